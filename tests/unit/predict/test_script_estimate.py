@@ -51,4 +51,4 @@ def test_a_single_rank_has_all_variables_of_torchrun() -> None:
     assert variables["WORLD_SIZE"] == variables["LOCAL_WORLD_SIZE"] == "1"
     assert variables["MASTER_ADDR"]
     assert 0 < int(variables["MASTER_PORT"]) < 65536
-    assert variables["LEGROOM_LONE_RANK"] == "/somewhere"
+    assert variables["LEGROOM_SINGLE_RANK"] == "/somewhere"

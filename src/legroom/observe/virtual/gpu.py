@@ -1,22 +1,22 @@
-"""A GPU of any size on a machine with none.
+"""A GPU of any size on a machine without one.
 
     with legroom.VirtualGPU("8GiB"):
         train()          # written for CUDA, unmodified
 
-The program's arithmetic runs on the CPU; `cuda` requests are served by CPU tensors whose storages count against a
-replayed caching allocator of the given size. When that is full, `torch.OutOfMemoryError` is raised at that very
-operation, with torch's wording. So a program's OOM, its handler and its leak are all real, on a laptop and in CI.
+The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storages count against a
+replayed caching allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError`
+with torch's message. So a program's out-of-memory errors, their handlers and its leaks are real on a laptop and in CI.
 
-One is active at a time, for the whole process: threads started meanwhile belong to it, and so do forked children
-(whose events go nowhere).
+One virtual GPU is active at a time, for the whole process, including threads that start meanwhile and forked children
+(whose events are discarded).
 """
 
 import contextlib
+import multiprocessing.spawn
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -31,57 +31,31 @@ from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.fake.fake_tensors import FakeTensors
-from legroom.observe.virtual.faults import Faults, Injected
-from legroom.observe.virtual.oom import report_out_of_memory
-from legroom.observe.virtual.patching import replaced
+from legroom.observe.virtual.host import VirtualDevice
+from legroom.observe.virtual.oom import Faults, InjectedFailure, report_out_of_memory
+from legroom.observe.virtual.patching import Replacement, replaced, table
 from legroom.observe.virtual.placement import (
-    Placement,
-    default_device_is_ours,
-    stand_ins_say_where,
+    PlacementMode,
+    cuda_default_device,
+    fake_tensors_report_device,
 )
-from legroom.observe.virtual.torch_api import optimizers
-from legroom.observe.virtual.torch_api.callbacks import in_callbacks_too
+from legroom.observe.virtual.torch_api.callbacks import mode_in_callbacks
 from legroom.observe.virtual.torch_api.cuda_api import patches
-from legroom.observe.virtual.torch_api.device_type import numbers_name_devices
-from legroom.observe.virtual.torch_api.distributed import SECONDS_TO_LET_GO, ranks_talk
-from legroom.observe.virtual.torch_api.lazy_modules import lazy_parameters_without_data
+from legroom.observe.virtual.torch_api.devices import integers_name_devices
+from legroom.observe.virtual.torch_api.distributed import GLOO_RELEASE_SECONDS, is_rank
+from legroom.observe.virtual.torch_api.functions import lazy_parameters_without_data
 from legroom.observe.virtual.torch_api.streams import current_stream_id
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(slots=True)
-class VirtualDevice:
-    """One pretended GPU."""
-
-    index: int
-    spec: GpuSpec
-    allocator: Allocator
-
-    @property
-    def name(self) -> str:
-        """What `torch.cuda.get_device_name()` answers."""
-        card = "" if self.spec.is_size else f" ({self.spec.name.upper()})"
-        return f"Legroom virtual GPU {self.index}{card}"
-
-    @property
-    def capacity(self) -> int:
-        """Total memory in bytes."""
-        return self.spec.total
-
-    @property
-    def context_bytes(self) -> int:
-        """Bytes that the CUDA context uses."""
-        return self.spec.context
-
-
 class VirtualGPU:
     """One or several virtual GPUs, as a context manager or a decorator.
 
     `gpus`: one per device, as for `--gpu`: a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is the memory that PyTorch can
-    use, or a name (`"t4"`); a single text may list several, `"8GiB,8GiB"`. `sink` receives every event. Allocator
-    settings come from `PYTORCH_ALLOC_CONF` / `PYTORCH_CUDA_ALLOC_CONF`.
+    use, or a name (`"t4"`). One string may list several: `"8GiB,8GiB"`. `sink` receives every event. Allocator
+    settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
     """
 
     _active: "VirtualGPU | None" = None
@@ -95,8 +69,8 @@ class VirtualGPU:
         fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
     ) -> None:
-        """The rest is for estimates. `rules`: count what CUDA's kernels take beyond their results, too. `fake_tensors`:
-        device tensors without data. `bounded=False`: never fail; the sizes are only what the devices say of themselves."""
+        """The other options are for estimates. `rules`: also count what CUDA kernels allocate in addition to their results.
+        `fake_tensors`: device tensors have no data. `bounded=False`: allocations never fail; the size is only reported."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [
@@ -107,7 +81,7 @@ class VirtualGPU:
         self.fake_tensors = fake_tensors
         self._rules = rules
         self.recorder = Recorder(
-            sink or _nowhere,
+            sink or _discard,
             self.devices,
             eager=True,
             stream_on=current_stream_id,
@@ -139,29 +113,31 @@ class VirtualGPU:
 
     def __enter__(self) -> "VirtualGPU":
         if VirtualGPU._active is not None:
-            raise UsageError("a virtual GPU is already active: leave it first, or give it several sizes")
+            raise UsageError(
+                "A virtual GPU is already active. Leave it first, or list several sizes: `VirtualGPU('8GiB,8GiB')`."
+            )
         with contextlib.ExitStack() as entering:
             VirtualGPU._active = self
             entering.callback(_deactivate)
             entering.enter_context(patches(self))
-            entering.enter_context(replaced(optimizers.replacements()))
-            entering.enter_context(numbers_name_devices())
-            entering.enter_context(default_device_is_ours())
+            entering.enter_context(replaced(_spawned_processes(self.devices)))
+            entering.enter_context(integers_name_devices())
+            entering.enter_context(cuda_default_device())
             entering.enter_context(_threads_follow(self))
             self.recorder.attach()
             entering.callback(self.recorder.detach)
             if self._rules is not None:
-                in_force = self._rules.installed(
+                installed = self._rules.installed(
                     lambda tensor: self.device_of(tensor) is not None, with_data=self.fake_tensors is None
                 )
-                entering.enter_context(in_force)
+                entering.enter_context(installed)
             if self.fake_tensors is not None:
                 entering.enter_context(self.fake_tensors.fake_modules())
-                entering.enter_context(stand_ins_say_where(self))
+                entering.enter_context(fake_tensors_report_device(self))
                 entering.enter_context(lazy_parameters_without_data())
-            entering.enter_context(in_callbacks_too(lambda: Placement(self, self.recorder)))
-            entering.enter_context(Placement(self, self.recorder))
-            _silence_forks(self.recorder)
+            entering.enter_context(mode_in_callbacks(lambda: PlacementMode(self, self.recorder)))
+            entering.enter_context(PlacementMode(self, self.recorder))
+            _discard_events_of_forks(self.recorder)
             self._exit = entering.pop_all()
         return self
 
@@ -178,22 +154,22 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """A thread of the program joins: its operations count too."""
-        with self.recorder.mode(), Placement(self, self.recorder):
+        """Count the operations of a thread that the program started."""
+        with self.recorder.mode(), PlacementMode(self, self.recorder):
             yield
 
-    # --- failing on purpose
+    # --- injecting failures
 
     @property
     def allocations(self) -> int:
-        """How many allocations have succeeded so far, on all devices."""
+        """Number of successful allocations so far, on all devices."""
         return self.recorder.allocations.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
-        """Let allocation `number` from now (1 is the next) run out of memory, and the `times - 1` after it.
+        """Make allocation `number` from now (1 is the next) run out of memory, and the `times - 1` after it.
 
-        The operation that asks raises `torch.OutOfMemoryError` as if the GPU were full. `device`: count and fail
-        there only. One set of faults at a time: a new one replaces it.
+        The operation raises `torch.OutOfMemoryError` as if the GPU were full. `device`: count and fail
+        on this device only. Calling it again replaces the previous faults.
         """
         if self._faults is not None:
             self._faults.disarm()
@@ -201,7 +177,7 @@ class VirtualGPU:
         self._faults = Faults([each.allocator for each in chosen], number, times)
         return self._faults
 
-    # --- what the torch.cuda API asks (see `host`)
+    # --- the `VirtualHost` of the replaced torch.cuda functions
 
     @property
     def current(self) -> int:
@@ -224,6 +200,16 @@ class VirtualGPU:
     def resized(self, storage: torch.UntypedStorage) -> None:
         self.recorder.storage_resized(storage)
 
+    @contextlib.contextmanager
+    def factories_on(self, index: int) -> Iterator[None]:
+        context = self.recorder.context
+        outer = context.factory_target
+        context.factory_target = index
+        try:
+            yield
+        finally:
+            context.factory_target = outer
+
     def empty_cache(self) -> None:
         for device in self.devices:
             device.allocator.empty_cache()
@@ -232,23 +218,23 @@ class VirtualGPU:
         self.devices[index].allocator.reset_peaks()
 
     def _out_of_memory(
-        self, recorder: Recorder, failure: AllocationFailed, device: int, place: OpLocation, op: str
+        self, recorder: Recorder, failure: AllocationFailed, device: int, location: OpLocation, op: str
     ) -> torch.OutOfMemoryError | None:
-        if not isinstance(failure, Injected) and recorder.wait_for_frees(
-            SECONDS_TO_LET_GO if ranks_talk() else 0.0
+        if not isinstance(failure, InjectedFailure) and recorder.wait_for_frees(
+            GLOO_RELEASE_SECONDS if is_rank() else 0.0
         ):
             self.devices[device].allocator.forgive()
             return None
-        return report_out_of_memory(recorder, failure, self.devices[device], place, op)
+        return report_out_of_memory(recorder, failure, self.devices[device], location, op)
 
 
 class _Selected(threading.local):
-    """The current device: each thread has its own, as in CUDA."""
+    """The current device. Each thread has its own, as in CUDA."""
 
     index = 0
 
 
-def _nowhere(event: Event) -> None:
+def _discard(event: Event) -> None:
     pass
 
 
@@ -258,7 +244,7 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
-    """Dispatch and function modes are per thread: give them to every thread started meanwhile."""
+    """Enter the dispatch and function modes, which are per thread, in every thread that is started meanwhile."""
     original = threading.Thread.run
 
     def run(thread: threading.Thread) -> None:
@@ -275,13 +261,45 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
         threading.Thread.run = original  # type: ignore[method-assign]
 
 
-def _silence_forks(recorder: Recorder) -> None:
-    """A forked child (a DataLoader worker) goes on computing; its events must not mix with the parent's."""
+def _discard_events_of_forks(recorder: Recorder) -> None:
+    """A forked child (a DataLoader worker) goes on computing. Its events must not mix with those of the parent."""
     reference = weakref.ref(recorder)
 
     def in_child() -> None:
         child: Any = reference()
         if child is not None:
-            child.allocations.sink = _nowhere
+            child.allocations.sink = _discard
 
     os.register_at_fork(after_in_child=in_child)
+
+
+def _spawned_processes(devices: Iterable[VirtualDevice]) -> Iterable[Replacement]:
+    """Processes that the script spawns (`torch.multiprocessing.spawn`, spawned DataLoader workers) have virtual GPUs too.
+
+    A spawned process imports the script again before it does anything else, so it must have its GPUs by then. It first
+    unpickles a dictionary of preparation data. One more entry in it enters a virtual GPU when it is unpickled.
+    Every process has devices of the full size, because processes do not see each other's memory here. Its events are discarded.
+    """
+    original = multiprocessing.spawn.get_preparation_data
+    gpus = _EnterWhenUnpickled([device.spec for device in devices])
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), "legroom": gpus}
+
+    spawn: Any = multiprocessing.spawn
+    return table(spawn, {"get_preparation_data": get_preparation_data})
+
+
+class _EnterWhenUnpickled:
+    """Enters virtual GPUs in the process that unpickles it, until that process exits."""
+
+    def __init__(self, gpus: list[GpuSpec]) -> None:
+        self._gpus = gpus
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return enter_in_spawned_process, tuple(self._gpus)
+
+
+def enter_in_spawned_process(*gpus: GpuSpec) -> None:
+    if VirtualGPU._active is None:
+        VirtualGPU(*gpus).__enter__()

@@ -1,41 +1,34 @@
-"""The out-of-memory error of a virtual GPU: torch's own type, wording and figures, and the record of it."""
+"""Out-of-memory errors of a virtual GPU: with torch's type and message, recorded, and injected on purpose.
+
+A training step makes a known number of allocations. Failing the first, the second and so on to the last shows whether an error
+handler works wherever memory runs out; waiting for a full GPU tests one allocation only.
+"""
 
 import sys
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
+from legroom.errors import UsageError
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.annotations import ForwardProgress, HolderCoverage
 from legroom.memory.events import Oom, Phase
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames
-from legroom.observe.virtual.torch_api.memory import out_of_memory as tell_observers
+from legroom.observe.virtual.host import VirtualDevice
+from legroom.observe.virtual.torch_api.memory import call_oom_observers
 from legroom.units import GiB, KiB, MiB
 
 
-class Device(Protocol):
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def context_bytes(self) -> int: ...
-
-    @property
-    def allocator(self) -> Allocator: ...
-
-
 def report_out_of_memory(
-    recorder: Recorder, failure: AllocationFailed, device: Device, place: OpLocation, op: str
+    recorder: Recorder, failure: AllocationFailed, device: VirtualDevice, location: OpLocation, op: str
 ) -> torch.OutOfMemoryError:
-    """Record an allocation that failed (who holds what, at this very moment) and give the error to raise."""
-    message = wording(failure, device)
+    """Record a failed allocation with everything that retains memory at this moment, and return the error to raise."""
+    message = oom_message(failure, device)
     free = device.capacity - device.context_bytes - device.allocator.reserved
-    tell_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
+    call_oom_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
     frame = sys._getframe(1)
     try:
         holding = survey_holders(frame, recorder.measure)
@@ -46,14 +39,14 @@ def report_out_of_memory(
                 recorder.allocations.seconds, device.index, failure.requested, device.capacity,
                 min(allocator.limit or device.capacity, device.capacity), allocator.allocated, allocator.reserved,
                 allocator.cached, allocator.fragmented, allocator.largest_free_block, device.context_bytes,
-                recorder.clock.step, place.phase, place.module, place.frame, op, message,
+                recorder.clock.step, location.phase, location.module, location.frame, op, message,
             )
         )  # fmt: skip
-        holders = holding.holders(_allocated_in_this_step(recorder), place.module)
+        holders = holding.holders(_allocated_in_this_step(recorder), location.module)
         for holder in holders.largest:
             recorder.emit(holder)
         recorder.emit(HolderCoverage(recorder.allocations.seconds, holders.total_bytes))
-        if place.phase is Phase.FORWARD and recorder.modules.progress is not None:
+        if location.phase is Phase.FORWARD and recorder.modules.progress is not None:
             recorder.emit(ForwardProgress(recorder.allocations.seconds, recorder.modules.progress))
     finally:
         del frame
@@ -63,13 +56,13 @@ def report_out_of_memory(
 def _allocated_in_this_step(recorder: Recorder) -> list[StepStorage]:
     return [
         StepStorage(key, live.block.size, live.frame, live.phase is Phase.BACKWARD)
-        for key, live in list(recorder.live.items())  # a storage may die meanwhile
+        for key, live in list(recorder.live.items())  # a storage may be freed meanwhile
         if live.block is not None and live.step == recorder.clock.step
     ]
 
 
-def wording(failure: AllocationFailed, device: Device) -> str:
-    """As torch 2.11 says it (read off a real GPU)."""
+def oom_message(failure: AllocationFailed, device: VirtualDevice) -> str:
+    """The message of torch 2.11, copied from a real GPU."""
     allocator = device.allocator
     in_use = allocator.reserved + device.context_bytes
     limit = allocator.limit
@@ -93,3 +86,46 @@ def _size(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.2f} {name}"
     return f"{size} bytes"
+
+
+class InjectedFailure(AllocationFailed):
+    """A failure that was requested. It is not retried, however much memory is free."""
+
+
+class Faults:
+    """Makes allocation `number` from now fail, and the `times - 1` allocations after it."""
+
+    def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
+        if number < 1 or times < 1:
+            raise UsageError(
+                f"Allocations are counted from 1, but got number={number}, times={times}. "
+                "`fail_allocation(1)` fails the next one."
+            )
+        self._allocators: list[Any] = list(allocators)
+        self._first, self._last, self._count = number, number + times - 1, 0
+        for allocator in self._allocators:
+            allocator.malloc = self._counting(allocator)
+
+    @property
+    def happened(self) -> bool:
+        """Whether the first of these allocations has failed."""
+        return self._count >= self._first
+
+    def disarm(self) -> None:
+        """Stop failing allocations."""
+        for allocator in self._allocators:
+            vars(allocator).pop("malloc", None)
+        self._allocators = []
+
+    def _counting(self, allocator: Allocator) -> Any:
+        original = allocator.malloc
+
+        def malloc(size: int, stream: int = 0) -> Any:
+            self._count += 1
+            if self._count >= self._last:
+                self.disarm()
+            if self._count < self._first:
+                return original(size, stream)
+            raise InjectedFailure(size, size)
+
+        return malloc

@@ -1,11 +1,11 @@
-"""Attributes of torch's modules and classes, replaced for a while and put back exactly.
+"""Replaces attributes of modules and classes for a while, and restores them exactly.
 
-Everything that a virtual GPU answers is written as tables (owner, name, value). A name that this version of torch
+All replacements of a virtual GPU are tables of owner, name and value. A name that this version of torch
 does not have is skipped, unless the table says to add it: a CPU build lacks the C functions that torch's own Python
-code calls, and adding those lets that code run unchanged, with its own argument handling and its own errors.
+code calls, and adding them lets that code run unchanged, with its own argument handling and errors.
 
-Libraries are imported while a script runs, and keep what they import. So a function that stands in for another one
-is that other one again afterwards, also for those who hold it.
+Libraries that are imported while a script runs keep the functions that they import. So a replaced function calls the
+original again once the replacement has ended.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ _ABSENT = object()
 
 
 class Replacement(NamedTuple):
-    """One attribute and what stands in for it."""
+    """One attribute and its temporary value."""
 
     owner: Any
     """A module or a class."""
     name: str
     value: Any
     add: bool = False
-    """Set it even where torch has no such name."""
+    """Set the attribute even if the owner does not have it."""
 
 
 def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[Replacement]:
-    """A table of replacements in one module or class; empty where `owner` is None."""
+    """Replacements in one module or class; empty if `owner` is None."""
     return (
         [Replacement(owner, name, value, add) for name, value in values.items()] if owner is not None else []
     )
@@ -40,23 +40,23 @@ def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[R
 
 @contextlib.contextmanager
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Within the block the replacements are in place; after it, however it ends, everything is as it was."""
+    """Apply the replacements within the block and restore every attribute after it, also after an error."""
     undo: list[tuple[Any, str, Any]] = []
-    is_in_place = [True]
+    is_active = [True]
     try:
         for owner, name, value, add in replacements:
             if not add and not hasattr(owner, name):
                 continue
             # From the owner's own dictionary: an inherited attribute must be deleted again, not copied down, and
-            # a static method must come back as the object that it was.
+            # a static method must be restored as the same object.
             before = vars(owner).get(name, _ABSENT)
             if isinstance(owner, ModuleType) and inspect.isroutine(before) and inspect.isroutine(value):
-                value = _standing_in(value, before, is_in_place)
+                value = _while_active(value, before, is_active)
             setattr(owner, name, value)
             undo.append((owner, name, before))
         yield
     finally:
-        is_in_place.clear()
+        is_active.clear()
         for owner, name, before in reversed(undo):
             if before is not _ABSENT:
                 setattr(owner, name, before)
@@ -65,19 +65,19 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 def optional_module(name: str) -> Any:
-    """A module of torch that some version may lack; None there. Property modules give the module they wrap."""
+    """A module that some versions of torch lack, or None. For a property module, the module that it wraps."""
     try:
         module = importlib.import_module(name)
     except ImportError:
         return None
-    # torch.backends.cudnn and friends put an object with properties in their own place; what their functions look
-    # names up in is the module inside it.
+    # torch.backends.cudnn and others replace themselves in sys.modules with an object that has properties. Their functions look
+    # names up in the module inside it.
     inner = vars(module).get("m")
     return inner if isinstance(inner, ModuleType) else module
 
 
 def answer(value: Any = None) -> Callable[..., Any]:
-    """A function that takes anything and returns `value`."""
+    """A function that accepts any arguments and returns `value`."""
 
     def answered(*_arguments: Any, **_options: Any) -> Any:
         return value
@@ -86,28 +86,28 @@ def answer(value: Any = None) -> Callable[..., Any]:
 
 
 def once_warner() -> Callable[[str], None]:
-    """A function that warns with a sentence the first time it is given it, wherever that is."""
+    """A function that issues each warning once."""
 
     @functools.cache
-    def warn(sentence: str) -> None:
-        warnings.warn(sentence, stacklevel=_frames_to_user())
+    def warn(message: str) -> None:
+        warnings.warn(message, stacklevel=_frames_to_user())
 
     return warn
 
 
 def _frames_to_user() -> int:
-    """How far up the caller is that is neither ours nor the cache's: the line that the warning is about."""
+    """The stack level of the first caller outside of this package: the line that the warning is about."""
     depth, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("legroom.observe.virtual"):
         depth, frame = depth + 1, frame.f_back
     return depth - 1
 
 
-def _standing_in(value: Callable[..., Any], original: Callable[..., Any], is_in_place: list[bool]) -> Any:
-    """`value` while the replacement is in place, `original` afterwards; with the original's name and help text."""
+def _while_active(value: Callable[..., Any], original: Callable[..., Any], is_active: list[bool]) -> Any:
+    """A function with the name and docstring of `original` that calls `value` while the replacement is active."""
 
     @functools.wraps(original)
-    def stand_in(*arguments: Any, **options: Any) -> Any:
-        return (value if is_in_place else original)(*arguments, **options)
+    def replacement(*arguments: Any, **options: Any) -> Any:
+        return (value if is_active else original)(*arguments, **options)
 
-    return stand_in
+    return replacement

@@ -1,11 +1,11 @@
-"""Serves `cuda` device requests with CPU tensors that stand for device memory.
+"""The function mode that places tensors on virtual devices.
 
-A function mode answers what a tensor says of its device and rewrites calls that name one. The arithmetic is the
-CPU's own, so results are bit-identical to the same program on the CPU.
+The mode returns the virtual device of a tensor and rewrites calls that name a device. The CPU computes, so results are bit-identical
+to the same program on the CPU.
 
-Inside a torch function that is written in Python the mode is off (torch switches it off to run the body), and
-that body consistently sees CPU tensors; results without tensor inputs made there are placed where the arguments
-live. Where such a body calls the user's code back, `callbacks` switches the mode on again.
+Inside a torch function that is written in Python the mode is off (torch disables it while the body runs), and
+the body sees CPU tensors. Tensors that it creates without tensor inputs are placed on the device of the arguments.
+If the body calls user code, `callbacks` enables the mode again.
 """
 
 import contextlib
@@ -24,25 +24,25 @@ from torch.utils import _device as _device_module
 from legroom.memory.events import Category
 from legroom.observe.dispatch.device_placement import HOST
 from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, replaced, table
-from legroom.observe.virtual.protocols import Host
 from legroom.observe.virtual.torch_api.pinned import count_as_pinned
 
 Tensor = torch.Tensor
 
 
-class Placement(TorchFunctionMode):
+class PlacementMode(TorchFunctionMode):
     """The function mode of one thread."""
 
-    def __init__(self, host: Host, recorder: Recorder) -> None:
+    def __init__(self, host: VirtualHost, recorder: Recorder) -> None:
         super().__init__()
         self._host = host
         self.recorder = recorder
-        said_by: Any = Tensor  # its properties, as the descriptors that a function mode is handed
+        properties: Any = Tensor  # a function mode receives the descriptors of properties
         self._handlers: dict[Any, Callable[..., Any]] = {
-            said_by.device.__get__: self._device,
-            said_by.is_cuda.__get__: self._is_cuda,
-            said_by.is_cpu.__get__: lambda tensor: self.where(tensor) is None and tensor.is_cpu,
+            properties.device.__get__: self._device,
+            properties.is_cuda.__get__: self._is_cuda,
+            properties.is_cpu.__get__: lambda tensor: self.device_index(tensor) is None and tensor.is_cpu,
             Tensor.get_device: self._get_device,
             Tensor.to: self._to,
             Tensor.cuda: self._cuda,
@@ -56,14 +56,14 @@ class Placement(TorchFunctionMode):
             Tensor.new_tensor: self._new_tensor,
             Tensor.__deepcopy__: self._deepcopy,
             Tensor.__repr__: self._repr,
-            said_by.grad.__set__: self._set_grad,
+            properties.grad.__set__: self._set_grad,
             torch._VF._pack_padded_sequence: self._pack,
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
         }
-        # Private: it reads the arguments of `Module.to`. A torch without it reads them elsewhere, and nothing is lost.
+        # Private: it parses the arguments of `Module.to`. Versions of torch without it parse them elsewhere.
         if (parse := getattr(torch._C._nn, "_parse_to", None)) is not None:
-            self._handlers[parse] = functools.partial(_read_arguments, parse)
+            self._handlers[parse] = functools.partial(_parse_to_arguments, parse)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -74,41 +74,41 @@ class Placement(TorchFunctionMode):
                 return handler(*args, **kwargs) if kwargs else handler(*args)
             if kwargs:
                 if kwargs.get("device") is not None or kwargs.get("pin_memory"):
-                    return self._made_on(func, args, dict(kwargs))
+                    return self._create(func, args, dict(kwargs))
                 if kwargs.get("generator") is not None and _device_module.CURRENT_DEVICE is None:
-                    self._check_generator(kwargs["generator"], self._where_of_first(args))
+                    self._check_generator(kwargs["generator"], self._device_of_first(args))
             if _device_module.CURRENT_DEVICE is not None and func in _constructors():
-                return self._made_on(func, args, {**(kwargs or {}), "device": _device_module.CURRENT_DEVICE})
+                return self._create(func, args, {**(kwargs or {}), "device": _device_module.CURRENT_DEVICE})
             if isinstance(
                 func, HigherOrderOperator
-            ):  # it would ask fake tensors for a say of their own, which they have not
+            ):  # these call `__torch_function__` of fake tensors, which have none
                 with torch._C.DisableTorchFunctionSubclass():
-                    return self._inside(func, args, kwargs)
-            return self._inside(func, args, kwargs)
+                    return self._run(func, args, kwargs)
+            return self._run(func, args, kwargs)
         except BaseException:
-            # The traceback will hold this frame: let it hold no tensors.
+            # The traceback keeps this frame alive, which must not keep tensors alive.
             args = ()
             kwargs = None
             raise
 
-    # --- what a tensor says of itself
+    # --- the device of a tensor
 
-    def where(self, tensor: Any) -> int | None:
+    def device_index(self, tensor: Any) -> int | None:
         return self.recorder.device_of(tensor)
 
     def _device(self, tensor: Any) -> torch.device:
-        index = self.where(tensor)
+        index = self.device_index(tensor)
         return tensor.device if index is None else torch.device("cuda", index)
 
     def _is_cuda(self, tensor: Any) -> bool:
-        return self.where(tensor) is not None
+        return self.device_index(tensor) is not None
 
     def _get_device(self, tensor: Any) -> int:
-        index = self.where(tensor)
+        index = self.device_index(tensor)
         return -1 if index is None else index
 
     def _type(self, tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        index = self.where(tensor)
+        index = self.device_index(tensor)
         if dtype is None:
             name = tensor.type()
             return name if index is None else name.replace("torch.", "torch.cuda.")
@@ -125,17 +125,17 @@ class Placement(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _repr(self, tensor: Any, **kwargs: Any) -> str:
-        index = self.where(tensor)
+        index = self.device_index(tensor)
         with replaced(() if index is None else _device_in_text(index)):
             text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
         return text
 
     def _numpy(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_numpy(tensor)
+        self._reject_numpy(tensor)
         return tensor.numpy(*args, **kwargs)
 
     def _array(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_numpy(tensor)
+        self._reject_numpy(tensor)
         return tensor.__array__(*args, **kwargs)
 
     def _tolist(self, tensor: Any) -> Any:
@@ -144,8 +144,8 @@ class Placement(TorchFunctionMode):
             return fake_tensors.tolist(tensor)
         return tensor.tolist()
 
-    def _refuse_numpy(self, tensor: Any) -> None:
-        index = self.where(tensor)
+    def _reject_numpy(self, tensor: Any) -> None:
+        index = self.device_index(tensor)
         if index is not None:
             raise TypeError(
                 f"can't convert cuda:{index} device type tensor to numpy. "
@@ -153,18 +153,18 @@ class Placement(TorchFunctionMode):
             )
 
     def _set_grad(self, tensor: Any, gradient: Any) -> None:
-        if isinstance(gradient, Tensor) and self.where(gradient) != self.where(tensor):
+        if isinstance(gradient, Tensor) and self.device_index(gradient) != self.device_index(tensor):
             raise RuntimeError("assigned grad has data located on a different device")
         tensor.grad = gradient
 
     def _pack(self, data: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        index = self.where(lengths)
+        index = self.device_index(lengths)
         if index is not None:
             raise RuntimeError(
                 "'lengths' argument should be a 1D CPU int64 tensor, "
                 f"but got {lengths.dim()}D cuda:{index} {lengths.type().removeprefix('torch.').removesuffix('Tensor')} tensor"
             )
-        return self._inside(torch._VF._pack_padded_sequence, (data, lengths, *args), kwargs)
+        return self._run(torch._VF._pack_padded_sequence, (data, lengths, *args), kwargs)
 
     # --- moving
 
@@ -174,7 +174,7 @@ class Placement(TorchFunctionMode):
         if args and isinstance(args[0], Tensor):
             other, args = args[0], args[1:]
         if other is not None:
-            there = self.where(other)
+            target = self.device_index(other)
             kwargs["dtype"] = other.dtype
         else:
             named = kwargs.pop("device", None)
@@ -182,14 +182,14 @@ class Placement(TorchFunctionMode):
                 named, args = args[0], args[1:]
             elif args and args[0] is None:
                 args = args[1:]
-            if named is not None and not self._is_ours_or_cpu(named):
+            if named is not None and not self._is_cuda_or_cpu(named):
                 return tensor.to(named, *args, **kwargs)
-            there = self.where(tensor) if named is None else self._index(named)
+            target = self.device_index(tensor) if named is None else self._index(named)
         if args and isinstance(args[0], torch.dtype):
             kwargs["dtype"], args = args[0], args[1:]
         for name, value in zip(("non_blocking", "copy"), args, strict=False):
             kwargs[name] = value
-        return self._move(tensor, there, kwargs)
+        return self._move(tensor, target, kwargs)
 
     def _cuda(
         self,
@@ -198,53 +198,53 @@ class Placement(TorchFunctionMode):
         non_blocking: bool = False,
         memory_format: Any = torch.preserve_format,
     ) -> Any:
-        there = self._host.current if device is None else self._index(device)
-        return self._move(tensor, there, {"memory_format": memory_format})
+        target = self._host.current if device is None else self._index(device)
+        return self._move(tensor, target, {"memory_format": memory_format})
 
     def _cpu(self, tensor: Any, memory_format: Any = torch.preserve_format) -> Any:
         return self._move(tensor, None, {"memory_format": memory_format})
 
-    def _move(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
+    def _move(self, tensor: Any, target: int | None, options: dict[str, Any]) -> Any:
         options.pop("non_blocking", None)
-        if self.where(tensor) == there:
+        if self.device_index(tensor) == target:
             dtype = options.pop("dtype", None)
             return tensor.to(tensor.dtype if dtype is None else dtype, **options)
         options["copy"] = True
         if torch.is_grad_enabled() and tensor.requires_grad:
-            return _Move.apply(tensor, self, there, options)  # type: ignore[no-untyped-call]
-        return self._copy(tensor, there, options)
+            return _Move.apply(tensor, self, target, options)  # type: ignore[no-untyped-call]
+        return self._copy(tensor, target, options)
 
-    def _copy(self, tensor: Any, there: int | None, options: dict[str, Any]) -> Any:
+    def _copy(self, tensor: Any, target: int | None, options: dict[str, Any]) -> Any:
         fake_tensors = self.recorder.fake_tensors
-        if there is None and fake_tensors is not None:
+        if target is None and fake_tensors is not None:
             return fake_tensors.to_host(tensor, **options)
-        category = None if there is None else self.recorder.categories.category_of_copy(tensor)
-        return self._placed(there, category, Tensor.to, (tensor, "cpu"), options)
+        category = None if target is None else self.recorder.categories.category_of_copy(tensor)
+        return self._placed(target, category, Tensor.to, (tensor, "cpu"), options)
 
     def _deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
-        there = self.where(tensor)
+        target = self.device_index(tensor)
         if isinstance(tensor, FakeTensor):
-            return self._deepcopy_without_data(tensor, there, memo)
-        if there is None:
+            return self._deepcopy_without_data(tensor, target, memo)
+        if target is None:
             return tensor.__deepcopy__(memo)
         category = self.recorder.categories.category_of_copy(tensor)
-        copied = self._placed(there, category, Tensor.__deepcopy__, (tensor, memo), {})
-        self._claim(copied, there, category)
+        copied = self._placed(target, category, Tensor.__deepcopy__, (tensor, memo), {})
+        self._register(copied, target, category)
         return copied
 
-    def _deepcopy_without_data(self, tensor: Any, there: int | None, memo: dict[int, Any]) -> Any:
-        """torch would copy what such a tensor belongs to as well, and its views would be no views any more."""
+    def _deepcopy_without_data(self, tensor: Any, target: int | None, memo: dict[int, Any]) -> Any:
+        """torch would also copy the fake mode of the tensor, and views would no longer be views."""
         fake_tensors = self.recorder.fake_tensors
         if fake_tensors is None:
             return tensor.__deepcopy__(memo)
         shape = {"size": tensor.shape, "stride": tensor.stride(), "dtype": tensor.dtype}
         with torch.no_grad():
-            if there is None:
+            if target is None:
                 with fake_tensors.mode:
                     made = torch.empty_strided(**shape)
             else:
-                role = self.recorder.categories.category_of_copy(tensor)
-                made = self._placed(there, role, torch.empty_strided, (), {**shape, "device": "cpu"})
+                category = self.recorder.categories.category_of_copy(tensor)
+                made = self._placed(target, category, torch.empty_strided, (), {**shape, "device": "cpu"})
         if isinstance(tensor, torch.nn.Parameter):
             made = torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
         else:
@@ -252,41 +252,41 @@ class Placement(TorchFunctionMode):
         memo[id(tensor)] = made
         return made
 
-    # --- making
+    # --- creating
 
-    def _made_on(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if kwargs.pop("pin_memory", False):  # host memory is host memory, but says that it is pinned
-            made = self._made_on(func, args, kwargs)
+    def _create(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs.pop("pin_memory", False):  # ordinary host memory, for which `is_pinned()` is True
+            made = self._create(func, args, kwargs)
             count_as_pinned(made)
             return made
         named = kwargs.get("device")
-        if named is None or not self._is_ours_or_cpu(named):
+        if named is None or not self._is_cuda_or_cpu(named):
             return func(*args, **kwargs)
-        there = self._index(named)
+        target = self._index(named)
         if kwargs.get("generator") is not None:
-            self._check_generator(kwargs["generator"], there)
-        # It keeps the tensors it is given: they must be the device's own.
-        if there is not None and func in _SPARSE:
+            self._check_generator(kwargs["generator"], target)
+        # The result contains its arguments, so they must be on the device.
+        if target is not None and func in _SPARSE:
             args = tuple(self._to(value, named) if isinstance(value, Tensor) else value for value in args)
         kwargs["device"] = "cpu"
-        made = self._placed(there, None, func, args, kwargs)
-        if there is not None:
-            self._claim(made, there)
+        made = self._placed(target, None, func, args, kwargs)
+        if target is not None:
+            self._register(made, target)
         return made
 
     def _new(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """The oldest way to make a tensor like another one, of sizes or of values."""
-        made = self._inside(Tensor.new, (tensor, *args), kwargs)
-        index = self.where(tensor)
+        """`Tensor.new`, from sizes or from values."""
+        made = self._run(Tensor.new, (tensor, *args), kwargs)
+        index = self.device_index(tensor)
         if index is not None:
-            self._claim(made, index, Category.TEMPORARY)
+            self._register(made, index, Category.TEMPORARY)
         return made
 
     def _new_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        index = self.where(tensor)
+        index = self.device_index(tensor)
         if index is None or kwargs.get("device") is not None:
-            return self._made_on(Tensor.new_tensor, (tensor, *args), kwargs)
-        return self._made_on(Tensor.new_tensor, (tensor, *args), {**kwargs, "device": index})
+            return self._create(Tensor.new_tensor, (tensor, *args), kwargs)
+        return self._create(Tensor.new_tensor, (tensor, *args), {**kwargs, "device": index})
 
     def _as_tensor(self, data: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs = dict(kwargs)
@@ -299,8 +299,8 @@ class Placement(TorchFunctionMode):
         made = torch.as_tensor(data, *args, **kwargs)
         return made if named is None else self._to(made, named)
 
-    def _inside(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run a torch function: what it makes from nothing lives where its arguments live."""
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Run a torch function. Tensors that it creates without tensor inputs are placed on the device of its arguments."""
         context = self.recorder.context
         outer = context.factory_target, context.call
         context.factory_target, context.call = HOST, (func, args, kwargs)
@@ -308,7 +308,7 @@ class Placement(TorchFunctionMode):
             if isinstance(value, list | tuple) and value:
                 value = value[0]
             if isinstance(value, Tensor):
-                index = self.where(value)
+                index = self.device_index(value)
                 if index is not None:
                     context.factory_target = index
                     break
@@ -318,17 +318,17 @@ class Placement(TorchFunctionMode):
         try:
             return func(*args, **kwargs) if kwargs else func(*args)
         except BaseException:
-            args = ()  # the traceback will hold this frame
+            args = ()  # the traceback keeps this frame alive
             kwargs = None
             raise
         finally:
             context.factory_target, context.call = outer
 
-    # --- the parts above in common
+    # --- shared by the above
 
     def _placed(
         self,
-        there: int | None,
+        target: int | None,
         category: Category | None,
         func: Any,
         args: tuple[Any, ...],
@@ -336,37 +336,37 @@ class Placement(TorchFunctionMode):
     ) -> Any:
         context = self.recorder.context
         outer = context.target, context.category
-        context.target, context.category = (HOST if there is None else there), category
+        context.target, context.category = (HOST if target is None else target), category
         try:
             return func(*args, **kwargs)
         finally:
             context.target, context.category = outer
 
-    def _claim(self, made: Any, there: int, category: Category | None = None) -> None:
-        """Mark results whose memory no operation reported (`torch.tensor`, storage copies)."""
+    def _register(self, made: Any, target: int, category: Category | None = None) -> None:
+        """Register results whose memory no operation reported (`torch.tensor`, storage copies)."""
         if isinstance(made, Tensor):
             if made.layout is torch.strided:
-                self.recorder.register_storage(made.untyped_storage(), there, category or Category.INPUT)
+                self.recorder.register_storage(made.untyped_storage(), target, category or Category.INPUT)
         elif isinstance(made, tuple | list):
             for item in made:
-                self._claim(item, there, category)
+                self._register(item, target, category)
 
-    def _where_of_first(self, args: tuple[Any, ...]) -> int | None:
-        return self.where(args[0]) if args and isinstance(args[0], Tensor) else None
+    def _device_of_first(self, args: tuple[Any, ...]) -> int | None:
+        return self.device_index(args[0]) if args and isinstance(args[0], Tensor) else None
 
-    def _check_generator(self, generator: torch.Generator, there: int | None) -> None:
-        expected, found = "cpu" if there is None else "cuda", generator.device.type
+    def _check_generator(self, generator: torch.Generator, target: int | None) -> None:
+        expected, found = "cpu" if target is None else "cuda", generator.device.type
         if expected != found:
             raise RuntimeError(f"Expected a '{expected}' device type for generator but found '{found}'")
 
-    def _is_ours_or_cpu(self, named: Any) -> bool:
+    def _is_cuda_or_cpu(self, named: Any) -> bool:
         if isinstance(named, int):
             return True
         kind = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
         return kind in ("cuda", "cpu")
 
     def _index(self, named: Any) -> int | None:
-        """A device as any call may name it → its index, None for the host."""
+        """The index of a device that a call names in any form; None for the host."""
         if isinstance(named, int):
             index: int | None = named
         else:
@@ -382,24 +382,24 @@ class Placement(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def stand_ins_say_where(host: Host) -> Iterator[None]:
-    """A tensor without data has a `device` property of its own, which no function mode sees."""
+def fake_tensors_report_device(host: VirtualHost) -> Iterator[None]:
+    """Replace the `device` property of fake tensors, which bypasses function modes."""
     original: Any = FakeTensor.device
 
     def device(tensor: Any) -> torch.device:
-        if torch._C._is_torch_function_mode_enabled() and is_on():
+        if torch._C._is_torch_function_mode_enabled() and is_placement_active():
             index = host.device_of(tensor)
             if index is not None:
                 return torch.device("cuda", index)
-        place: torch.device = original.__get__(tensor)
-        return place
+        real: torch.device = original.__get__(tensor)
+        return real
 
     with replaced(table(FakeTensor, {"device": property(device, original.fset)})):
         yield
 
 
-def _read_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Of `Module.to`: a device is named, perhaps by its number alone, and nothing is made on it."""
+def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Parse the arguments of `Module.to`, in which a device may be an integer."""
     if args and type(args[0]) is int:
         args = (torch.device("cuda", args[0]), *args[1:])
     if type(options.get("device")) is int:
@@ -408,13 +408,13 @@ def _read_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -> An
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """torch's printing adds the device itself, where a line has room for it. Without its private function, none."""
+    """torch's printing appends the device. Without this private function, no device is printed."""
     printing: Any = torch._tensor_str
-    plain = getattr(printing, "_add_suffixes", None)
+    original = getattr(printing, "_add_suffixes", None)
 
     def add(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> Any:
-        assert plain is not None
-        return plain(text, [f"device='cuda:{index}'", *suffixes], *args, **kwargs)
+        assert original is not None
+        return original(text, [f"device='cuda:{index}'", *suffixes], *args, **kwargs)
 
     return table(printing, {"_add_suffixes": add})
 
@@ -430,30 +430,32 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """A copy between devices whose gradient travels back (between CPU tensors torch would leave it where it is)."""
+    """A copy between devices whose gradient is copied back. For CPU tensors torch would not move it."""
 
     @staticmethod
     def forward(
-        ctx: Any, tensor: Any, placement: Placement, there: int | None, options: dict[str, Any]
+        ctx: Any, tensor: Any, placement: PlacementMode, target: int | None, options: dict[str, Any]
     ) -> Any:
-        ctx.placement, ctx.here, ctx.dtype = placement, placement.where(tensor), tensor.dtype
-        return placement._copy(tensor, there, options)
+        ctx.placement, ctx.source, ctx.dtype = placement, placement.device_index(tensor), tensor.dtype
+        return placement._copy(tensor, target, options)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        with torch._C.DisableTorchFunction():  # the mode is on in a backward pass, and this is its own work
-            return ctx.placement._move(gradients[0], ctx.here, {"dtype": ctx.dtype}), None, None, None
+        with torch._C.DisableTorchFunction():  # the mode is on in a backward pass
+            return ctx.placement._move(gradients[0], ctx.source, {"dtype": ctx.dtype}), None, None, None
 
 
 @contextlib.contextmanager
-def default_device_is_ours() -> Iterator[None]:
-    """A default device is a mode of torch's own that names it in every call. `with torch.device("cuda")` puts it
-    above ours, which serves the call; `torch.set_default_device("cuda")` puts it below, where it would ask for a real
-    device: there it passes the call on, and `Placement` reads the default itself."""
+def cuda_default_device() -> Iterator[None]:
+    """Make `cuda` work as the default device.
+
+    A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters it
+    above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters it below, where it would create tensors on a real
+    device. There it leaves the call unchanged, and `PlacementMode` reads the default itself."""
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if mode.device.type == "cuda" and not is_on():
+        if mode.device.type == "cuda" and not is_placement_active():
             return func(*args, **(kwargs or {}))
         return original(mode, func, types, args, kwargs)  # type: ignore[no-untyped-call]
 
@@ -462,19 +464,19 @@ def default_device_is_ours() -> Iterator[None]:
         try:
             yield
         finally:
-            if before != _device_module.CURRENT_DEVICE:  # it may name a device that is about to vanish
+            if before != _device_module.CURRENT_DEVICE:  # it may name a virtual device
                 torch.set_default_device(before)
 
 
 def _constructors() -> Any:
-    """The functions that make tensors from nothing, as torch's own default device knows them."""
+    """The functions that torch's default device applies to."""
     return _device_module._device_constructors()
 
 
-def is_on() -> bool:
-    """Whether a `Placement` will see the next torch call of this thread."""
+def is_placement_active() -> bool:
+    """Whether a `PlacementMode` handles the next torch call of this thread."""
     stack = getattr(overrides, "_get_current_function_mode_stack", None)
-    return stack is not None and any(isinstance(mode, Placement) for mode in stack())
+    return stack is not None and any(isinstance(mode, PlacementMode) for mode in stack())
 
 
 def _invalid_ordinal() -> RuntimeError:

@@ -1,12 +1,12 @@
-"""One rank of many, traced alone: its process group has all the ranks it should have, and none of them is there.
+"""One rank traced alone, with a process group of the full world size and no other ranks.
 
-A rank's memory depends on how many ranks there are (shards, shares of a batch, stages) and hardly on what they say. So for
-an estimate nobody needs to come: torch's own fake group answers every collective at once and moves nothing. Only objects
-that one rank decides on and broadcasts (a plan, a path) matter: LEGROOM_LONE_RANK names a folder where the rank that
-sends them leaves them, for those that are traced after it.
+The memory of a rank depends on the world size (shards, parts of a batch, stages) and hardly on the data it receives. So an
+estimate needs no other ranks: torch's fake process group completes every collective at once and moves nothing. Only objects
+that one rank creates and broadcasts (a plan, a path) matter: LEGROOM_SINGLE_RANK names a folder in which the sending rank stores
+them for the ranks that are traced after it.
 
-The fake group lives among torch's testing tools. Where a version has none, one rank of one is traced instead: what
-shards would save is then not seen.
+The fake process group is one of torch's testing tools. Without it, rank 0 of 1 is traced instead, so the savings of
+sharding are not visible.
 """
 
 import contextlib
@@ -21,33 +21,34 @@ import torch
 
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
-VARIABLE = "LEGROOM_LONE_RANK"
+VARIABLE = "LEGROOM_SINGLE_RANK"
+"""Environment variable: the folder for broadcast objects."""
 
 
-def is_wanted() -> bool:
+def is_enabled() -> bool:
     return bool(os.environ.get(VARIABLE)) and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def replacements() -> Iterable[Replacement]:
-    """Groups, stores and meetings of a rank that is alone."""
+    """Process groups, stores and rendezvous for a rank without peers."""
     distributed = optional_module("torch.distributed")
     c10d = optional_module("torch.distributed.distributed_c10d")
-    plain_init = getattr(c10d, "init_process_group", None)
-    plain_group = getattr(c10d, "new_group", None)
-    if plain_init is None or plain_group is None:
+    original_init = getattr(c10d, "init_process_group", None)
+    original_group = getattr(c10d, "new_group", None)
+    if original_init is None or original_group is None:
         return
     store = _fake_store()
     rank, size = (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if store is not None else (0, 1)
     backend = "fake" if store is not None else "gloo"
 
-    @functools.wraps(plain_init)
+    @functools.wraps(original_init)
     def init_process_group(*arguments: Any, **options: Any) -> Any:
-        place = store if store is not None else distributed.HashStore()
-        return plain_init(backend, rank=rank, world_size=size, store=place)
+        group_store = store if store is not None else distributed.HashStore()
+        return original_init(backend, rank=rank, world_size=size, store=group_store)
 
-    @functools.wraps(plain_group)
+    @functools.wraps(original_group)
     def new_group(ranks: Any = None, *arguments: Any, **options: Any) -> Any:
-        return plain_group(ranks, backend=backend)
+        return original_group(ranks, backend=backend)
 
     def rendezvous(*arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
         yield distributed.HashStore(), rank, size
@@ -59,18 +60,20 @@ def replacements() -> Iterable[Replacement]:
                 "init_process_group": init_process_group,
                 "new_group": new_group,
                 "rendezvous": rendezvous,
-                "broadcast_object_list": _Letters(rank).broadcast,
+                "broadcast_object_list": _BroadcastFiles(rank).broadcast,
                 "monitored_barrier": answer(),
             },
         )
     yield from table(optional_module("torch.distributed.rendezvous"), {"rendezvous": rendezvous})
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
     if parallel is not None and store is not None:
-        yield from table(parallel, {"__init__": _reducing_at_once(parallel), "register_comm_hook": answer()})
+        yield from table(
+            parallel, {"__init__": _with_local_reduction(parallel), "register_comm_hook": answer()}
+        )
 
 
-class _Letters:
-    """Objects that were broadcast, kept in order, one file for each rank that sends."""
+class _BroadcastFiles:
+    """Broadcast objects in their order, in one file per sending rank."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -78,7 +81,7 @@ class _Letters:
         self._read: dict[int, int] = {}
 
     def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
-        """Leave the objects, if this rank sends them; take them, if the sender was there; else they stay as they are."""
+        """Store the objects if this rank sends them. Otherwise read them; they stay unchanged if the sender was not traced."""
         sender = src if src is not None else options.get("group_src") or 0
         path = self._folder / f"from-{sender}.pickle"
         if sender == self._rank:
@@ -88,7 +91,7 @@ class _Letters:
         if path.exists():
             with path.open("rb") as file:
                 file.seek(self._read.get(sender, 0))
-                with contextlib.suppress(EOFError):  # it sent fewer than are asked for here
+                with contextlib.suppress(EOFError):  # the sender broadcast fewer objects
                     object_list[:] = pickle.load(file)
                 self._read[sender] = file.tell()
 
@@ -99,19 +102,19 @@ def _fake_store() -> Any:
     return None if make is None else make()
 
 
-def _reducing_at_once(parallel: Any) -> Any:
-    """The reducer wants a result of each bucket, which a fake group does not give: the bucket itself it is."""
-    plain_init, register = parallel.__init__, parallel.register_comm_hook
+def _with_local_reduction(parallel: Any) -> Any:
+    """The reducer expects a result for each bucket, which a fake group does not return. The hook returns the bucket itself."""
+    original_init, register = parallel.__init__, parallel.register_comm_hook
 
-    @functools.wraps(plain_init)
+    @functools.wraps(original_init)
     def init(self: Any, *arguments: Any, **options: Any) -> None:
-        plain_init(self, *arguments, **options)
-        register(self, None, _as_it_is)
+        original_init(self, *arguments, **options)
+        register(self, None, _return_bucket)
 
     return init
 
 
-def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and wants its own
+def _return_bucket(state, bucket):  # type: ignore[no-untyped-def]  # torch checks the annotations of hooks
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done

@@ -1,11 +1,11 @@
 """Storages of a virtual GPU: copied, moved, saved and loaded without losing their device.
 
-`torch.save` writes the device of each storage, and `torch.load` puts it back there or where `map_location` says. Both
-ask a registry of taggers and restorers, to which one pair is added. `storage.cuda()`, the classic
+`torch.save` writes the device of each storage, and `torch.load` restores it to that device or to `map_location`. Both
+use a registry of taggers and restorers, to which one pair is added. `storage.cuda()`,
 `map_location=lambda storage, location: storage.cuda(0)`, and `copy.deepcopy(model)`, which copies storages below the
-dispatcher, are served by the methods of `UntypedStorage`.
+dispatcher, use the replaced methods of `UntypedStorage`.
 
-`storage.device` stays the CPU: torch itself uses it to build tensors around storages that it has just restored.
+`storage.device` remains the CPU, because torch uses it to build tensors around storages that it has just restored.
 """
 
 import contextlib
@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, table
-from legroom.observe.virtual.protocols import Host
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
-"""torch's own pair for the CPU, which would claim every storage here, is registered with 10."""
+"""Priority. torch registers its own pair for the CPU, which would accept every storage here, with 10."""
 
 
-def replacements(host: Host) -> Iterable[Replacement]:
-    """The ways by which a storage makes another one."""
-    plain_clone: Any = torch.UntypedStorage.clone
-    plain_to = torch.UntypedStorage.to
-    plain_resize: Any = torch.UntypedStorage.resize_
+def replacements(host: VirtualHost) -> Iterable[Replacement]:
+    """The methods by which a storage is copied, moved and resized."""
+    original_clone: Any = torch.UntypedStorage.clone
+    original_to = torch.UntypedStorage.to
+    original_resize: Any = torch.UntypedStorage.resize_
 
     def clone(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         return _copy(storage, host.device_of(storage))
 
     def _copy(storage: torch.UntypedStorage, index: int | None) -> torch.UntypedStorage:
-        copy: torch.UntypedStorage = plain_clone(storage)
+        copy: torch.UntypedStorage = original_clone(storage)
         if index is not None:
             host.mark(copy, index)
         return copy
@@ -52,16 +52,16 @@ def replacements(host: Host) -> Iterable[Replacement]:
             return cuda(storage, device)
         if kind == "cpu":
             return cpu(storage)
-        return plain_to(storage, device=device, non_blocking=non_blocking)
+        return original_to(storage, device=device, non_blocking=non_blocking)
 
     def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """Sharded training empties and refills the storages of its parameters so."""
+        """FSDP frees and allocates the storages of its parameters this way."""
         before = storage.nbytes()
-        resized: torch.UntypedStorage = plain_resize(storage, size)
+        resized: torch.UntypedStorage = original_resize(storage, size)
         try:
             host.resized(storage)
         except torch.OutOfMemoryError:
-            plain_resize(storage, before)
+            original_resize(storage, before)
             raise
         return resized
 
@@ -70,10 +70,10 @@ def replacements(host: Host) -> Iterable[Replacement]:
 
 
 @contextlib.contextmanager
-def saved_and_loaded(host: Host) -> Iterator[None]:
+def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
     """Within the block, `torch.save` writes virtual devices and `torch.load` restores to them."""
     registry = torch.serialization._package_registry
-    validated: Any = torch.serialization._validate_device
+    validate: Any = torch.serialization._validate_device
 
     def tag(storage: Any) -> str | None:
         index = host.device_of(getattr(storage, "_untyped_storage", storage))
@@ -82,8 +82,8 @@ def saved_and_loaded(host: Host) -> Iterator[None]:
     def restore(storage: Any, location: str) -> Any:
         if location != "cuda" and not location.startswith("cuda:"):
             return None
-        device = validated(location, "cuda")
-        # In place: what was read from the file becomes the device's copy, as nothing else will look at it.
+        device = validate(location, "cuda")
+        # In place: nothing else uses the storage that was read from the file.
         host.mark(getattr(storage, "_untyped_storage", storage), index_of(host, device))
         return storage
 

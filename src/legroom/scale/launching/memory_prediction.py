@@ -1,7 +1,7 @@
 """What each rank of a launch will need of its GPU, before any of them starts.
 
 Every rank of this node is traced by itself, as `legroom estimate` traces a script, in a world of the right size whose
-other ranks never come (see `observe.virtual.lone_rank`). So shards, shares and stages have their true sizes.
+other ranks never come (see `observe.virtual.single_rank`). So shards, shares and stages have their true sizes.
 """
 
 import tempfile

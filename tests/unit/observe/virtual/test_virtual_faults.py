@@ -1,4 +1,4 @@
-"""Allocations that fail on purpose."""
+"""Injected allocation failures."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_the_numbered_allocation_fails_with_torchs_error_and_the_others_do_not()
         assert gpu.allocations == 3
 
 
-def test_several_in_a_row_can_fail():
+def test_several_allocations_in_a_row_can_fail():
     with VirtualGPU("1GiB") as gpu:
         gpu.fail_allocation(1, times=2)
         for _ in range(2):
@@ -28,7 +28,7 @@ def test_several_in_a_row_can_fail():
         torch.ones(4, device="cuda")
 
 
-def test_faults_on_one_device_leave_the_other_alone():
+def test_faults_on_one_device_do_not_affect_the_other():
     with VirtualGPU("1GiB", "1GiB") as gpu:
         gpu.fail_allocation(1, device=1)
         torch.ones(4, device="cuda:0")
@@ -36,7 +36,7 @@ def test_faults_on_one_device_leave_the_other_alone():
             torch.ones(4, device="cuda:1")
 
 
-def test_new_faults_replace_the_old_and_disarmed_ones_do_nothing():
+def test_new_faults_replace_old_ones_and_disarmed_faults_do_nothing():
     with VirtualGPU("1GiB") as gpu:
         gpu.fail_allocation(1)
         gpu.fail_allocation(2).disarm()
@@ -44,12 +44,12 @@ def test_new_faults_replace_the_old_and_disarmed_ones_do_nothing():
         torch.ones(4, device="cuda")
 
 
-def test_counting_starts_at_one():
+def test_allocation_zero_is_rejected():
     with VirtualGPU("1GiB") as gpu, pytest.raises(UsageError, match="counted from 1"):
         gpu.fail_allocation(0)
 
 
-def test_a_storage_that_cannot_grow_keeps_what_it_had():
+def test_a_storage_that_cannot_grow_keeps_its_size():
     with VirtualGPU("1GiB") as gpu:
         tensor = torch.ones(4, device="cuda")
         before = torch.cuda.memory_allocated()

@@ -1,4 +1,4 @@
-"""A program written for CUDA, on a machine without: where its tensors live, when its memory ends, what it computes."""
+"""A program written for CUDA on a machine without it: devices of tensors, out-of-memory errors, results."""
 
 import copy
 import gc
@@ -32,7 +32,7 @@ def gpu() -> Iterator[VirtualGPU]:
 # --- where things live
 
 
-def test_tensors_say_where_they_live(gpu: VirtualGPU) -> None:
+def test_tensors_report_their_device(gpu: VirtualGPU) -> None:
     x = torch.ones(4, device="cuda")
     assert (x.device, x.is_cuda, x.is_cpu, x.get_device()) == (torch.device("cuda:0"), True, False, 0)
     host = x.cpu()
@@ -68,11 +68,13 @@ def test_tensors_say_where_they_live(gpu: VirtualGPU) -> None:
         lambda: torch.ones(2, 2, device="cuda").nonzero(),
     ],
 )
-def test_every_way_to_the_device_leads_there(gpu: VirtualGPU, make: Callable[[], torch.Tensor]) -> None:
+def test_every_way_to_place_a_tensor_on_the_device_works(
+    gpu: VirtualGPU, make: Callable[[], torch.Tensor]
+) -> None:
     assert make().device == torch.device("cuda:0")
 
 
-def test_moving_copies_and_staying_does_not(gpu: VirtualGPU) -> None:
+def test_moving_to_another_device_copies_and_to_the_same_does_not(gpu: VirtualGPU) -> None:
     host = torch.zeros(3)
     there = host.cuda()
     there += 1
@@ -82,7 +84,7 @@ def test_moving_copies_and_staying_does_not(gpu: VirtualGPU) -> None:
     assert there.cpu().data_ptr() != there.data_ptr()
 
 
-def test_default_device_and_device_contexts(gpu: VirtualGPU) -> None:
+def test_default_devices_and_device_contexts_apply(gpu: VirtualGPU) -> None:
     torch.set_default_device("cuda")
     try:
         assert torch.zeros(2).is_cuda
@@ -96,7 +98,7 @@ def test_default_device_and_device_contexts(gpu: VirtualGPU) -> None:
     assert not torch.zeros(2).is_cuda
 
 
-def test_devices_do_not_mix(gpu: VirtualGPU) -> None:
+def test_tensors_on_different_devices_raise_an_error(gpu: VirtualGPU) -> None:
     here, there = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
     with pytest.raises(RuntimeError, match="at least two devices, cuda:0 and cpu!"):
         here + torch.ones(3)
@@ -107,12 +109,12 @@ def test_devices_do_not_mix(gpu: VirtualGPU) -> None:
     here.copy_(there)
 
 
-def test_a_device_that_is_not_there(gpu: VirtualGPU) -> None:
+def test_a_missing_device_is_an_invalid_ordinal_for_tensors(gpu: VirtualGPU) -> None:
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.ones(3, device="cuda:5")
 
 
-def test_numpy_needs_the_host(gpu: VirtualGPU) -> None:
+def test_numpy_rejects_device_tensors(gpu: VirtualGPU) -> None:
     x = torch.ones(3, device="cuda")
     with pytest.raises(
         TypeError, match=r"can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu\(\)"
@@ -133,7 +135,7 @@ def test_numpy_memory_is_not_shared_with_the_device(gpu: VirtualGPU) -> None:
 # --- when memory ends
 
 
-def test_out_of_memory_is_raised_at_that_operation_and_the_run_goes_on() -> None:
+def test_out_of_memory_is_raised_by_the_operation_and_the_run_continues() -> None:
     with VirtualGPU("64MiB"):
         kept = [torch.empty(8 * MiB, dtype=torch.uint8, device="cuda")]
         with pytest.raises(torch.OutOfMemoryError) as caught:
@@ -154,7 +156,7 @@ def test_out_of_memory_is_raised_at_that_operation_and_the_run_goes_on() -> None
         torch.empty(60 * MiB, dtype=torch.uint8, device="cuda")
 
 
-def test_the_error_holds_no_tensor_of_the_failed_operation() -> None:
+def test_the_error_keeps_no_tensor_of_the_failed_operation_alive() -> None:
     with VirtualGPU("64MiB"):
 
         def too_much() -> None:
@@ -169,7 +171,7 @@ def test_the_error_holds_no_tensor_of_the_failed_operation() -> None:
         assert torch.cuda.memory_allocated() == 0
 
 
-def test_the_notes_fallback_to_batch_size_one_works() -> None:
+def test_a_fallback_to_batch_size_one_works() -> None:
     def run_model(batch_size: int) -> float:
         model = nn.Linear(1024, 1024).cuda()
         return model(torch.ones(batch_size, 1024, device="cuda")).sum().item()
@@ -185,7 +187,7 @@ def test_the_notes_fallback_to_batch_size_one_works() -> None:
             run_model(1)
 
 
-def test_an_out_of_memory_records_what_it_asked_for_and_who_held_the_rest() -> None:
+def test_an_out_of_memory_event_records_the_request_and_the_holders() -> None:
     events: list[Event] = []
 
     def train() -> None:
@@ -224,7 +226,7 @@ def test_a_memory_fraction_caps_the_process() -> None:
             torch.empty(60 * MiB, dtype=torch.uint8, device="cuda")
 
 
-def test_the_context_takes_its_share() -> None:
+def test_the_cuda_context_uses_memory() -> None:
     with VirtualGPU(replace(find_gpu("100MiB"), name="small", context=20 * MiB)):
         assert torch.cuda.mem_get_info() == (80 * MiB, 100 * MiB)
         with pytest.raises(
@@ -233,7 +235,7 @@ def test_the_context_takes_its_share() -> None:
             torch.empty(90 * MiB, dtype=torch.uint8, device="cuda")
 
 
-def test_memory_returns_when_tensors_die_in_a_cycle(gpu: VirtualGPU) -> None:
+def test_tensors_in_a_reference_cycle_are_freed_by_gc(gpu: VirtualGPU) -> None:
     class Node:
         other: "Node"
         data: torch.Tensor
@@ -267,7 +269,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Net(nn.Module):
-    """A little of everything: convolution, normalisation, attention, dropout, recurrence, checkpointing."""
+    """Convolution, normalization, attention, dropout, recurrence and checkpointing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +307,7 @@ def trained(device: str, make_optimizer: Callable[[Any], torch.optim.Optimizer])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_gives_the_cpus_numbers_bit_for_bit(gpu: VirtualGPU, optimizer: str) -> None:
+def test_training_gives_the_same_bits_as_on_the_cpu(gpu: VirtualGPU, optimizer: str) -> None:
     there = trained("cuda", OPTIMIZERS[optimizer])
     here = trained("cpu", OPTIMIZERS[optimizer])
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
@@ -326,7 +328,7 @@ def test_data_parallel_over_two_virtual_gpus_gives_the_gradients_of_one(gpu: Vir
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole, split, strict=True))
 
 
-def test_the_notes_model_parallel_by_hand(gpu: VirtualGPU) -> None:
+def test_manual_model_parallelism_works(gpu: VirtualGPU) -> None:
     class Halves(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -343,7 +345,7 @@ def test_the_notes_model_parallel_by_hand(gpu: VirtualGPU) -> None:
 # --- around it
 
 
-def test_threads_belong_to_the_gpu(gpu: VirtualGPU) -> None:
+def test_tensors_of_threads_are_counted(gpu: VirtualGPU) -> None:
     seen: list[Any] = []
 
     def work() -> None:
@@ -358,7 +360,7 @@ def test_threads_belong_to_the_gpu(gpu: VirtualGPU) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_a_forked_child_computes_and_tells_nothing() -> None:
+def test_a_forked_child_computes_and_emits_no_events() -> None:
     events: list[Event] = []
     with VirtualGPU("64MiB", sink=events.append):
         torch.ones(3, device="cuda")
@@ -378,12 +380,12 @@ def test_loader_workers_run(gpu: VirtualGPU) -> None:
     assert [batch.cuda().sum().item() for (batch,) in loader] == [6.0, 22.0]
 
 
-def test_only_one_is_active(gpu: VirtualGPU) -> None:
+def test_a_second_virtual_gpu_is_rejected(gpu: VirtualGPU) -> None:
     with pytest.raises(UsageError, match="already active"), VirtualGPU("1GiB"):
         pass
 
 
-def test_it_leaves_torch_as_it_was() -> None:
+def test_torch_is_restored_after_the_block() -> None:
     with VirtualGPU("1GiB"):
         x = torch.ones(3, device="cuda")
         assert torch.cuda.is_available()
@@ -393,7 +395,7 @@ def test_it_leaves_torch_as_it_was() -> None:
         assert torch.cuda.memory_allocated() == 0
 
 
-def test_it_decorates_a_function() -> None:
+def test_a_virtual_gpu_can_decorate_a_function() -> None:
     @VirtualGPU("1GiB")
     def where() -> torch.device:
         return torch.ones(1, device="cuda").device
@@ -402,6 +404,6 @@ def test_it_decorates_a_function() -> None:
 
 
 @pytest.mark.parametrize("size", ["lots", "", "0GiB", "-3GiB", "8GiB,"])
-def test_an_invalid_gpu_is_refused(size: str) -> None:
+def test_an_invalid_gpu_is_rejected(size: str) -> None:
     with pytest.raises(UsageError, match="is not a valid GPU"):
         VirtualGPU(size)

@@ -1,4 +1,4 @@
-"""Hooks that pack saved tensors, on a virtual GPU: what they make lives where they say."""
+"""Hooks for saved tensors on a virtual GPU: tensors are on the device that the hook names."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def layers(value: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-def test_saving_on_the_host_frees_the_device(pinned: bool) -> None:
+def test_save_on_cpu_frees_device_memory(pinned: bool) -> None:
     with VirtualGPU("64MiB"):
         leaf = torch.zeros(1024, 256, device="cuda", requires_grad=True)
         with save_on_cpu(pin_memory=pinned):
@@ -24,7 +24,7 @@ def test_saving_on_the_host_frees_the_device(pinned: bool) -> None:
         assert leaf.grad.is_cuda
 
 
-def test_what_a_hook_makes_from_nothing_lives_on_the_host() -> None:
+def test_tensors_that_a_hook_creates_are_on_the_host() -> None:
     made: list[torch.device] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What another thread lets go a moment later does not fill a virtual GPU of ranks that talk: gloo's threads do so after each collective."""
+"""Tensors that another thread releases shortly after a collective, as gloo's threads do, cause no out-of-memory error."""
 
 import threading
 import time
@@ -12,29 +12,31 @@ from legroom.observe.virtual import gpu as virtual
 MILLION = 1 << 20
 
 
-def let_go_later(held: list[torch.Tensor]) -> threading.Thread:
-    def let_go() -> None:
+def release_later(held: list[torch.Tensor]) -> threading.Thread:
+    def release() -> None:
         time.sleep(0.02)
         held.clear()
 
-    thread = threading.Thread(target=let_go)
+    thread = threading.Thread(target=release)
     thread.start()
     return thread
 
 
-def test_a_request_of_a_rank_waits_for_what_other_threads_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "ranks_talk", lambda: True)
-    monkeypatch.setattr(virtual, "SECONDS_TO_LET_GO", 30.0)
+def test_an_allocation_of_a_rank_waits_for_tensors_that_other_threads_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(virtual, "is_rank", lambda: True)
+    monkeypatch.setattr(virtual, "GLOO_RELEASE_SECONDS", 30.0)
     with VirtualGPU("64MiB"):
         held = [torch.ones(10 * MILLION, device="cuda")]
-        thread = let_go_later(held)
+        thread = release_later(held)
         assert torch.ones(10 * MILLION, device="cuda").is_cuda
         thread.join()
         assert torch.cuda.memory_stats()["num_ooms"] == 0
 
 
-def test_what_nobody_lets_go_fails_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "ranks_talk", lambda: True)
+def test_an_allocation_fails_if_nothing_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual, "is_rank", lambda: True)
     with VirtualGPU("64MiB"):
         held = torch.ones(10 * MILLION, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
@@ -43,8 +45,8 @@ def test_what_nobody_lets_go_fails_as_ever(monkeypatch: pytest.MonkeyPatch) -> N
         assert held.is_cuda
 
 
-def test_without_ranks_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "SECONDS_TO_LET_GO", 3600.0)
+def test_without_ranks_an_allocation_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual, "GLOO_RELEASE_SECONDS", 3600.0)
     with VirtualGPU("64MiB"):
         held = [torch.ones(10 * MILLION, device="cuda")]
         with pytest.raises(torch.OutOfMemoryError):
@@ -52,9 +54,9 @@ def test_without_ranks_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         held.clear()
 
 
-def test_a_failure_that_was_asked_for_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "ranks_talk", lambda: True)
-    monkeypatch.setattr(virtual, "SECONDS_TO_LET_GO", 3600.0)
+def test_an_injected_failure_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual, "is_rank", lambda: True)
+    monkeypatch.setattr(virtual, "GLOO_RELEASE_SECONDS", 3600.0)
     with VirtualGPU("64MiB") as gpu:
         gpu.fail_allocation(1)
         with pytest.raises(torch.OutOfMemoryError):

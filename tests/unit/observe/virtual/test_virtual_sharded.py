@@ -1,4 +1,4 @@
-"""Sharded tensors on a virtual GPU: what their shards take is counted."""
+"""Sharded tensors on a virtual GPU: the memory of their shards is counted."""
 
 from collections.abc import Iterator
 
@@ -21,11 +21,11 @@ def sharded() -> Iterator[DTensor]:
         dist.destroy_process_group()
 
 
-def test_a_sharded_tensor_says_that_it_is_on_the_gpu(sharded: DTensor) -> None:
+def test_a_dtensor_reports_that_it_is_on_the_gpu(sharded: DTensor) -> None:
     assert sharded.device == torch.device("cuda", 0)
 
 
-def test_results_of_operations_on_shards_take_memory(sharded: DTensor) -> None:
+def test_results_of_operations_on_shards_are_counted(sharded: DTensor) -> None:
     kept = [sharded * 2 for _ in range(3)]
     before = torch.cuda.memory_allocated()
     kept.append(sharded * 2)

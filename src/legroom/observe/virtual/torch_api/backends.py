@@ -1,8 +1,7 @@
-"""The libraries around CUDA that torch and scripts talk to: cuDNN, NVTX, NCCL, the profiler, attention kernels.
+"""CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
-None is there, and none is missed: flags can be set, ranges can be pushed, and where torch would choose a library's
-kernel it is told that the library does not take this tensor, so the CPU's own kernel runs. Nothing warns that CUDA
-was not compiled in.
+None of them is present. Flags can be set and ranges can be pushed. If torch would select a library's
+kernel, the library rejects the tensor, so the CPU's own kernel runs. There is no warning that torch was built without CUDA.
 """
 
 import contextlib
@@ -19,13 +18,13 @@ CUDNN_VERSION = 91002
 
 
 def replacements() -> Iterable[Replacement]:
-    """Every library, each by the names that its own module looks up."""
+    """Functions of each library, under the names that its module looks up."""
     yield from table(
         optional_module("torch.backends.cudnn"),
         {
             "is_available": answer(True),
             "version": answer(CUDNN_VERSION),
-            # Never: an RNN would otherwise ask cuDNN to lay out its weights.
+            # Otherwise an RNN would call cuDNN to flatten its weights.
             "is_acceptable": answer(False),
         },
     )
@@ -45,11 +44,11 @@ def replacements() -> Iterable[Replacement]:
 
 
 @contextlib.contextmanager
-def math_attention_at_hand() -> Iterator[Iterable[Replacement]]:
-    """Replacements that keep the CPU's plain attention allowed, whatever a script allows of CUDA's kernels.
+def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
+    """Replacements that keep the math attention kernel allowed, whichever CUDA kernels a script allows.
 
-    `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)` names a kernel that the CPU does not have: with everything else
-    forbidden, attention would fail. What the script chose is still what it reads back, and stays chosen afterwards.
+    The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail if all
+    others were disabled. The script still reads back its own choice, which is applied afterwards.
     """
     allow, allowed = torch._C._set_sdp_use_math, torch._C._get_math_sdp_enabled
     chosen = _Setting(allowed())
@@ -61,22 +60,22 @@ def math_attention_at_hand() -> Iterator[Iterable[Replacement]]:
 
 
 def _profiler_on_cpu() -> Iterable[Replacement]:
-    """Profiles asked of CUDA are taken of the CPU, where the work is done."""
+    """A profile of CUDA becomes a profile of the CPU, which does the work."""
     profile: Any = torch.autograd.profiler.profile
-    plain_init = profile.__init__
+    original_init = profile.__init__
 
-    @functools.wraps(plain_init)
+    @functools.wraps(original_init)
     def __init__(self: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807
-        asked_cuda = options.get("use_device") == "cuda" or options.pop("use_cuda", False)
-        if asked_cuda:
+        profiles_cuda = options.get("use_device") == "cuda" or options.pop("use_cuda", False)
+        if profiles_cuda:
             options |= {"use_device": None, "use_cpu": True}
-        plain_init(self, *arguments, **options)
+        original_init(self, *arguments, **options)
 
     return table(profile, {"__init__": __init__})
 
 
 class _Setting:
-    """A value that torch keeps in C++."""
+    """A value that torch stores in C++."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -89,7 +88,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """NVTX, which marks ranges for a profiler that is not there: it counts how deep they nest."""
+    """NVTX without a profiler: only counts how deep ranges are nested."""
 
     depth = 0
     handles = 0

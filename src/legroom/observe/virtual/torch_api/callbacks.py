@@ -1,6 +1,6 @@
-"""The user's code that torch calls back finds `cuda` served, too.
+"""Keeps the placement mode active in user code that torch calls back.
 
-Torch switches a function mode off to run a function of its own. Some of these call the user's code again: backward passes, hooks.
+torch disables a function mode while it runs one of its own functions. Some of these call user code: backward passes, hooks.
 """
 
 import contextlib
@@ -11,20 +11,19 @@ import torch
 
 from legroom.observe.dispatch.device_placement import HOST, INHERIT
 from legroom.observe.virtual.patching import replaced, table
-from legroom.observe.virtual.placement import Placement, is_on
+from legroom.observe.virtual.placement import PlacementMode, is_placement_active
 
 
 @contextlib.contextmanager
-def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
-    """The user's code that torch calls back runs with the mode on, though torch switched it off on the way:
-    backward passes (checkpointing, custom functions, hooks) and hooks that pack saved tensors.
+def mode_in_callbacks(make_mode: Callable[[], PlacementMode]) -> Iterator[None]:
+    """Enter the mode again in backward passes (checkpointing, custom functions, hooks) and in hooks for saved tensors.
 
-    Without torch's private `_engine_run_backward`, the user's code inside a backward pass cannot name `cuda`.
+    Without torch's private `_engine_run_backward`, user code inside a backward pass cannot use `cuda`.
     """
 
-    def on(function: Callable[..., Any]) -> Callable[..., Any]:
+    def with_mode_on(function: Callable[..., Any]) -> Callable[..., Any]:
         def with_mode(*args: Any, **kwargs: Any) -> Any:
-            if is_on():
+            if is_placement_active():
                 return function(*args, **kwargs)
             with make_mode():
                 return function(*args, **kwargs)
@@ -36,19 +35,19 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
             mode = make_mode()
             context = mode.recorder.context
             outer = context.factory_target, context.call
-            # What the engine itself makes (zeros for a gradient that nobody gave) lives where the backward pass began.
-            index = mode.where(roots[0]) if roots else None
+            # Tensors that the engine creates (zeros for a missing gradient) are on the device of the first root.
+            index = mode.device_index(roots[0]) if roots else None
             context.factory_target, context.call = HOST if index is None else index, None
             try:
-                return on(engine)(roots, *args, **kwargs)
+                return with_mode_on(engine)(roots, *args, **kwargs)
             finally:
                 context.factory_target, context.call = outer
 
         return with_mode
 
-    def on_its_own(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """What a hook makes from nothing is not a part of the operation that saves: it lives where the hook says."""
-        with_mode = on(hook)
+    def as_user_code(hook: Callable[..., Any]) -> Callable[..., Any]:
+        """Tensors that a hook creates do not belong to the operation that saves: they are on the device that the hook names."""
+        with_mode = with_mode_on(hook)
 
         def call(*args: Any) -> Any:
             context = make_mode().recorder.context
@@ -61,12 +60,12 @@ def in_callbacks_too(make_mode: Callable[[], Placement]) -> Iterator[None]:
 
         return call
 
-    def take_hooks(hooks: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
-        original_init(hooks, on_its_own(pack_hook), on_its_own(unpack_hook))
+    def init(hooks: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
+        original_init(hooks, as_user_code(pack_hook), as_user_code(unpack_hook))
 
     graph: Any = torch.autograd.graph
     original_init = graph.saved_tensors_hooks.__init__
-    replacements = table(graph.saved_tensors_hooks, {"__init__": take_hooks})
+    replacements = table(graph.saved_tensors_hooks, {"__init__": init})
     for module in (torch.autograd, graph):
         engine = getattr(module, "_engine_run_backward", None)
         if engine is not None:

@@ -1,7 +1,7 @@
 """`nn.DataParallel` over virtual GPUs: copies between devices, and replicas that run one after another.
 
-On a GPU machine each replica runs in a thread of its own. Here the replicas share the same processor anyway, and what
-makes a tensor a virtual GPU's belongs to the thread that entered it: so each runs in the calling thread, in turn.
+With real GPUs each replica runs in its own thread. Here the replicas share the CPU, and the placement mode
+belongs to the thread that entered it, so all replicas run in the calling thread.
 """
 
 import threading
@@ -28,15 +28,15 @@ def replacements() -> Iterable[Replacement]:
         },
         add=True,
     )
-    threads = SimpleNamespace(Thread=_InTurn, Lock=threading.Lock)
+    threads = SimpleNamespace(Thread=_SynchronousThread, Lock=threading.Lock)
     yield from table(optional_module("torch.nn.parallel.parallel_apply"), {"threading": threads})
-    # Streams that copies ran on are kept between calls: they must not outlive the virtual GPU.
+    # torch caches the streams of these copies. They must not outlive the virtual GPU.
     functions = optional_module("torch.nn.parallel._functions")
     yield from table(functions, {"_streams": None})
 
 
-class _InTurn:
-    """A thread that does its work when it is started, in the thread that starts it."""
+class _SynchronousThread:
+    """A thread whose `start()` runs the target in the calling thread."""
 
     def __init__(self, target: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> None:
         self._target, self._arguments, self._options = target, args, kwargs or {}
@@ -45,7 +45,7 @@ class _InTurn:
         self._target(*self._arguments, **self._options)
 
     def join(self) -> None:
-        """Done when it was started."""
+        """Nothing to wait for."""
 
 
 def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:

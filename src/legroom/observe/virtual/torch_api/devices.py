@@ -1,32 +1,34 @@
-"""Which GPUs are there, what are they, which is selected: `torch.cuda` and `torch.accelerator` asked of virtual ones.
+"""The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
-torch's own Python functions stay in place: they check their arguments and raise their errors, then call a C function
-(`torch._C._cuda_getDevice`). Those C functions are what is replaced, or added on a CPU build. So names that a script
-imported long before (`from torch.cuda import is_available`) answer too.
+torch's own Python functions stay: they check their arguments and raise their errors, then call a C function
+(`torch._C._cuda_getDevice`). Those C functions are replaced, or added on a CPU build. So names that a script
+imported earlier (`from torch.cuda import is_available`) work too.
 
 Memory, compute capability, multiprocessors and shared memory are those of the device's `GpuSpec`. Cache size, clock rates and
-the like are always an A100's: no arithmetic is timed by them.
+the like are always those of an A100: they affect no result.
 """
 
+import contextlib
+import copyreg
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import torch
 
-from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
-from legroom.observe.virtual.protocols import Device, Host
+from legroom.observe.virtual.host import VirtualDevice, VirtualHost
+from legroom.observe.virtual.patching import Replacement, answer, optional_module, replaced, table
 from legroom.units import MiB
 
 CUDA_VERSION = "12.8"
-"""What `torch.version.cuda` says on a build of torch that has none."""
+"""The value of `torch.version.cuda` on a CPU build of torch."""
 
 
-def replacements(host: Host) -> Iterable[Replacement]:
-    """Everything about the presence, the selection and the properties of devices."""
-    answers = _Answers(host)
+def replacements(host: VirtualHost) -> Iterable[Replacement]:
+    """Functions for the number, the selection and the properties of devices."""
+    functions = _DeviceFunctions(host)
     cuda = optional_module("torch.cuda")
     accelerator = torch.device("cuda")
     yield from table(
@@ -34,76 +36,76 @@ def replacements(host: Host) -> Iterable[Replacement]:
         {
             "_cuda_init": answer(),
             "_cuda_isInBadFork": answer(False),
-            "_cuda_getDeviceCount": answers.count,
-            "_cuda_getDevice": answers.current,
-            "_cuda_setDevice": answers.select,
-            "_cuda_exchangeDevice": answers.exchange,
-            "_cuda_maybeExchangeDevice": answers.exchange,
+            "_cuda_getDeviceCount": functions.count,
+            "_cuda_getDevice": functions.current,
+            "_cuda_setDevice": functions.select,
+            "_cuda_exchangeDevice": functions.exchange,
+            "_cuda_maybeExchangeDevice": functions.exchange,
             "_cuda_hasPrimaryContext": answer(True),
-            "_cuda_getArchFlags": answers.architectures,
+            "_cuda_getArchFlags": functions.architectures,
             "_cuda_getCompiledVersion": answer(12080),
-            "_cuda_canDeviceAccessPeer": answers.can_access_peer,
+            "_cuda_canDeviceAccessPeer": functions.can_access_peer,
             "_cuda_synchronize": answer(),
             "_cuda_ipc_collect": answer(),
             "_cuda_sleep": answer(),
             "_cuda_getCurrentBlasHandle": answer(0),
             "_cuda_getCurrentSolverHandle": answer(0),
             "_cuda_clearCublasWorkspaces": answer(),
-            "_cuda_get_sync_debug_mode": answers.get_sync_debug_mode,
-            "_cuda_set_sync_debug_mode": answers.set_sync_debug_mode,
+            "_cuda_get_sync_debug_mode": functions.get_sync_debug_mode,
+            "_cuda_set_sync_debug_mode": functions.set_sync_debug_mode,
             "_cuda_isCurrentStreamCapturing": answer(False),
             "_accelerator_getAccelerator": answer(accelerator),
             "_get_accelerator": answer(accelerator),
-            "_accelerator_deviceCount": answers.count,
-            "_accelerator_getDeviceIndex": answers.current,
-            "_accelerator_setDeviceIndex": answers.select,
-            "_accelerator_exchangeDevice": answers.exchange,
-            "_accelerator_maybeExchangeDevice": answers.exchange,
-            "_accelerator_synchronizeDevice": answers.check,
-            "_accelerator_hooks_device_count": answers.count,
-            "_accelerator_hooks_get_current_device": answers.current,
-            "_accelerator_hooks_set_current_device": answers.select,
-            "_accelerator_hooks_exchange_device": answers.exchange,
-            "_accelerator_hooks_maybe_exchange_device": answers.exchange,
+            "_accelerator_deviceCount": functions.count,
+            "_accelerator_getDeviceIndex": functions.current,
+            "_accelerator_setDeviceIndex": functions.select,
+            "_accelerator_exchangeDevice": functions.exchange,
+            "_accelerator_maybeExchangeDevice": functions.exchange,
+            "_accelerator_synchronizeDevice": functions.check,
+            "_accelerator_hooks_device_count": functions.count,
+            "_accelerator_hooks_get_current_device": functions.current,
+            "_accelerator_hooks_set_current_device": functions.select,
+            "_accelerator_hooks_exchange_device": functions.exchange,
+            "_accelerator_hooks_maybe_exchange_device": functions.exchange,
         },
         add=True,
     )
     yield from table(
         cuda,
         {
-            # Taken as done: the real initialisation would load drivers and register kernels for good.
+            # The real initialization would load drivers and register kernels permanently.
             "_initialized": True,
             "_cached_device_count": len(host.devices),
             "_is_in_bad_fork": answer(False),
-            "_exchange_device": answers.exchange,
-            "_maybe_exchange_device": answers.exchange,
-            "_get_device_properties": answers.properties,
-            "_cudart": _Runtime(answers),
+            "_exchange_device": functions.exchange,
+            "_maybe_exchange_device": functions.exchange,
+            "_get_device_properties": functions.properties,
+            "_cudart": _Runtime(functions),
         },
         add=True,
     )
     yield from table(
         cuda,
         {
-            "utilization": answers.idle(0),
-            "memory_usage": answers.idle(0),
-            "temperature": answers.idle(25),
-            "power_draw": answers.idle(0),
-            "clock_rate": answers.idle(0),
+            "utilization": functions.idle(0),
+            "memory_usage": functions.idle(0),
+            "temperature": functions.idle(25),
+            "power_draw": functions.idle(0),
+            "clock_rate": functions.idle(0),
         },
     )
     yield from table(optional_module("torch.cuda.graphs"), {"_cuda_isCurrentStreamCapturing": answer(False)})
     yield from table(optional_module("torch.backends.cuda"), {"is_built": answer(True)})
     yield from table(
         torch.accelerator,
-        {"get_device_capability": answers.accelerator_capability},
+        {"get_device_capability": functions.accelerator_capability},
     )
     if torch.version.cuda is None:
         yield from table(torch.version, {"cuda": CUDA_VERSION})
 
 
 def invalid_ordinal() -> Exception:
-    """CUDA's own complaint about a device that is not there."""
+    """The error that CUDA raises for a device that does not exist."""
     kind = getattr(torch, "AcceleratorError", RuntimeError)
     error: Exception = kind(
         "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
@@ -111,23 +113,23 @@ def invalid_ordinal() -> Exception:
     return error
 
 
-def index_of(host: Host, device: Any) -> int:
-    """A device as people write it (None, number, text, torch.device), as a valid index; CUDA's error otherwise."""
+def index_of(host: VirtualHost, device: Any) -> int:
+    """The index of a device given as None, a number, a string or a torch.device. Raises CUDA's error if there is no such device."""
     index = torch.cuda._utils._get_device_index(device, optional=True)
     if not 0 <= index < len(host.devices):
         raise invalid_ordinal()
     return int(index)
 
 
-def free_bytes(device: Device) -> int:
-    """What `cudaMemGetInfo` would call free: all that neither the context nor PyTorch's allocator holds."""
+def free_bytes(device: VirtualDevice) -> int:
+    """Free memory as `cudaMemGetInfo` reports it: not used by the context and not reserved by PyTorch's allocator."""
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 
 
-class _Answers:
+class _DeviceFunctions:
     """The C functions, in Python."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: VirtualHost) -> None:
         self._host = host
         self._sync_debug_mode = 0
         self._properties = [DeviceProperties.of(device) for device in host.devices]
@@ -182,12 +184,12 @@ class _Answers:
             "supported_dtypes": {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
         }
 
-    def idle(self, figure: int) -> Any:
-        """A sensor of a device that does no work; it still insists on a device that exists."""
+    def idle(self, value: int) -> Any:
+        """A sensor of an idle device. It still raises an error if the device does not exist."""
 
         def read(device: Any = None) -> int:
             index_of(self._host, device)
-            return figure
+            return value
 
         return read
 
@@ -221,8 +223,8 @@ class DeviceProperties:
     uuid: UUID = field(default_factory=lambda: UUID(int=0))
 
     @classmethod
-    def of(cls, device: Device) -> "DeviceProperties":
-        # The same device has the same identifier in every run: scripts use it as a key.
+    def of(cls, device: VirtualDevice) -> "DeviceProperties":
+        # The same in every run: scripts use it as a key.
         identifier = uuid5(NAMESPACE_OID, f"legroom virtual gpu {device.index}")
         spec = device.spec
         return cls(
@@ -247,18 +249,18 @@ class DeviceProperties:
 
 
 class CudaError(enum.IntEnum):
-    """The values of `cudaError` that a script can meet here."""
+    """The values of `cudaError` that can occur here."""
 
     success = 0
 
 
 class _Runtime:
-    """`torch.cuda.cudart()`: what torch and scripts call of the CUDA runtime."""
+    """`torch.cuda.cudart()`: the functions of the CUDA runtime that torch and scripts call."""
 
     cudaError = CudaError  # noqa: N815  (CUDA's name)
 
-    def __init__(self, answers: _Answers) -> None:
-        self.cudaMemGetInfo = answers.memory_info
+    def __init__(self, functions: _DeviceFunctions) -> None:
+        self.cudaMemGetInfo = functions.memory_info
         for name in (
             "cudaProfilerStart",
             "cudaProfilerStop",
@@ -274,4 +276,41 @@ class _Runtime:
         return "no error" if error == CudaError.success else "unknown error"
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"the CUDA runtime of a virtual GPU has no '{name}'")
+        raise AttributeError(f"The CUDA runtime of a virtual GPU has no `{name}`.")
+
+
+_Device = torch.device
+
+
+class _DeviceMeta(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+        if len(args) == 1 and not kwargs and type(args[0]) is int:
+            return _Device("cuda", args[0])
+        return _Device(*args, **kwargs)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, _Device)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return kind is cls or issubclass(kind, _Device)
+
+
+@contextlib.contextmanager
+def integers_name_devices() -> Iterator[None]:
+    """Within the block, `torch.device(1)` is `cuda:1`: an integer names a device of the accelerator, which a CPU build rejects.
+
+    `torch.device` cannot be extended, so another class replaces it. It creates real devices, and real devices are its
+    instances. Pickling looks a class up by name and would find the replacement, so devices are pickled
+    through it meanwhile; the file names `torch.device` as usual.
+    """
+    replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
+
+    def reduced(device: torch.device) -> tuple[Any, tuple[Any, ...]]:
+        return replacement, (device.type,) if device.index is None else (device.type, device.index)
+
+    copyreg.pickle(_Device, reduced)
+    try:
+        with replaced(table(torch, {"device": replacement})):
+            yield
+    finally:
+        copyreg.dispatch_table.pop(_Device, None)

@@ -1,8 +1,8 @@
-"""`torch.distributed` on virtual GPUs: what a script asks of NCCL is served by gloo, which talks between CPU tensors.
+"""`torch.distributed` on virtual GPUs: gloo, which sends CPU tensors, replaces NCCL.
 
-Processes of one machine or of several meet as ever; each has its own virtual GPUs. The buckets in which
-`DistributedDataParallel` collects gradients live on its device. What is lost: `get_backend()` says gloo, and NCCL's own
-buffers are not counted: 556 MiB outside of torch's allocator on an H200, measured for one rank at its first all-reduce.
+Processes of one machine or of several form groups as usual; each has its own virtual GPUs. The gradient buckets of
+`DistributedDataParallel` are on its device. Two differences remain: `get_backend()` returns gloo, and NCCL's
+buffers are not counted (556 MiB outside of torch's allocator on an H200, for one rank at its first all-reduce).
 """
 
 import functools
@@ -12,36 +12,37 @@ from typing import Any
 import torch
 
 from legroom.observe.virtual import single_rank
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
-SECONDS_TO_LET_GO = 0.1
-"""Patience with gloo's threads: `wait()` returns when a collective's result is there, and the thread that made it lets go of its tensor a moment later (3 of
-100 all-reduces of two ranks, up to 7 ms on a busy machine). NCCL works in the order of the GPU's streams and holds nothing up."""
+GLOO_RELEASE_SECONDS = 0.1
+"""How long gloo's threads may hold a tensor after `wait()` returns. Seen in 3 of 100 all-reduces of two ranks, for up to 7 ms on a busy
+machine. NCCL works in the order of the GPU's streams and delays nothing."""
 
 
-def ranks_talk() -> bool:
-    """Whether this process is one of a group."""
+def is_rank() -> bool:
+    """Whether this process belongs to a process group."""
     distributed: Any = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized())
 
 
-def replacements() -> Iterable[Replacement]:
-    """Groups are made with gloo, or of a rank that is traced alone; collectives forget which device they were bound to."""
-    yield from single_rank.replacements() if single_rank.is_wanted() else _groups_with_gloo()
+def replacements(host: VirtualHost) -> Iterable[Replacement]:
+    """Groups use gloo, or the fake backend if a single rank is traced. Collectives ignore the device that they are bound to."""
+    yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
     distributed, c10d = _modules()
     barrier = getattr(c10d, "barrier", None)
     if barrier is not None:
-        anywhere = _without(barrier, "device_ids")
-        yield from table(c10d, {"barrier": anywhere})
-        yield from table(distributed, {"barrier": anywhere})
+        on_any_device = _without(barrier, "device_ids")
+        yield from table(c10d, {"barrier": on_any_device})
+        yield from table(distributed, {"barrier": on_any_device})
     for owner in (c10d, distributed):
         yield from table(owner, {"is_nccl_available": answer(True)})
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
-    # Where buckets are made, and made anew after the first step.
+    # These methods create the buckets, and create them again after the first step.
     for name in ("_ddp_init_helper", "_pre_forward"):
-        plain = getattr(parallel, name, None)
-        if plain is not None:
-            yield from table(parallel, {name: _buckets_on_its_device(plain)})
+        original = getattr(parallel, name, None)
+        if original is not None:
+            yield from table(parallel, {name: _with_buckets_on_device(original, host)})
 
 
 def _modules() -> tuple[Any, Any]:
@@ -51,61 +52,51 @@ def _modules() -> tuple[Any, Any]:
 def _groups_with_gloo() -> Iterable[Replacement]:
     distributed, c10d = _modules()
     for name, position in (("init_process_group", 0), ("new_group", 2)):
-        plain = getattr(c10d, name, None)
-        if plain is not None:
-            with_gloo = _with_gloo(plain, position)
+        original = getattr(c10d, name, None)
+        if original is not None:
+            with_gloo = _with_gloo(original, position)
             yield from table(c10d, {name: with_gloo})
             yield from table(distributed, {name: with_gloo})
 
 
-def _with_gloo(plain: Any, position: int) -> Any:
-    @functools.wraps(plain)
+def _with_gloo(original: Any, position: int) -> Any:
+    @functools.wraps(original)
     def make_group(*arguments: Any, **options: Any) -> Any:
         options.pop("device_id", None)
         options.pop("pg_options", None)
         if len(arguments) > position:
-            words = list(arguments)
-            words[position] = _gloo(words[position])
-            return plain(*words, **options)
-        return plain(*arguments, **{**options, "backend": _gloo(options.get("backend"))})
+            changed = list(arguments)
+            changed[position] = _gloo(changed[position])
+            return original(*changed, **options)
+        return original(*arguments, **{**options, "backend": _gloo(options.get("backend"))})
 
     return make_group
 
 
 def _gloo(backend: Any) -> Any:
-    """gloo for NCCL, for a list of devices with NCCL among them, and for no wish at all."""
+    """gloo instead of NCCL, instead of a list of devices that includes NCCL, and as the default."""
     return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
 
 
-def _buckets_on_its_device(plain: Any) -> Any:
-    """What the C++ reducer makes from nothing lives where the model's parameters live."""
+def _with_buckets_on_device(original: Any, host: VirtualHost) -> Any:
+    """Tensors that the C++ reducer creates are on the device of the model's parameters."""
 
-    @functools.wraps(plain)
+    @functools.wraps(original)
     def call(parallel: Any, *arguments: Any, **options: Any) -> Any:
-        from legroom.observe.virtual.gpu import VirtualGPU
-
-        active = VirtualGPU._active
-        index = None
-        if active is not None:
-            first = next(iter(parallel.module.parameters()), None)
-            index = None if first is None else active.recorder.device_of(first)
-        if active is None or index is None:
-            return plain(parallel, *arguments, **options)
-        context = active.recorder.context
-        outer = context.factory_target
-        context.factory_target = index
-        try:
-            return plain(parallel, *arguments, **options)
-        finally:
-            context.factory_target = outer
+        first = next(iter(parallel.module.parameters()), None)
+        index = None if first is None else host.device_of(first)
+        if index is None:
+            return original(parallel, *arguments, **options)
+        with host.factories_on(index):
+            return original(parallel, *arguments, **options)
 
     return call
 
 
-def _without(plain: Any, option: str) -> Any:
-    @functools.wraps(plain)
+def _without(original: Any, option: str) -> Any:
+    @functools.wraps(original)
     def call(*arguments: Any, **options: Any) -> Any:
         options.pop(option, None)
-        return plain(*arguments, **options)
+        return original(*arguments, **options)
 
     return call

@@ -1,8 +1,8 @@
-"""How much memory is in use: `torch.cuda.memory_*`, answered by the replayed allocator.
+"""Memory statistics: `torch.cuda.memory_*`, from the replayed allocator.
 
-As elsewhere the C functions are replaced and torch's Python stays, so `memory_summary()` is formatted by torch itself.
-The four figures that training loops print at every step are also answered directly: torch's own way to them builds
-and sorts some ninety statistics first.
+The C functions are replaced and torch's Python code stays, so torch itself formats `memory_summary()`.
+The four values that training loops print at every step are also replaced directly, because torch builds
+and sorts about ninety statistics for each of them.
 """
 
 import os
@@ -13,8 +13,8 @@ import torch
 
 from legroom.memory.allocator.allocator import Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
-from legroom.observe.virtual.protocols import Host
 from legroom.observe.virtual.torch_api.devices import free_bytes, index_of
 from legroom.units import MiB
 
@@ -23,29 +23,29 @@ OutOfMemoryObserver = Callable[[int, int, int, int], None]
 _observers: list[OutOfMemoryObserver] = []
 
 
-def replacements(host: Host) -> Iterable[Replacement]:
-    """Statistics, limits, the cache and the snapshot."""
-    answers = _Answers(host)
+def replacements(host: VirtualHost) -> Iterable[Replacement]:
+    """Statistics, limits, the cache and snapshots."""
+    functions = _MemoryFunctions(host)
     yield from table(
         torch._C,
         {
-            "_cuda_memoryStats": answers.nested_stats,
-            "_cuda_resetPeakMemoryStats": answers.reset_peaks,
-            "_cuda_resetAccumulatedMemoryStats": answers.reset_accumulated,
+            "_cuda_memoryStats": functions.nested_stats,
+            "_cuda_resetPeakMemoryStats": functions.reset_peaks,
+            "_cuda_resetAccumulatedMemoryStats": functions.reset_accumulated,
             "_cuda_emptyCache": host.empty_cache,
-            "_cuda_setMemoryFraction": answers.set_fraction,
-            "_cuda_getMemoryFraction": answers.get_fraction,
-            "_cuda_memorySnapshot": answers.snapshot,
-            "_cuda_record_memory_history": answers.record_history,
-            "_cuda_record_memory_history_legacy": answers.record_history,
+            "_cuda_setMemoryFraction": functions.set_fraction,
+            "_cuda_getMemoryFraction": functions.get_fraction,
+            "_cuda_memorySnapshot": functions.snapshot,
+            "_cuda_record_memory_history": functions.record_history,
+            "_cuda_record_memory_history_legacy": functions.record_history,
             "_cuda_isHistoryEnabled": answer(False),
             "_cuda_allocationTraceback": answer(),
             "_cuda_attach_out_of_memory_observer": _observers.append,
-            "_cuda_cudaCachingAllocator_raw_alloc": answers.raw_alloc,
-            "_cuda_cudaCachingAllocator_raw_delete": answers.raw_delete,
+            "_cuda_cudaCachingAllocator_raw_alloc": functions.raw_alloc,
+            "_cuda_cudaCachingAllocator_raw_delete": functions.raw_delete,
             "_cuda_cudaCachingAllocator_enable": answer(),
             "_cuda_cudaCachingAllocator_is_enabled": answer(True),
-            "_cuda_cudaCachingAllocator_set_allocator_settings": answers.change_settings,
+            "_cuda_cudaCachingAllocator_set_allocator_settings": functions.change_settings,
             "_cuda_getAllocatorBackend": answer("native"),
             "_cuda_hostMemoryStats": dict,
             "_cuda_resetAccumulatedHostMemoryStats": answer(),
@@ -53,11 +53,11 @@ def replacements(host: Host) -> Iterable[Replacement]:
             "_accelerator_isAllocatorInitialized": answer(True),
             "_accelerator_emptyCache": host.empty_cache,
             "_accelerator_emptyHostCache": answer(),
-            "_accelerator_getDeviceStats": answers.nested_stats,
-            "_accelerator_getMemoryInfo": answers.memory_info,
-            "_accelerator_resetPeakStats": answers.reset_peaks,
-            "_accelerator_resetAccumulatedStats": answers.reset_accumulated,
-            "_accelerator_setAllocatorSettings": answers.change_settings,
+            "_accelerator_getDeviceStats": functions.nested_stats,
+            "_accelerator_getMemoryInfo": functions.memory_info,
+            "_accelerator_resetPeakStats": functions.reset_peaks,
+            "_accelerator_resetAccumulatedStats": functions.reset_accumulated,
+            "_accelerator_setAllocatorSettings": functions.change_settings,
         },
         add=True,
     )
@@ -65,29 +65,28 @@ def replacements(host: Host) -> Iterable[Replacement]:
         yield from table(
             optional_module(module),
             {
-                "memory_allocated": answers.figure("allocated"),
-                "max_memory_allocated": answers.figure("peak_allocated"),
-                "memory_reserved": answers.figure("reserved"),
-                "max_memory_reserved": answers.figure("peak_reserved"),
-                "list_gpu_processes": answers.processes,
-                "device_memory_used": answers.device_memory_used,
+                "memory_allocated": functions.statistic("allocated"),
+                "max_memory_allocated": functions.statistic("peak_allocated"),
+                "memory_reserved": functions.statistic("reserved"),
+                "max_memory_reserved": functions.statistic("peak_reserved"),
+                "list_gpu_processes": functions.processes,
+                "device_memory_used": functions.device_memory_used,
             },
         )
 
 
-def out_of_memory(index: int, requested: int, total: int, free: int) -> None:
-    """An allocation failed: tell whoever attached an observer, as torch does before it raises."""
+def call_oom_observers(index: int, requested: int, total: int, free: int) -> None:
+    """Call the attached observers, as torch does before it raises an out-of-memory error."""
     for observer in tuple(_observers):
         observer(index, requested, total, free)
 
 
-def forget_observers() -> None:
-    """The virtual GPU is gone, and with it whoever watched for its failures."""
+def remove_oom_observers() -> None:
     _observers.clear()
 
 
-class _Answers:
-    def __init__(self, host: Host) -> None:
+class _MemoryFunctions:
+    def __init__(self, host: VirtualHost) -> None:
         self._host = host
         self._fractions: dict[int, float] = {}
         self._raw: dict[int, torch.UntypedStorage] = {}
@@ -122,8 +121,8 @@ class _Answers:
         device = self._host.devices[index_of(self._host, index)]
         return free_bytes(device), device.capacity
 
-    def figure(self, name: str) -> Callable[..., int]:
-        """One of the allocator's figures, asked as torch.cuda and torch.accelerator ask it."""
+    def statistic(self, name: str) -> Callable[..., int]:
+        """A function with the signature of `torch.cuda.memory_allocated` that returns one of the allocator's statistics."""
 
         def read(device: Any = None) -> int:
             index = torch.cuda._utils._get_device_index(device, optional=True)
@@ -142,7 +141,7 @@ class _Answers:
         return f"GPU:{found.index}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
     def snapshot(self, *_selection: Any) -> dict[str, Any]:
-        """Segments and blocks of every device; the history is left empty."""
+        """Segments and blocks of every device. The history is empty."""
         return {
             "segments": [
                 _segment_for_torch(device.index, segment)
@@ -156,8 +155,8 @@ class _Answers:
 
     def record_history(self, *_arguments: Any, **_options: Any) -> None:
         self._warn(
-            "a virtual GPU keeps no CUDA allocator history: snapshots hold segments and blocks only; the capture "
-            "that Legroom writes has every allocation with its line"
+            "A virtual GPU records no CUDA allocator history. Snapshots contain segments and blocks only. Legroom's capture "
+            "file has every allocation with its line."
         )
 
     def change_settings(self, settings: str) -> None:
@@ -166,7 +165,7 @@ class _Answers:
             allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
 
     def raw_alloc(self, size: int, _stream: int = 0) -> int:
-        """Memory for another library: a storage that nothing but this table holds."""
+        """Memory for another library: a storage that only this table keeps alive."""
         make_storage: Any = torch.UntypedStorage
         storage: torch.UntypedStorage = make_storage(size)
         self._host.mark(storage, self._host.current)
@@ -184,6 +183,6 @@ class _Answers:
 
 
 def _segment_for_torch(device: int, segment: dict[str, Any]) -> dict[str, Any]:
-    """A segment with every key that torch's own snapshot has, so that its viewers can read it."""
+    """A segment with all keys of torch's own snapshot, so that its viewers can read it."""
     blocks = [{**block, "frames": []} for block in segment["blocks"]]
     return {**segment, "device": device, "segment_pool_id": (0, 0), "frames": [], "blocks": blocks}

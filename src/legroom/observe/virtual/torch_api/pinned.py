@@ -1,7 +1,7 @@
-"""Pinned host memory, which needs a GPU to be pinned for: here a plain copy that says it is pinned.
+"""Pinned host memory: a copy for which `is_pinned()` is True. Real pinning needs a GPU.
 
-`Tensor.pin_memory` is replaced on the class, so it works in the DataLoader's own thread too. Which storages are pinned
-is remembered by a weak reference each; it keeps nothing alive and costs nothing to the others.
+`Tensor.pin_memory` is replaced on the class, so it works in the DataLoader's thread too. Pinned storages are
+stored as weak references, so they are not kept alive.
 """
 
 import contextlib
@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, table
-from legroom.observe.virtual.protocols import Host
 
 
 def count_as_pinned(tensor: torch.Tensor) -> None:
-    """This tensor was made with `pin_memory=True`: it says so from now on."""
+    """Mark a tensor that was created with `pin_memory=True`."""
     if _active is not None:
         _active.remember(tensor.untyped_storage())
 
 
 @contextlib.contextmanager
-def pinned_memory(host: Host) -> Iterator[Iterable[Replacement]]:
-    """Replacements for pinning, of tensors and of storages (whose own methods go through a tensor's)."""
+def pinned_memory(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
+    """Replacements for the methods of tensors. Those of storages call them."""
     global _active
     pinned = _active = _Pinned(host)
 
@@ -40,7 +40,7 @@ def pinned_memory(host: Host) -> Iterator[Iterable[Replacement]]:
 
 
 class _Pinned:
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: VirtualHost) -> None:
         self._host = host
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -66,7 +66,7 @@ _active: _Pinned | None = None
 
 
 def _type_name(tensor: torch.Tensor) -> str:
-    """`torch.cuda.FloatTensor`: what torch calls the type of a tensor on a device."""
+    """torch's name for the type of a tensor on a device: `torch.cuda.FloatTensor`."""
     names = {
         torch.float16: "Half",
         torch.bfloat16: "BFloat16",

@@ -1,11 +1,11 @@
-"""Random numbers on a virtual GPU: they come from the CPU's own generator.
+"""Random numbers on a virtual GPU come from the CPU's generator.
 
-A run on a virtual GPU gives bit for bit what the same script gives on the plain CPU, where there is one generator and
-`torch.cuda.manual_seed` does nothing. So here too: a device's default generator keeps the seed it was given and says
-it again, but draws nothing; its state, which scripts save, restore and fork, is the state of the CPU's generator.
-The price: seeding `torch.cuda` alone does not repeat a run, `torch.manual_seed` does.
+A run on a virtual GPU gives the same bits as the same script on the CPU, where there is one generator and
+`torch.cuda.manual_seed` does nothing. So a device's default generator stores its seed and returns
+it, but draws no numbers. Its state, which scripts save, restore and fork, is the state of the CPU's generator.
+Therefore `torch.cuda.manual_seed` alone does not make a run reproducible; `torch.manual_seed` does.
 
-`torch.Generator(device="cuda")` is an independent generator with its own seed, as anywhere.
+`torch.Generator(device="cuda")` is an independent generator with its own seed, as usual.
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, table
-from legroom.observe.virtual.protocols import Host
 from legroom.observe.virtual.torch_api.devices import index_of
 
 DEFAULT_SEED = 67280421310721
-"""What torch seeds a generator with that nobody has seeded."""
+"""torch's default seed."""
 
 
 @contextlib.contextmanager
-def generators(host: Host) -> Iterator[Iterable[Replacement]]:
-    """Replacements for the default generators, and for the class that makes others."""
+def generators(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
+    """Replacements for the default generators and for `torch.Generator`."""
     defaults = tuple(_DefaultGenerator.for_device(device.index) for device in host.devices)
     is_active = [True]
     try:
@@ -38,7 +38,7 @@ def generators(host: Host) -> Iterator[Iterable[Replacement]]:
 
 
 class _OnDevice(torch.Generator):
-    """A generator of the CPU that says it is a device's."""
+    """A CPU generator whose `device` is a virtual one."""
 
     _index: int = 0
 
@@ -47,16 +47,16 @@ class _OnDevice(torch.Generator):
         return torch.device("cuda", self._index)
 
     def get_offset(self) -> int:
-        """How many numbers were drawn: only CUDA's generator counts that."""
+        """The number of values drawn, which only CUDA's generator counts."""
         return 0
 
     def set_offset(self, offset: int) -> "_OnDevice":
-        """Nothing counts the numbers drawn."""
+        """Ignored: nothing counts the values drawn."""
         return self
 
 
 class _DefaultGenerator(_OnDevice):
-    """The default generator of a device: a seed to tell, and the CPU's state to save and restore."""
+    """The default generator of a device: it stores a seed, and its state is the CPU generator's."""
 
     _seed: int = DEFAULT_SEED
 
@@ -85,17 +85,17 @@ class _DefaultGenerator(_OnDevice):
         return self
 
 
-def _generator_class(host: Host, is_active: list[bool]) -> type:
-    """`torch.Generator` for the time of a virtual GPU, and for those who keep it afterwards.
+def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
+    """`torch.Generator` while a virtual GPU is active, and afterwards for code that imported it meanwhile.
 
-    Every generator is an instance of it, those made before included; a class of the script's own that derives from
-    it is as strict as any class.
+    Every generator is an instance of it, including those created earlier. `isinstance` with a subclass that the script
+    defines works as usual.
     """
-    plain: Any = torch.Generator
+    original: Any = torch.Generator
 
-    class GeneratorMeta(type(plain)):  # type: ignore[misc]
+    class GeneratorMeta(type(original)):  # type: ignore[misc]
         def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, plain) if cls is Generator else super().__instancecheck__(instance)
+            return isinstance(instance, original) if cls is Generator else super().__instancecheck__(instance)
 
     class Generator(_OnDevice, metaclass=GeneratorMeta):
         def __new__(cls, device: Any = "cpu") -> Any:
@@ -103,19 +103,19 @@ def _generator_class(host: Host, is_active: list[bool]) -> type:
                 torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
             )
             if device.type != "cuda" or not is_active:
-                return plain(device) if cls is Generator else plain.__new__(cls, device)
-            generator = plain.__new__(cls, "cpu")
+                return original(device) if cls is Generator else original.__new__(cls, device)
+            generator = original.__new__(cls, "cpu")
             generator._index = index_of(host, device)
             return generator
 
         @property
         def device(self) -> torch.device:  # type: ignore[override]
-            return plain.device.__get__(self) if self._index < 0 else super().device
+            return original.device.__get__(self) if self._index < 0 else super().device
 
         _index = -1
 
         def __init__(self, *_arguments: Any, **_options: Any) -> None:
             """Everything happens in `__new__`, as in torch's own class."""
 
-    Generator.__module__, Generator.__qualname__ = plain.__module__, plain.__qualname__
+    Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator

@@ -1,10 +1,10 @@
 """Streams and events of a virtual GPU.
 
-The arithmetic runs on the CPU and is done when the call returns, so nothing is ever waited for: a stream only says
-whose pool of memory an allocation comes from, and an event only keeps the host's clock. `current_stream_id` is what
-the allocator must be told at each allocation.
+Operations run on the CPU and have finished when the call returns, so nothing waits: a stream only determines
+the memory pool of an allocation, and an event only stores the host's time. The allocator needs `current_stream_id`
+at each allocation.
 
-As on a real GPU the current stream is one per thread and device, and streams come from a ring of 32 per device and
+As on a real GPU, each thread has a current stream per device, and each device has 32 streams per
 priority: the 33rd is the first again.
 """
 
@@ -19,22 +19,23 @@ from typing import Any, NoReturn
 import torch
 
 from legroom.errors import Unsupported
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, table
-from legroom.observe.virtual.protocols import Host
 from legroom.observe.virtual.torch_api.devices import index_of
 
 CUDA_DEVICE_TYPE = 1
-"""The number that torch's C++ gives CUDA among the kinds of devices."""
-RING = 32
+"""The device type of CUDA in torch's C++ code."""
+POOL_SIZE = 32
+"""Streams per device and priority."""
 
 
 def current_stream_id(index: int) -> int:
-    """The stream that allocations of this thread go to on a device: 0 is the default one."""
+    """The current stream of this thread on a device. 0 is the default stream."""
     return _active.current.get(index, 0) if _active is not None else 0
 
 
 @contextlib.contextmanager
-def streams(host: Host) -> Iterator["Streams"]:
+def streams(host: VirtualHost) -> Iterator["Streams"]:
     """Within the block, `Stream` and `Event` belong to this host."""
     global _active
     _active = Streams(host)
@@ -61,9 +62,9 @@ def replacements(active: "Streams") -> Iterable[Replacement]:
     )
     module = optional_module("torch.cuda.streams")
     classes = {"Stream": Stream, "Event": Event, "ExternalStream": ExternalStream}
-    # A class that a script imported before the virtual GPU began gives a virtual object as well.
+    # A class that a script imported before the virtual GPU was entered creates virtual objects as well.
     for name, replacement in classes.items():
-        yield from table(getattr(module, name, None), {"__new__": _instead_of(replacement)})
+        yield from table(getattr(module, name, None), {"__new__": _creating(replacement)})
     yield from table(module, classes)
     yield from table(optional_module("torch.cuda"), classes)
     yield from table(torch, {"Stream": GenericStream, "Event": GenericEvent})
@@ -71,16 +72,16 @@ def replacements(active: "Streams") -> Iterable[Replacement]:
 
 
 class Streams:
-    """Which stream is current, and which is next to be given out."""
+    """The current streams, and the next stream of each pool."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: VirtualHost) -> None:
         self.host = host
         self._per_thread = threading.local()
         self._next: dict[tuple[int, bool], Iterator[int]] = {}
 
     @property
     def current(self) -> dict[int, int]:
-        """This thread's current stream on each device where it is not the default one."""
+        """Device → this thread's current stream, if it is not the default stream."""
         current: dict[int, int] | None = getattr(self._per_thread, "streams", None)
         if current is None:
             current = self._per_thread.streams = {}
@@ -88,9 +89,9 @@ class Streams:
 
     def new_id(self, index: int, priority: int) -> int:
         high = priority < 0
-        first = 1 + RING * high
-        ring = self._next.setdefault((index, high), itertools.cycle(range(first, first + RING)))
-        return next(ring)
+        first = 1 + POOL_SIZE * high
+        pool = self._next.setdefault((index, high), itertools.cycle(range(first, first + POOL_SIZE)))
+        return next(pool)
 
     def current_id(self, index: int) -> int:
         self._check(index)
@@ -117,12 +118,12 @@ class Streams:
 
     @property
     def record(self) -> Callable[[torch.Tensor, "GenericStream"], None]:
-        """`Tensor.record_stream`: told to the host where it wants to know (`record_stream(tensor, stream_id)`)."""
-        told = getattr(self.host, "record_stream", None)
+        """`Tensor.record_stream`. Calls `record_stream(tensor, stream_id)` of the host, if it has such a method."""
+        on_record = getattr(self.host, "record_stream", None)
 
         def record_stream(tensor: torch.Tensor, stream: "GenericStream") -> None:
-            if told is not None:
-                told(tensor, stream.stream_id)
+            if on_record is not None:
+                on_record(tensor, stream.stream_id)
 
         return record_stream
 
@@ -132,28 +133,28 @@ class Streams:
             raise RuntimeError(f"Device index value {index} is out of index range [0, {count})")
 
 
-class _StandIn(type):
-    """The class of the classes here: each stands in for one of torch's.
+class _ReplacementMeta(type):
+    """The metaclass of classes that replace one of torch's classes (`original`).
 
-    A library that was imported meanwhile may keep such a class when the virtual GPU is gone. It then makes objects
-    of torch's own class, and always takes them for its own.
+    A library that was imported meanwhile may still use the replacement after the virtual GPU has ended. It then creates objects
+    of torch's own class, which always count as its instances.
     """
 
-    plain: Any
+    original: Any
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        make = cls.plain if _active is None else super().__call__
+        make = cls.original if _active is None else super().__call__
         return make(*arguments, **options)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        stands_in = "plain" in vars(cls) and isinstance(instance, vars(cls)["plain"])
-        return stands_in or super().__instancecheck__(instance)
+        is_original = "original" in vars(cls) and isinstance(instance, vars(cls)["original"])
+        return is_original or super().__instancecheck__(instance)
 
 
-class GenericStream(metaclass=_StandIn):
+class GenericStream(metaclass=_ReplacementMeta):
     """`torch.Stream` on a virtual GPU."""
 
-    plain: Any = torch.Stream
+    original: Any = torch.Stream
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class GenericStream(metaclass=_StandIn):
         self.stream_id = stream_id
         self.device_index = device_index
         self.device_type = device_type
-        self.priority = -1 if stream_id > RING else 0
+        self.priority = -1 if stream_id > POOL_SIZE else 0
         self._before: list[tuple[int, int, int]] = []
 
     @property
@@ -189,13 +190,13 @@ class GenericStream(metaclass=_StandIn):
         return False
 
     def synchronize(self) -> None:
-        """Everything has already been done."""
+        """All operations have finished."""
 
     def wait_event(self, event: "GenericEvent") -> None:
-        """Everything has already been done."""
+        """All operations have finished."""
 
     def wait_stream(self, stream: "GenericStream") -> None:
-        """Everything has already been done."""
+        """All operations have finished."""
 
     def record_event(self, event: "GenericEvent | None" = None) -> "GenericEvent":
         event = event or self._new_event()
@@ -234,7 +235,7 @@ class GenericStream(metaclass=_StandIn):
 class Stream(GenericStream):
     """`torch.cuda.Stream` on a virtual GPU."""
 
-    plain: Any = torch.cuda.Stream
+    original: Any = torch.cuda.Stream
 
     @property
     def cuda_stream(self) -> int:
@@ -246,7 +247,7 @@ class Stream(GenericStream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The lowest and the highest priority: here two, as two rings of streams are all the difference."""
+        """The lowest and the highest priority."""
         return 0, -1
 
     def __repr__(self) -> str:
@@ -257,18 +258,18 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream that another library made: there is no such library here."""
+    """A stream of another library, which a virtual GPU cannot use."""
 
-    plain: Any = torch.cuda.ExternalStream
+    original: Any = torch.cuda.ExternalStream
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         _external_stream()
 
 
-class GenericEvent(metaclass=_StandIn):
-    """`torch.Event` on a virtual GPU: the moment on the host's clock at which it was recorded."""
+class GenericEvent(metaclass=_ReplacementMeta):
+    """`torch.Event` on a virtual GPU: the host's time at which it was recorded."""
 
-    plain: Any = torch.Event
+    original: Any = torch.Event
 
     def __init__(
         self,
@@ -292,13 +293,13 @@ class GenericEvent(metaclass=_StandIn):
         self._recorded = time.perf_counter()
 
     def wait(self, stream: GenericStream | None = None) -> None:
-        """Everything has already been done."""
+        """All operations have finished."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Everything has already been done."""
+        """All operations have finished."""
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
         """Milliseconds between the two recordings, by the host's clock."""
@@ -309,11 +310,11 @@ class GenericEvent(metaclass=_StandIn):
         return (end_event._recorded - self._recorded) * 1000
 
     def ipc_handle(self) -> NoReturn:
-        raise Unsupported("an event of a virtual GPU cannot be shared with another process")
+        raise Unsupported("An event of a virtual GPU cannot be shared with another process.")
 
     @classmethod
     def from_ipc_handle(cls, device: Any, handle: bytes) -> NoReturn:
-        raise Unsupported("an event of a virtual GPU cannot be shared with another process")
+        raise Unsupported("An event of a virtual GPU cannot be shared with another process.")
 
     def __repr__(self) -> str:
         return f"torch.Event device_type=cuda, device_index={self.device.index}, event_id={self.event_id}"
@@ -322,7 +323,7 @@ class GenericEvent(metaclass=_StandIn):
 class Event(GenericEvent):
     """`torch.cuda.Event` on a virtual GPU."""
 
-    plain: Any = torch.cuda.Event
+    original: Any = torch.cuda.Event
 
     def __init__(
         self,
@@ -353,19 +354,19 @@ _active: Streams | None = None
 def _required() -> Streams:
     if _active is None:
         raise Unsupported(
-            "this stream belongs to a virtual GPU that is gone: make it inside `with VirtualGPU(...)`"
+            "This stream belongs to a virtual GPU that is no longer active. Create it inside `with VirtualGPU(...)`."
         )
     return _active
 
 
 def _external_stream(*_arguments: Any, **_options: Any) -> NoReturn:
     raise Unsupported(
-        "a virtual GPU cannot adopt a stream of another library: use torch.cuda.Stream() instead"
+        "A virtual GPU cannot use a stream of another library. Use `torch.cuda.Stream()` instead."
     )
 
 
-def _instead_of(replacement: type) -> Any:
-    """A `__new__` that gives an object of another class."""
+def _creating(replacement: type) -> Any:
+    """A `__new__` that creates an object of another class."""
 
     def make(_cls: type, *arguments: Any, **options: Any) -> Any:
         return replacement(*arguments, **options)

@@ -1,12 +1,12 @@
-"""`torch.cuda.FloatTensor` and its siblings: the names by which old scripts make and recognise tensors on a GPU."""
+"""`torch.cuda.FloatTensor` and the other tensor types with which old scripts create and recognize tensors on a GPU."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, table
-from legroom.observe.virtual.protocols import Host
 
 TYPES = {
     "FloatTensor": torch.float32,
@@ -22,28 +22,28 @@ TYPES = {
 }
 
 
-def replacements(host: Host) -> Iterable[Replacement]:
-    """The types, and the function that makes one of them the default."""
+def replacements(host: VirtualHost) -> Iterable[Replacement]:
+    """The types, and `torch.set_default_tensor_type`."""
     types = {name: _tensor_type(host, name, dtype) for name, dtype in TYPES.items()}
-    plain = torch.set_default_tensor_type
+    original = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any, /) -> None:
-        """Torch's successor of it in two calls: the data type, and the device."""
+        """Sets the default data type and the default device."""
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
         on_device = name.startswith("torch.cuda.")
         if on_device:
             torch.set_default_dtype(TYPES[name.removeprefix("torch.cuda.")])
         else:
-            plain(kind)
+            original(kind)
         torch.set_default_device("cuda" if on_device else None)
 
     yield from table(optional_module("torch.cuda"), types)
     yield from table(torch, {"set_default_tensor_type": set_default_tensor_type})
 
 
-def _tensor_type(host: Host, name: str, data_type: torch.dtype) -> type:
+def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
     class TensorType(type):
-        """Recognises tensors by device and data type, and makes them when called."""
+        """Recognizes tensors by device and data type, and creates them when called."""
 
         def __instancecheck__(cls, value: object) -> bool:
             return (
@@ -53,7 +53,7 @@ def _tensor_type(host: Host, name: str, data_type: torch.dtype) -> type:
             )
 
         def __call__(cls, *arguments: Any, **_options: Any) -> Any:
-            """Sizes give uninitialised memory; a sequence, an array or a tensor gives its values."""
+            """Sizes create an uninitialized tensor; a sequence, an array or a tensor is copied."""
             device = torch.device("cuda", host.current)
             if not arguments:
                 return torch.empty(0, dtype=data_type, device=device)

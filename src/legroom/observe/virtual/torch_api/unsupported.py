@@ -1,8 +1,8 @@
-"""What a virtual GPU does not do, and how it says so.
+"""Features that a virtual GPU does not support.
 
-CUDA graphs and private memory pools replay or hold device memory behind the allocator's back, and exporting needs
-tensors of a device that is not there: asking for one raises `Unsupported` with a sentence. `torch.compile` is different: leaving the function as it is gives the same results, so
-the run goes on, and one warning says that the eager step is what is measured.
+CUDA graphs and private memory pools use device memory without the allocator, and exporting needs
+tensors on a real device: they raise `Unsupported`. `torch.compile` returns the function unchanged, which gives the same results, and
+warns once that the eager step is measured.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,10 +13,10 @@ import torch
 from legroom.errors import Unsupported
 from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
 
-GRAPHS = "a virtual GPU has no CUDA graphs: run the step itself, its memory is what a graph would replay"
-POOLS = "a virtual GPU has no private memory pools: leave out torch.cuda.MemPool, allocations go to the common pools"
-EXPORT = "a virtual GPU cannot export a model: move it and its inputs to the CPU first, as in torch.export.export(model.cpu(), ...)"
-COMPILED = "a virtual GPU runs the eager step: torch.compile leaves this function as it is"
+GRAPHS = "A virtual GPU does not support CUDA graphs. Run the step without a graph; it uses the same memory."
+POOLS = "A virtual GPU does not support private memory pools. Remove `torch.cuda.MemPool`; allocations then use the default pool."
+EXPORT = "A virtual GPU cannot export a model. Move the model and its inputs to the CPU first: `torch.export.export(model.cpu(), ...)`."
+COMPILED = "A virtual GPU runs the step in eager mode: `torch.compile` returns the function unchanged."
 
 
 def replacements() -> Iterable[Replacement]:
@@ -24,31 +24,31 @@ def replacements() -> Iterable[Replacement]:
     graphs, memory = optional_module("torch.cuda.graphs"), optional_module("torch.cuda.memory")
     for owner in (graphs, torch.cuda):
         yield from table(
-            owner, {"make_graphed_callables": _refusal(GRAPHS), "graph_pool_handle": _refusal(GRAPHS)}
+            owner, {"make_graphed_callables": _raiser(GRAPHS), "graph_pool_handle": _raiser(GRAPHS)}
         )
     for owner, name in ((graphs, "CUDAGraph"), (optional_module("torch.accelerator"), "Graph")):
-        yield from table(getattr(owner, name, None), {"__new__": staticmethod(_refusal(GRAPHS))})
-    yield from table(getattr(graphs, "graph", None), {"__init__": _refusal(GRAPHS)})
+        yield from table(getattr(owner, name, None), {"__new__": staticmethod(_raiser(GRAPHS))})
+    yield from table(getattr(graphs, "graph", None), {"__init__": _raiser(GRAPHS)})
     for owner in (memory, torch.cuda):
-        yield from table(owner, {"MemPool": _refusal(POOLS), "use_mem_pool": _refusal(POOLS)})
-    # Tracing makes tensors without data on the device that a tensor names: on a CPU build that ends the process.
+        yield from table(owner, {"MemPool": _raiser(POOLS), "use_mem_pool": _raiser(POOLS)})
+    # Tracing creates tensors without data on the device of a tensor, which ends the process on a CPU build.
     export = optional_module("torch.export")
     yield from table(
-        export, dict.fromkeys(("export", "export_for_training", "draft_export"), _refusal(EXPORT))
+        export, dict.fromkeys(("export", "export_for_training", "draft_export"), _raiser(EXPORT))
     )
-    yield from table(torch, {"compile": _leave_eager()})
-    # Its own way of finding out loads the compiler, and that asks a CUDA build for names that a CPU build lacks.
+    yield from table(torch, {"compile": _eager_compile()})
+    # The original loads the compiler, which imports names that a CPU build does not have.
     yield from table(optional_module("torch.compiler"), {"cudagraph_mark_step_begin": answer()})
 
 
-def _refusal(sentence: str) -> Callable[..., NoReturn]:
-    def refuse(*_arguments: Any, **_options: Any) -> NoReturn:
-        raise Unsupported(sentence)
+def _raiser(message: str) -> Callable[..., NoReturn]:
+    def unsupported(*_arguments: Any, **_options: Any) -> NoReturn:
+        raise Unsupported(message)
 
-    return refuse
+    return unsupported
 
 
-def _leave_eager() -> Callable[..., Any]:
+def _eager_compile() -> Callable[..., Any]:
     warn = once_warner()
 
     def compile(model: Any = None, **options: Any) -> Any:

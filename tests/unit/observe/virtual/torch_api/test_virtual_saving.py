@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.units import GiB, MiB
 
@@ -29,7 +29,7 @@ def saved(value: Any) -> io.BytesIO:
 
 
 def locations(buffer: io.BytesIO) -> list[str]:
-    """The devices written in a file, as a plain reader sees them."""
+    """The devices that are written in a file."""
     found: list[str] = []
 
     def remember(storage: Any, location: str) -> Any:
@@ -47,7 +47,7 @@ def test_the_device_is_written_into_the_file(host: Any) -> None:
 
 
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_a_tensor_comes_back_to_its_device(host: Any, weights_only: bool) -> None:
+def test_a_tensor_is_loaded_to_its_device(host: Any, weights_only: bool) -> None:
     original = host.put(VALUES.clone(), 1)
     buffer = saved({"weight": original, "step": VALUES})
     loaded = torch.load(buffer, weights_only=weights_only)
@@ -72,7 +72,7 @@ def test_a_tensor_comes_back_to_its_device(host: Any, weights_only: bool) -> Non
         (lambda storage, location: storage, None),
     ],
 )
-def test_a_tensor_goes_where_map_location_says(host: Any, where: Any, index: int | None) -> None:
+def test_a_tensor_is_loaded_to_map_location(host: Any, where: Any, index: int | None) -> None:
     buffer = saved(host.put(VALUES.clone()))
     loaded = torch.load(buffer, map_location=where)
     assert host.device_of(loaded) == index
@@ -97,7 +97,7 @@ def test_loading_can_run_out_of_memory() -> None:
             torch.load(buffer, map_location="cuda")
 
 
-def test_a_model_and_its_optimizer_come_back(host: Any, tmp_path: Path) -> None:
+def test_a_model_and_its_optimizer_are_loaded(host: Any, tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4)
     for parameter in model.parameters():
         host.put(parameter.data, 1)
@@ -106,14 +106,14 @@ def test_a_model_and_its_optimizer_come_back(host: Any, tmp_path: Path) -> None:
     assert {host.device_of(tensor) for tensor in loaded.values()} == {1}
 
 
-def test_a_memory_mapped_file_can_be_put_on_a_device(host: Any, tmp_path: Path) -> None:
+def test_a_memory_mapped_file_can_be_loaded_to_a_device(host: Any, tmp_path: Path) -> None:
     torch.save(VALUES, tmp_path / "values.pt")
     loaded = torch.load(tmp_path / "values.pt", map_location="cuda:1", mmap=True)
     assert host.device_of(loaded) == 1
     assert torch.equal(loaded, VALUES)
 
 
-def test_a_file_saved_on_a_virtual_gpu_needs_a_device_afterwards() -> None:
+def test_a_file_saved_on_a_virtual_gpu_needs_map_location_without_one() -> None:
     with virtual_gpus(GiB) as host:
         buffer = saved(host.put(VALUES.clone()))
     with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
@@ -122,7 +122,7 @@ def test_a_file_saved_on_a_virtual_gpu_needs_a_device_afterwards() -> None:
     assert torch.equal(torch.load(buffer, map_location="cpu"), VALUES)
 
 
-def test_a_deep_copy_lives_where_the_original_does(host: Any) -> None:
+def test_a_deep_copy_is_on_the_device_of_the_original(host: Any) -> None:
     copied = copy.deepcopy(host.put(VALUES.clone(), 1))
     assert host.device_of(copied) == 1
     assert torch.cuda.memory_allocated(1) == 512

@@ -1,4 +1,4 @@
-"""Memory figures of virtual GPUs, asked through torch."""
+"""Memory statistics of virtual GPUs."""
 
 import os
 import pickle
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch.cuda import memory_allocated as memory_allocated_imported_before
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
-from legroom.observe.virtual.torch_api.memory import out_of_memory
+from legroom.observe.virtual.torch_api.memory import call_oom_observers
 from legroom.units import GiB, MiB
 
 SMALL = 2 * MiB
-"""The segment that a small allocation takes."""
+"""The segment size of small allocations."""
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def mebibytes(count: int) -> torch.Tensor:
     return torch.empty(count * MiB, dtype=torch.uint8)
 
 
-def test_figures_come_from_the_allocator(host: Any) -> None:
+def test_statistics_come_from_the_allocator(host: Any) -> None:
     kept = host.put(mebibytes(30))
     assert torch.cuda.memory_allocated() == 30 * MiB
     assert torch.cuda.memory_reserved() == host.devices[0].allocator.reserved == 30 * MiB
@@ -40,34 +40,34 @@ def test_figures_come_from_the_allocator(host: Any) -> None:
 
 
 @pytest.mark.parametrize("device", [1, "cuda:1", torch.device("cuda", 1)])
-def test_a_figure_is_asked_of_a_device_however_it_is_written(host: Any, device: Any) -> None:
+def test_statistics_accept_a_device_in_every_form(host: Any, device: Any) -> None:
     kept = host.put(torch.zeros(3), 1)
     assert torch.cuda.memory_allocated(device) == 512
     assert torch.cuda.memory.memory_reserved(device) == SMALL
     assert kept is not None
 
 
-def test_without_a_device_the_current_one_is_asked(host: Any) -> None:
+def test_statistics_default_to_the_current_device(host: Any) -> None:
     kept = host.put(torch.zeros(3), 1)
     with torch.cuda.device(1):
         assert torch.cuda.memory_allocated() == torch.cuda.memory_allocated("cuda") == 512
     assert kept is not None
 
 
-def test_a_name_imported_before_gives_the_same_figure(host: Any) -> None:
+def test_functions_imported_earlier_return_the_same_statistics(host: Any) -> None:
     kept = host.put(torch.zeros(3))
     assert memory_allocated_imported_before() == 512
     assert kept is not None
 
 
-def test_a_missing_device_has_no_figures(host: Any) -> None:
+def test_statistics_of_a_missing_device_are_an_error(host: Any) -> None:
     with pytest.raises(RuntimeError, match="Invalid device argument 2"):
         torch.cuda.memory_allocated(2)
     with pytest.raises(RuntimeError, match="Invalid device argument 2"):
         torch.cuda.reset_peak_memory_stats(2)
 
 
-def test_the_old_names_still_answer(host: Any) -> None:
+def test_deprecated_names_still_work(host: Any) -> None:
     kept = host.put(torch.zeros(3))
     with pytest.warns(FutureWarning, match="renamed"):
         assert torch.cuda.memory_cached() == SMALL
@@ -76,7 +76,7 @@ def test_the_old_names_still_answer(host: Any) -> None:
     assert kept is not None
 
 
-def test_peaks_are_reset_to_what_is_there(host: Any) -> None:
+def test_peaks_are_reset_to_the_current_values(host: Any) -> None:
     host.put(mebibytes(40))
     kept = host.put(mebibytes(12))
     torch.cuda.reset_peak_memory_stats()
@@ -85,14 +85,14 @@ def test_peaks_are_reset_to_what_is_there(host: Any) -> None:
 
 
 @pytest.mark.parametrize("reset", ["reset_max_memory_allocated", "reset_max_memory_cached"])
-def test_the_old_resets_work(host: Any, reset: str) -> None:
+def test_deprecated_resets_still_work(host: Any, reset: str) -> None:
     host.put(mebibytes(40))
     with pytest.warns(FutureWarning, match="reset_peak_memory_stats"):
         getattr(torch.cuda, reset)()
     assert torch.cuda.max_memory_allocated() == 0
 
 
-def test_accumulated_figures_are_reset(host: Any) -> None:
+def test_accumulated_statistics_are_reset(host: Any) -> None:
     host.put(mebibytes(40))
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == 1
     torch.cuda.reset_accumulated_memory_stats()
@@ -109,7 +109,7 @@ def test_statistics_are_flat_and_nested(host: Any) -> None:
     assert kept is not None
 
 
-def test_the_summary_is_written_by_torch(host: Any) -> None:
+def test_torch_formats_the_summary(host: Any) -> None:
     kept = host.put(mebibytes(30))
     text = torch.cuda.memory_summary()
     assert "PyTorch CUDA memory summary, device ID 0" in text
@@ -118,14 +118,14 @@ def test_the_summary_is_written_by_torch(host: Any) -> None:
     assert kept is not None
 
 
-def test_emptying_the_cache_gives_segments_back(host: Any) -> None:
+def test_empty_cache_frees_segments(host: Any) -> None:
     host.put(mebibytes(30))
     assert torch.cuda.memory_reserved() == 30 * MiB
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() == 0
 
 
-def test_a_fraction_limits_the_process(host: Any) -> None:
+def test_a_memory_fraction_limits_the_process(host: Any) -> None:
     torch.cuda.set_per_process_memory_fraction(0.25, 1)
     with pytest.raises(torch.OutOfMemoryError):
         host.put(mebibytes(300), 1)
@@ -135,14 +135,14 @@ def test_a_fraction_limits_the_process(host: Any) -> None:
         assert torch.cuda.get_per_process_memory_fraction(0) == 1.0
 
 
-def test_a_fraction_outside_its_range_is_torchs_error(host: Any) -> None:
+def test_an_invalid_memory_fraction_raises_torchs_error(host: Any) -> None:
     with pytest.raises(ValueError, match="Invalid fraction value"):
         torch.cuda.set_per_process_memory_fraction(1.5)
     with pytest.raises(TypeError, match="must be `float`"):
         torch.cuda.set_per_process_memory_fraction(1)
 
 
-def test_the_snapshot_lists_segments_of_every_device(host: Any) -> None:
+def test_a_snapshot_lists_the_segments_of_every_device(host: Any) -> None:
     kept = [host.put(torch.zeros(3)), host.put(mebibytes(30), 1)]
     segments = torch.cuda.memory_snapshot()
     assert [(segment["device"], segment["total_size"]) for segment in segments] == [(0, SMALL), (1, 30 * MiB)]
@@ -161,15 +161,15 @@ def test_a_dumped_snapshot_can_be_read_by_torchs_viewer(host: Any, tmp_path: Pat
     assert kept is not None
 
 
-def test_asking_for_a_history_says_once_that_there_is_none(host: Any) -> None:
-    with pytest.warns(UserWarning, match="keeps no CUDA allocator history"):
+def test_recording_history_warns_once_that_there_is_none(host: Any) -> None:
+    with pytest.warns(UserWarning, match="records no CUDA allocator history"):
         torch.cuda.memory._record_memory_history(max_entries=1000)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
-def test_processes_are_this_one(host: Any) -> None:
+def test_only_this_process_is_listed(host: Any) -> None:
     kept = host.put(mebibytes(30), 1)
     text = torch.cuda.list_gpu_processes(1)
     assert text.splitlines()[0] == "GPU:1"
@@ -189,23 +189,23 @@ def test_allocator_settings_change_a_running_allocator(host: Any) -> None:
     assert all(device.allocator.settings.expandable_segments for device in host.devices)
 
 
-def test_an_observer_hears_of_a_failure(host: Any) -> None:
-    heard: list[tuple[int, int, int, int]] = []
-    torch._C._cuda_attach_out_of_memory_observer(lambda *figures: heard.append(figures))
-    out_of_memory(1, 100, GiB, 50)
-    assert heard == [(1, 100, GiB, 50)]
+def test_an_observer_is_called_on_out_of_memory(host: Any) -> None:
+    calls: list[tuple[int, int, int, int]] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *figures: calls.append(figures))
+    call_oom_observers(1, 100, GiB, 50)
+    assert calls == [(1, 100, GiB, 50)]
 
 
-def test_an_observer_is_forgotten_with_its_virtual_gpu() -> None:
-    heard: list[Any] = []
+def test_observers_are_removed_with_the_virtual_gpu() -> None:
+    calls: list[Any] = []
     with virtual_gpus(GiB):
-        torch._C._cuda_attach_out_of_memory_observer(lambda *figures: heard.append(figures))
-    out_of_memory(0, 1, 1, 1)
-    assert heard == []
+        torch._C._cuda_attach_out_of_memory_observer(lambda *figures: calls.append(figures))
+    call_oom_observers(0, 1, 1, 1)
+    assert calls == []
 
 
 @pytest.mark.skipif(not hasattr(torch.accelerator, "memory_allocated"), reason="not in this torch")
-def test_the_accelerator_gives_the_same_figures(host: Any) -> None:
+def test_the_accelerator_returns_the_same_statistics(host: Any) -> None:
     kept = host.put(torch.zeros(3), 1)
     torch.accelerator.set_device_index(1)
     assert torch.accelerator.memory_allocated() == torch.accelerator.max_memory_allocated("cuda:1") == 512
@@ -223,7 +223,7 @@ def test_pinned_memory_statistics_are_empty(host: Any) -> None:
         assert torch.cuda.host_memory_stats() == {}
 
 
-def test_nothing_warns(host: Any) -> None:
+def test_memory_functions_do_not_warn(host: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.cuda.memory_summary()

@@ -1,4 +1,4 @@
-"""Mixed precision on virtual GPUs: autocast for CUDA acts on the CPU's tensors."""
+"""Mixed precision on virtual GPUs: autocast for CUDA applies to CPU tensors."""
 
 import warnings
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch.cuda.amp import GradScaler as GradScalerImportedBefore
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.units import GiB
 
@@ -22,24 +22,24 @@ def host() -> Iterator[Any]:
 
 
 def product() -> torch.dtype:
-    """The data type that autocast gives a matrix product now."""
+    """The data type of a matrix product under the current autocast state."""
     return (A @ A).dtype
 
 
-def test_half_precision_by_default(host: Any) -> None:
+def test_autocast_uses_float16_by_default(host: Any) -> None:
     with torch.autocast("cuda"):
         assert product() == torch.float16
     assert product() == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_data_type_is_the_one_asked_for(host: Any, dtype: torch.dtype) -> None:
+def test_autocast_uses_the_given_data_type(host: Any, dtype: torch.dtype) -> None:
     with torch.autocast(device_type="cuda", dtype=dtype):
         assert product() == dtype
         assert torch.get_autocast_dtype("cuda") == dtype
 
 
-def test_torch_says_whether_it_is_enabled(host: Any) -> None:
+def test_is_autocast_enabled_reports_the_state_for_cuda(host: Any) -> None:
     assert torch.amp.is_autocast_available("cuda")
     assert not torch.is_autocast_enabled("cuda")
     with torch.autocast("cuda"):
@@ -57,7 +57,7 @@ def test_a_region_can_be_disabled_inside_another(host: Any) -> None:
         assert product() == torch.bfloat16
 
 
-def test_the_cpus_own_autocast_is_put_back(host: Any) -> None:
+def test_the_autocast_state_of_the_cpu_is_restored(host: Any) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.autocast("cuda"):
             assert product() == torch.float16
@@ -69,7 +69,7 @@ def test_the_cpus_own_autocast_is_put_back(host: Any) -> None:
     assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-def test_the_state_is_put_back_after_an_error(host: Any) -> None:
+def test_the_autocast_state_is_restored_after_an_error(host: Any) -> None:
     with pytest.raises(ZeroDivisionError), torch.autocast("cuda"):
         _ = 1 / 0
     assert product() == torch.float32
@@ -84,18 +84,18 @@ def test_autocast_is_a_decorator(host: Any) -> None:
     assert product() == torch.float32
 
 
-def test_the_old_name_works(host: Any) -> None:
+def test_torch_cuda_amp_autocast_works(host: Any) -> None:
     with pytest.warns(FutureWarning, match="deprecated"), torch.cuda.amp.autocast(dtype=torch.bfloat16):
         assert product() == torch.bfloat16
 
 
-def test_regions_without_cuda_are_left_alone(host: Any) -> None:
+def test_autocast_for_the_cpu_is_unchanged(host: Any) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert product() == torch.bfloat16
         assert not torch.is_autocast_enabled("cuda")
 
 
-def test_nothing_warns_that_cuda_is_missing(host: Any) -> None:
+def test_autocast_does_not_warn_that_cuda_is_missing(host: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -103,7 +103,7 @@ def test_nothing_warns_that_cuda_is_missing(host: Any) -> None:
         torch.amp.GradScaler("cuda")
 
 
-def test_custom_functions_see_the_state(host: Any) -> None:
+def test_custom_fwd_sees_the_autocast_state(host: Any) -> None:
     seen: list[tuple[str, torch.dtype]] = []
 
     class Product(torch.autograd.Function):
@@ -126,7 +126,7 @@ def test_custom_functions_see_the_state(host: Any) -> None:
     assert seen == [("forward", torch.bfloat16), ("backward", torch.bfloat16)]
 
 
-def test_checkpointing_repeats_the_precision(host: Any) -> None:
+def test_checkpointing_recomputes_in_the_same_precision(host: Any) -> None:
     seen: list[torch.dtype] = []
 
     def step(a: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def scaled_step(scaler: Any, gradient: float) -> tuple[float, float]:
     return weight.item(), scaler.get_scale()
 
 
-def test_a_scaled_step_is_the_plain_step(host: Any) -> None:
+def test_a_step_with_a_grad_scaler_equals_a_step_without(host: Any) -> None:
     weight, scale = scaled_step(torch.amp.GradScaler("cuda", init_scale=1024.0), 0.25)
     assert (weight, scale) == (0.75, 1024.0)
 
@@ -180,7 +180,7 @@ def test_the_state_of_a_scaler_is_saved_and_loaded(host: Any) -> None:
     assert second.get_scale() == 512.0
 
 
-def test_a_scaler_class_imported_before_is_enabled(host: Any) -> None:
+def test_a_grad_scaler_class_imported_earlier_is_enabled(host: Any) -> None:
     with pytest.warns(FutureWarning, match="deprecated") as caught:
         assert GradScalerImportedBefore().is_enabled()
     assert len(caught) == 1

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.observe.virtual.torch_api.pinned import count_as_pinned
 from legroom.units import GiB
@@ -20,7 +20,7 @@ def host() -> Iterator[Any]:
         yield host
 
 
-def test_a_pinned_copy_says_so_and_the_original_does_not(host: Any) -> None:
+def test_a_pinned_copy_is_pinned_and_the_original_is_not(host: Any) -> None:
     plain = torch.arange(6.0).view(2, 3)
     pinned = plain.pin_memory()
     assert pinned.is_pinned()
@@ -32,12 +32,12 @@ def test_a_view_of_pinned_memory_is_pinned(host: Any) -> None:
     assert torch.zeros(4).pin_memory()[1:].is_pinned()
 
 
-def test_what_is_pinned_is_not_copied_again(host: Any) -> None:
+def test_a_pinned_tensor_is_not_copied_again(host: Any) -> None:
     pinned = torch.zeros(3).pin_memory("cuda")
     assert pinned.pin_memory() is pinned
 
 
-def test_memory_of_the_gpu_cannot_be_pinned(host: Any) -> None:
+def test_a_tensor_on_the_gpu_cannot_be_pinned(host: Any) -> None:
     with pytest.raises(
         RuntimeError, match=r"cannot pin 'torch\.cuda\.FloatTensor' only dense CPU tensors can be pinned"
     ):
@@ -48,13 +48,13 @@ def test_storages_can_be_pinned(host: Any) -> None:
     assert torch.zeros(3).untyped_storage().pin_memory().is_pinned()
 
 
-def test_a_tensor_made_pinned_can_be_counted_as_such(host: Any) -> None:
+def test_a_tensor_created_with_pin_memory_is_pinned(host: Any) -> None:
     made = torch.zeros(3)
     count_as_pinned(made)
     assert made.is_pinned()
 
 
-def test_memory_that_takes_the_place_of_dead_pinned_memory_is_plain(host: Any) -> None:
+def test_memory_that_reuses_the_address_of_freed_pinned_memory_is_not_pinned(host: Any) -> None:
     for _ in range(50):
         torch.zeros(100).pin_memory()
         gc.collect()

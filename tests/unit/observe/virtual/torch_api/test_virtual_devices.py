@@ -1,4 +1,4 @@
-"""Which virtual GPUs there are, what they are and which one is selected."""
+"""The number, the properties and the selection of virtual GPUs."""
 
 import threading
 import warnings
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.cuda import current_device as current_device_imported_before
 from torch.cuda import is_available as is_available_imported_before
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.units import GiB, MiB
 
@@ -22,27 +22,27 @@ def host() -> Iterator[Any]:
             yield host
 
 
-def test_the_devices_are_there(host: Any) -> None:
+def test_devices_are_available(host: Any) -> None:
     assert torch.cuda.is_available()
     assert torch.cuda.device_count() == 2
     assert torch.cuda.is_initialized()
     torch.cuda.init()
 
 
-def test_names_imported_before_answer_too(host: Any) -> None:
+def test_functions_imported_earlier_see_the_devices(host: Any) -> None:
     torch.cuda.set_device(1)
     assert is_available_imported_before()
     assert current_device_imported_before() == 1
 
 
 @pytest.mark.parametrize("device", [1, "cuda:1", torch.device("cuda", 1)])
-def test_a_device_is_selected_however_it_is_written(host: Any, device: Any) -> None:
+def test_a_device_can_be_selected_in_every_form(host: Any, device: Any) -> None:
     torch.cuda.set_device(device)
     assert torch.cuda.current_device() == 1
     assert host.current == 1
 
 
-def test_a_negative_index_selects_nothing(host: Any) -> None:
+def test_a_negative_index_changes_nothing(host: Any) -> None:
     torch.cuda.set_device(1)
     torch.cuda.set_device(-1)
     assert torch.cuda.current_device() == 1
@@ -56,12 +56,12 @@ def test_a_missing_device_is_an_invalid_ordinal(host: Any) -> None:
         pass
 
 
-def test_a_device_of_another_kind_is_refused(host: Any) -> None:
+def test_a_device_of_another_type_is_rejected(host: Any) -> None:
     with pytest.raises(ValueError, match="Expected a cuda device"):
         torch.cuda.set_device("cpu")
 
 
-def test_the_device_context_comes_back(host: Any) -> None:
+def test_the_device_context_restores_the_device(host: Any) -> None:
     with torch.cuda.device(1):
         assert torch.cuda.current_device() == 1
         with torch.cuda.device(None):
@@ -78,14 +78,14 @@ def test_each_thread_selects_its_own_device(host: Any) -> None:
     assert seen == [0]
 
 
-def test_properties_tell_name_and_memory(host: Any) -> None:
+def test_properties_include_name_and_memory(host: Any) -> None:
     properties = torch.cuda.get_device_properties("cuda:1")
-    assert (properties.name, properties.total_memory) == ("Test GPU 1", 4 * GiB)
+    assert (properties.name, properties.total_memory) == ("Legroom virtual GPU 1", 4 * GiB)
     assert (properties.major, properties.minor) == torch.cuda.get_device_capability(1) == (8, 0)
     assert properties.multi_processor_count > 0
     assert properties.warp_size == 32
-    assert "name='Test GPU 1'" in repr(properties)
-    assert torch.cuda.get_device_name() == "Test GPU 0"
+    assert "name='Legroom virtual GPU 1'" in repr(properties)
+    assert torch.cuda.get_device_name() == "Legroom virtual GPU 0"
 
 
 def test_properties_of_a_missing_device_are_an_error(host: Any) -> None:
@@ -93,7 +93,7 @@ def test_properties_of_a_missing_device_are_an_error(host: Any) -> None:
         torch.cuda.get_device_properties(2)
 
 
-def test_devices_have_identifiers_of_their_own(host: Any) -> None:
+def test_each_device_has_its_own_uuid(host: Any) -> None:
     assert torch.cuda.get_device_properties(0).uuid != torch.cuda.get_device_properties(1).uuid
 
 
@@ -102,12 +102,12 @@ def test_the_architecture_agrees_with_the_capability(host: Any) -> None:
     assert torch.cuda.is_bf16_supported()
 
 
-def test_other_devices_can_be_reached(host: Any) -> None:
+def test_devices_can_access_their_peers(host: Any) -> None:
     assert torch.cuda.can_device_access_peer(0, 1)
     assert not torch.cuda.can_device_access_peer(1, 1)
 
 
-def test_free_memory_leaves_out_context_and_reserved(host: Any) -> None:
+def test_free_memory_excludes_the_context_and_reserved_memory(host: Any) -> None:
     host.put(torch.zeros(3), 1)
     assert torch.cuda.mem_get_info("cuda:1") == (4 * GiB - 256 * MiB - 2 * MiB, 4 * GiB)
     assert torch.cuda.mem_get_info() == (8 * GiB - 256 * MiB, 8 * GiB)
@@ -119,11 +119,11 @@ def test_the_runtime_reports_success(host: Any) -> None:
     runtime = torch.cuda.cudart()
     torch.cuda.check_error(runtime.cudaProfilerStart())
     torch.cuda.profiler.stop()
-    with pytest.raises(AttributeError, match="virtual GPU has no 'cudaMallocManaged'"):
+    with pytest.raises(AttributeError, match="virtual GPU has no `cudaMallocManaged`"):
         runtime.cudaMallocManaged  # noqa: B018
 
 
-def test_sensors_read_as_those_of_an_idle_device(host: Any) -> None:
+def test_sensors_report_an_idle_device(host: Any) -> None:
     assert torch.cuda.utilization(1) == 0
     assert torch.cuda.temperature() == 25
     assert torch.cuda.power_draw("cuda") == 0
@@ -132,7 +132,7 @@ def test_sensors_read_as_those_of_an_idle_device(host: Any) -> None:
         torch.cuda.temperature(2)
 
 
-def test_waiting_ends_at_once(host: Any) -> None:
+def test_synchronize_returns_at_once(host: Any) -> None:
     torch.cuda.synchronize()
     torch.cuda.synchronize("cuda:1")
     torch.cuda.ipc_collect()
@@ -140,11 +140,11 @@ def test_waiting_ends_at_once(host: Any) -> None:
         torch.cuda.synchronize(2)
 
 
-def test_nothing_is_being_captured(host: Any) -> None:
+def test_no_stream_is_capturing(host: Any) -> None:
     assert not torch.cuda.is_current_stream_capturing()
 
 
-def test_the_build_says_that_it_has_cuda(host: Any) -> None:
+def test_the_build_reports_cuda(host: Any) -> None:
     assert torch.backends.cuda.is_built()
     assert int(torch.version.cuda.split(".")[0]) >= 12
 
@@ -166,18 +166,18 @@ def test_the_accelerator_selects_the_same_device(host: Any) -> None:
     torch.accelerator.synchronize()
 
 
-def test_the_accelerator_refuses_a_missing_device(host: Any) -> None:
+def test_the_accelerator_rejects_a_missing_device(host: Any) -> None:
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.accelerator.set_device_index(2)
 
 
 @pytest.mark.skipif(not hasattr(torch.accelerator, "device_index"), reason="this torch has no device_index")
-def test_the_accelerator_context_comes_back(host: Any) -> None:
+def test_the_accelerator_context_restores_the_device(host: Any) -> None:
     with torch.accelerator.device_index(1):
         assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.skipif(not hasattr(torch.accelerator, "get_device_capability"), reason="not in this torch")
-def test_the_accelerator_names_its_data_types(host: Any) -> None:
+def test_the_accelerator_lists_its_data_types(host: Any) -> None:
     assert torch.bfloat16 in torch.accelerator.get_device_capability("cuda:1")["supported_dtypes"]

@@ -1,4 +1,4 @@
-"""Where results live: whatever is made from a device's tensor is on that device, however it is made."""
+"""Results of operations on a device tensor are on the same device."""
 
 import copy
 import pickle
@@ -14,7 +14,7 @@ from legroom import VirtualGPU
 from legroom.errors import Unsupported
 
 Made = Callable[[torch.Tensor, torch.Tensor], Any]
-"""From a 4 by 4 matrix of numbers in (0, 1) and four indices below four."""
+"""Each takes a 4×4 matrix of numbers in (0, 1) and four indices below four."""
 MAKERS: dict[str, Made] = {
     "new of sizes": lambda x, i: x.new(2, 3),
     "new of values": lambda x, i: x.new([1, 2]),
@@ -67,17 +67,17 @@ def gpu() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("maker", MAKERS.values(), ids=MAKERS)
-def test_result_lives_on_the_device(maker: Made) -> None:
+def test_the_result_is_on_the_device(maker: Made) -> None:
     made = list(_tensors(maker(torch.rand(4, 4, device="cuda"), torch.randint(0, 4, (4,), device="cuda"))))
     assert made
     assert {str(tensor.device) for tensor in made} == {"cuda:0"}
 
 
-def test_a_list_of_device_numbers_becomes_a_host_tensor() -> None:
+def test_a_tensor_from_a_list_of_device_scalars_is_on_the_host() -> None:
     assert torch.tensor(list(torch.ones(3, device="cuda"))).device.type == "cpu"
 
 
-def test_groups_for_an_optimizer_are_by_virtual_device() -> None:
+def test_optimizers_group_parameters_by_virtual_device() -> None:
     tensors = [torch.ones(1, device="cuda"), torch.ones(1), torch.ones(2, device="cuda")]
     groups = torch.utils._foreach_utils._group_tensors_by_device_and_dtype([tensors], with_indices=True)
     assert {str(device): indices for (device, _), (_, indices) in groups.items()} == {
@@ -86,7 +86,7 @@ def test_groups_for_an_optimizer_are_by_virtual_device() -> None:
     }
 
 
-def test_evaluation_takes_the_fused_path_as_the_cpu_does() -> None:
+def test_evaluation_uses_the_fast_path_as_on_the_cpu() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
@@ -100,13 +100,13 @@ def test_a_scripted_model_loads_to_the_device(tmp_path: Any) -> None:
     assert model(torch.ones(1, 2, device="cuda")).device == torch.device("cuda:0")
 
 
-def test_a_tensor_is_printed_as_torch_prints_one_of_cuda() -> None:
+def test_a_tensor_is_printed_like_a_cuda_tensor() -> None:
     x = torch.ones(2, device="cuda", dtype=torch.float64, requires_grad=True)
     assert repr(x) == "tensor([1., 1.], device='cuda:0', dtype=torch.float64, requires_grad=True)"
     assert repr(x[0].detach()) == "tensor(1., device='cuda:0', dtype=torch.float64)"
 
 
-def test_a_storage_emptied_by_hand_gives_its_memory_back() -> None:
+def test_resizing_a_storage_to_zero_frees_its_memory() -> None:
     x = torch.ones(1 << 20, device="cuda")
     held = torch.cuda.memory_allocated()
     x.untyped_storage().resize_(0)
@@ -115,7 +115,7 @@ def test_a_storage_emptied_by_hand_gives_its_memory_back() -> None:
     assert torch.cuda.memory_allocated() == held
 
 
-def test_an_operation_of_the_scripts_own_for_cuda_runs() -> None:
+def test_a_custom_op_for_cuda_runs() -> None:
     @torch.library.custom_op("legroom_tests::twice", mutates_args=(), device_types="cuda")
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -124,7 +124,7 @@ def test_an_operation_of_the_scripts_own_for_cuda_runs() -> None:
     assert (doubled.device.type, doubled.sum().item()) == ("cuda", 4)
 
 
-def test_exporting_a_model_is_refused_with_the_remedy() -> None:
+def test_exporting_a_model_is_rejected_with_the_remedy() -> None:
     with pytest.raises(Unsupported, match=r"model\.cpu\(\)"):
         torch.export.export(nn.Linear(2, 2).cuda(), (torch.ones(1, 2, device="cuda"),))
 

@@ -1,4 +1,4 @@
-"""The libraries around CUDA: harmless where they can be, refused with a sentence where not."""
+"""CUDA libraries: calls have no effect if possible, and raise a clear error otherwise."""
 
 import warnings
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.errors import Unsupported
 from legroom.units import GiB
@@ -24,7 +24,7 @@ def host() -> Iterator[Any]:
             yield host
 
 
-def test_cudnn_is_there_and_takes_no_tensor(host: Any) -> None:
+def test_cudnn_is_available_and_accepts_no_tensor(host: Any) -> None:
     assert torch.backends.cudnn.is_available()
     assert torch.backends.cudnn.version() >= 90000
     assert not torch.backends.cudnn.is_acceptable(Q)
@@ -33,7 +33,7 @@ def test_cudnn_is_there_and_takes_no_tensor(host: Any) -> None:
     assert not torch.backends.cudnn.benchmark
 
 
-def test_a_recurrent_net_runs_without_cudnn(host: Any) -> None:
+def test_an_rnn_runs_without_cudnn(host: Any) -> None:
     net = torch.nn.LSTM(4, 4)
     for parameter in net.parameters():
         host.put(parameter.data)
@@ -41,7 +41,7 @@ def test_a_recurrent_net_runs_without_cudnn(host: Any) -> None:
     assert net(torch.zeros(3, 2, 4))[0].shape == (3, 2, 4)
 
 
-def test_flags_of_precision_can_be_set(host: Any) -> None:
+def test_precision_flags_can_be_set(host: Any) -> None:
     before = torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
     try:
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -57,14 +57,14 @@ def test_flags_of_precision_can_be_set(host: Any) -> None:
     [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH],
 )
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_any_attention_kernel_can_be_chosen(host: Any, kernel: SDPBackend, dropout: float) -> None:
+def test_any_attention_kernel_can_be_selected(host: Any, kernel: SDPBackend, dropout: float) -> None:
     with sdpa_kernel(kernel):
         assert F.scaled_dot_product_attention(Q, Q, Q, dropout_p=dropout).shape == Q.shape
         assert torch.backends.cuda.math_sdp_enabled() == (kernel == SDPBackend.MATH)
     assert torch.backends.cuda.math_sdp_enabled()
 
 
-def test_the_choice_of_attention_stays_after_the_virtual_gpu() -> None:
+def test_the_selected_attention_kernels_remain_after_the_virtual_gpu() -> None:
     with virtual_gpus(GiB):
         torch.backends.cuda.enable_math_sdp(False)
         assert not torch.backends.cuda.math_sdp_enabled()
@@ -72,7 +72,7 @@ def test_the_choice_of_attention_stays_after_the_virtual_gpu() -> None:
     torch.backends.cuda.enable_math_sdp(True)
 
 
-def test_ranges_for_a_profiler_nest(host: Any) -> None:
+def test_nvtx_ranges_can_be_nested(host: Any) -> None:
     nvtx = torch.cuda.nvtx
     assert [nvtx.range_push("outer"), nvtx.range_push("inner")] == [0, 1]
     assert [nvtx.range_pop(), nvtx.range_pop()] == [1, 0]
@@ -83,7 +83,7 @@ def test_ranges_for_a_profiler_nest(host: Any) -> None:
 
 
 @pytest.mark.parametrize("activities", [["CPU", "CUDA"], ["CUDA"], None])
-def test_a_profile_of_cuda_is_one_of_the_cpu(host: Any, activities: list[str] | None) -> None:
+def test_a_profile_of_cuda_profiles_the_cpu(host: Any, activities: list[str] | None) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     chosen = None if activities is None else [getattr(ProfilerActivity, name) for name in activities]
@@ -94,17 +94,17 @@ def test_a_profile_of_cuda_is_one_of_the_cpu(host: Any, activities: list[str] | 
     assert "aten::matmul" in profiled.key_averages().table(sort_by="cpu_time_total")
 
 
-def test_a_cuda_graph_is_refused_in_one_sentence(host: Any) -> None:
-    with pytest.raises(Unsupported, match="virtual GPU has no CUDA graphs"):
+def test_a_cuda_graph_raises_one_clear_error(host: Any) -> None:
+    with pytest.raises(Unsupported, match="virtual GPU does not support CUDA graphs"):
         torch.cuda.CUDAGraph()
-    with pytest.raises(Unsupported, match="virtual GPU has no CUDA graphs"):
+    with pytest.raises(Unsupported, match="virtual GPU does not support CUDA graphs"):
         torch.cuda.make_graphed_callables(torch.nn.Linear(2, 2), (torch.zeros(2, 2),))
-    with pytest.raises(Unsupported, match="virtual GPU has no CUDA graphs"):
+    with pytest.raises(Unsupported, match="virtual GPU does not support CUDA graphs"):
         torch.cuda.graph(None)
 
 
-def test_a_private_pool_is_refused_in_one_sentence(host: Any) -> None:
-    with pytest.raises(Unsupported, match="no private memory pools"):
+def test_a_private_pool_raises_one_clear_error(host: Any) -> None:
+    with pytest.raises(Unsupported, match="does not support private memory pools"):
         torch.cuda.MemPool()
 
 
@@ -113,12 +113,15 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_compiled_function_stays_eager_and_the_warning_names_the_line() -> None:
-    with virtual_gpus(GiB), pytest.warns(UserWarning, match="a virtual GPU runs the eager step") as caught:
+    with (
+        virtual_gpus(GiB),
+        pytest.warns(UserWarning, match="A virtual GPU runs the step in eager mode") as caught,
+    ):
         assert torch.compile(double) is double
     assert [warning.filename for warning in caught] == [__file__]
 
 
-def test_every_way_to_compile_is_eager_with_one_warning() -> None:
+def test_every_form_of_compile_is_eager_with_one_warning() -> None:
     with virtual_gpus(GiB), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert torch.compile(mode="max-autotune")(double) is double
@@ -128,10 +131,10 @@ def test_every_way_to_compile_is_eager_with_one_warning() -> None:
     assert len(caught) == 1
 
 
-def test_a_compiled_function_that_is_disabled_does_not_warn(host: Any) -> None:
+def test_compile_with_disable_does_not_warn(host: Any) -> None:
     assert torch.compile(len, disable=True) is len
     torch.compiler.cudagraph_mark_step_begin()
 
 
-def test_nccl_is_not_there_and_nothing_warns(host: Any) -> None:
+def test_nccl_is_unavailable_without_a_warning(host: Any) -> None:
     assert not torch.cuda.nccl.is_available([])

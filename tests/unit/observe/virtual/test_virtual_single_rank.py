@@ -1,4 +1,4 @@
-"""A rank that is traced alone: the world has its size, and nobody needs to come."""
+"""A rank that is traced alone: the world has its full size, without other ranks."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,46 +23,46 @@ def third_of_four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_it_has_its_place_in_the_whole_world() -> None:
+def test_rank_and_world_size_are_those_of_the_environment() -> None:
     assert (dist.get_rank(), dist.get_world_size()) == (2, 4)
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_meetings_wait_for_nobody() -> None:
+def test_collectives_do_not_wait_for_other_ranks() -> None:
     dist.barrier()
     ones = torch.ones(4, device="cuda")
     dist.all_reduce(ones)
-    told: list[object] = ["kept"]
-    dist.broadcast_object_list(told, src=0)
-    assert told == ["kept"]
+    objects: list[object] = ["unchanged"]
+    dist.broadcast_object_list(objects, src=0)
+    assert objects == ["unchanged"]
 
 
-def test_what_the_first_rank_broadcasts_reaches_those_traced_later(
+def test_objects_broadcast_by_rank_0_reach_ranks_traced_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    taken = []
+    received = []
     for rank in ("0", "1"):
         for name, value in {VARIABLE: str(tmp_path), "RANK": rank, "WORLD_SIZE": "2"}.items():
             monkeypatch.setenv(name, value)
         with VirtualGPU("1GiB"):
             dist.init_process_group("nccl")
-            for said in ("plan", "path"):
-                objects = [said if rank == "0" else None]
+            for item in ("plan", "path"):
+                objects = [item if rank == "0" else None]
                 dist.broadcast_object_list(objects, src=0)
-                taken += objects
+                received += objects
             dist.destroy_process_group()
-    assert taken == ["plan", "path", "plan", "path"]
+    assert received == ["plan", "path", "plan", "path"]
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_a_replica_trains_a_step() -> None:
+def test_a_ddp_replica_trains_a_step() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
     model(torch.ones(2, 8, device="cuda")).sum().backward()
     assert next(model.parameters()).grad is not None
 
 
 @pytest.mark.usefixtures("third_of_four")
-def test_a_sharded_model_holds_its_share_and_nothing_imagined() -> None:
+def test_a_sharded_model_allocates_its_shard_only() -> None:
     model = torch.nn.Linear(1024, 1024, bias=False).cuda()
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
@@ -70,8 +70,8 @@ def test_a_sharded_model_holds_its_share_and_nothing_imagined() -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     optimizer.step()
-    share = 1024 * 1024  # a quarter of 4 MiB
-    assert torch.cuda.memory_allocated() - before == share  # the momentum
+    shard = 1024 * 1024  # a quarter of 4 MiB
+    assert torch.cuda.memory_allocated() - before == shard  # the momentum
     assert (
-        torch.cuda.max_memory_allocated() - before <= 2 * share
-    )  # and one temporary at most, never whole tensors
+        torch.cuda.max_memory_allocated() - before <= 2 * shard
+    )  # and at most one temporary, never full tensors

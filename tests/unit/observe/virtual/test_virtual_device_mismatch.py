@@ -1,11 +1,11 @@
-"""Host tensors beside a device's are refused where CUDA refuses them, and nowhere else."""
+"""Calls that mix host and device tensors fail if they fail on CUDA, and only then."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from meeting_cases import CASES, Case, outcome
+from device_mismatch_cases import CASES, Case, outcome
 
 from legroom import VirtualGPU
 
@@ -17,21 +17,21 @@ def two_gpus() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_is_what_cuda_does(case: Case) -> None:
+def test_the_call_succeeds_or_fails_as_on_cuda(case: Case) -> None:
     assert outcome(case) == case.expected
 
 
-def test_names_both_devices_as_torch_does() -> None:
+def test_the_error_names_both_devices_as_torch_does() -> None:
     with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu!"):
         torch.ones(3, device="cuda") + torch.ones(3)
 
 
-def test_names_the_indexed_tensors_device() -> None:
+def test_the_error_names_the_device_of_the_indexed_tensor() -> None:
     with pytest.raises(RuntimeError, match=r"same device as the indexed tensor \(cpu\)"):
         torch.ones(3)[torch.tensor([0], device="cuda")]
 
 
-def test_intermediate_results_of_an_operation_are_its_own_business() -> None:
+def test_intermediate_tensors_of_an_operation_may_be_on_the_host() -> None:
     log_probs = torch.randn(5, 1, 3, device="cuda").log_softmax(2)
     lengths = torch.tensor([5]), torch.tensor([2])
     loss = F.ctc_loss(log_probs, torch.tensor([[1, 2]], device="cuda"), *lengths, zero_infinity=True)
@@ -43,7 +43,7 @@ def test_batch_sizes_of_a_packed_sequence_stay_on_the_host() -> None:
     assert (packed.data.device.type, packed.batch_sizes.device.type) == ("cuda", "cpu")
 
 
-def test_a_failed_call_leaves_no_call_behind() -> None:
+def test_a_failed_call_does_not_affect_the_next_one() -> None:
     with pytest.raises(RuntimeError):
         torch.ones(3, device="cuda") + torch.ones(3)
     assert (torch.ones(3, device="cuda") + torch.tensor(1.0)).sum().item() == 6

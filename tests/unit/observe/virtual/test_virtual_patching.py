@@ -1,4 +1,4 @@
-"""Whatever a virtual GPU replaces in torch is put back exactly."""
+"""All attributes of torch that a virtual GPU replaces are restored exactly."""
 
 import sys
 from types import ModuleType
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.observe.virtual.patching import Replacement, optional_module, replaced
 from legroom.units import GiB
@@ -24,7 +24,7 @@ CLASSES = (
 
 
 def everything_of_torch() -> dict[tuple[str, str], Any]:
-    """Every attribute of every module of torch, of the classes above and of the modules that hide in objects."""
+    """Every attribute of every module of torch, of the classes above and of the modules inside property modules."""
     owners: list[Any] = [module for name, module in sys.modules.items() if name.split(".")[0] == "torch"]
     owners += [vars(owner)["m"] for owner in owners if isinstance(vars(owner).get("m"), ModuleType)]
     owners += CLASSES
@@ -44,7 +44,7 @@ def assert_as_before(before: dict[tuple[str, str], Any]) -> None:
     assert before["serialization", "registry"] == after["serialization", "registry"]
 
 
-def test_every_attribute_is_the_same_object_afterwards() -> None:
+def test_every_attribute_is_restored_to_the_same_object() -> None:
     before = everything_of_torch()
     with virtual_gpus(GiB, GiB):
         torch.cuda.manual_seed_all(1)
@@ -103,7 +103,7 @@ def test_an_inherited_attribute_is_inherited_again() -> None:
     assert "speak" not in vars(Child)
 
 
-def test_a_name_that_torch_lacks_is_skipped_unless_it_is_to_be_added() -> None:
+def test_a_missing_name_is_skipped_unless_it_is_added() -> None:
     module = ModuleType("some_module")
     with replaced([Replacement(module, "skipped", 1), Replacement(module, "added", 2, add=True)]):
         assert not hasattr(module, "skipped")
@@ -111,11 +111,11 @@ def test_a_name_that_torch_lacks_is_skipped_unless_it_is_to_be_added() -> None:
     assert not hasattr(module, "added")
 
 
-def test_a_module_that_this_torch_lacks_is_none() -> None:
+def test_a_missing_module_is_none() -> None:
     assert optional_module("torch.no_such_module") is None
 
 
-def test_a_function_kept_from_a_virtual_gpu_is_torchs_again_afterwards() -> None:
+def test_a_function_imported_meanwhile_calls_torchs_function_afterwards() -> None:
     with virtual_gpus(GiB) as host:
         kept = host.put(torch.zeros(3))
         memory_allocated, is_built = torch.cuda.memory_allocated, torch.backends.cuda.is_built

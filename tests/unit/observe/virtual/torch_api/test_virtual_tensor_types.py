@@ -1,4 +1,4 @@
-"""Module-level answers that need tensors on a device: tried with the whole virtual GPU."""
+"""Functions of torch.cuda that create or move tensors, tested with a complete virtual GPU."""
 
 import io
 import warnings
@@ -18,7 +18,7 @@ def gpu() -> Iterator[VirtualGPU]:
             yield gpu
 
 
-def test_old_type_names_make_tensors_on_the_gpu(gpu: VirtualGPU) -> None:
+def test_tensor_types_create_tensors_on_the_gpu(gpu: VirtualGPU) -> None:
     assert torch.cuda.FloatTensor(2, 3).shape == (2, 3)
     made = torch.cuda.LongTensor([1, 2])
     assert (made.dtype, made.device) == (torch.int64, torch.device("cuda", 0))
@@ -30,7 +30,7 @@ def test_old_type_names_make_tensors_on_the_gpu(gpu: VirtualGPU) -> None:
         assert torch.cuda.ByteTensor(4).device.index == 1
 
 
-def test_old_type_names_recognise_tensors(gpu: VirtualGPU) -> None:
+def test_tensor_types_recognize_tensors(gpu: VirtualGPU) -> None:
     on_gpu = torch.zeros(2, device="cuda")
     assert isinstance(on_gpu, torch.cuda.FloatTensor)
     assert not isinstance(on_gpu, torch.cuda.LongTensor)
@@ -71,7 +71,7 @@ def test_a_model_saved_on_one_gpu_is_loaded_on_another(gpu: VirtualGPU) -> None:
     assert model.weight.device == torch.device("cuda", 0)
 
 
-def test_a_generator_on_the_gpu_makes_tensors_there(gpu: VirtualGPU) -> None:
+def test_a_generator_on_the_gpu_creates_tensors_on_the_gpu(gpu: VirtualGPU) -> None:
     generator = torch.Generator(device="cuda").manual_seed(0)
     made = torch.randn(3, device="cuda", generator=generator)
     assert made.is_cuda
@@ -97,12 +97,12 @@ def test_a_batch_is_split_over_the_gpus(gpu: VirtualGPU) -> None:
     assert torch.allclose(module.weight.grad.cpu(), x.sum(0).expand(2, 4))
 
 
-def test_batches_on_the_host_are_split_too(gpu: VirtualGPU) -> None:
+def test_a_batch_on_the_host_is_split_too(gpu: VirtualGPU) -> None:
     module = torch.nn.DataParallel(torch.nn.Linear(4, 2).cuda())
     assert module(torch.randn(6, 4)).device == torch.device("cuda", 0)
 
 
-def test_an_old_type_as_default_sets_data_type_and_device(
+def test_a_default_tensor_type_sets_data_type_and_device(
     gpu: VirtualGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[object] = []
@@ -114,9 +114,7 @@ def test_an_old_type_as_default_sets_data_type_and_device(
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_a_model_is_moved_by_a_device_that_is_given_by_name(
-    gpu: VirtualGPU, dtype: torch.dtype | None
-) -> None:
+def test_a_model_can_be_moved_with_a_device_keyword(gpu: VirtualGPU, dtype: torch.dtype | None) -> None:
     model = torch.nn.BatchNorm1d(4)
     model.to(device=torch.device("cuda"), dtype=dtype)
     held = [*model.parameters(), *model.buffers()]
@@ -124,7 +122,7 @@ def test_a_model_is_moved_by_a_device_that_is_given_by_name(
     assert model.weight.dtype == (dtype or torch.float32)
 
 
-def test_a_model_is_moved_by_the_number_of_a_device(gpu: VirtualGPU) -> None:
+def test_a_model_can_be_moved_with_a_device_index(gpu: VirtualGPU) -> None:
     model = torch.nn.Linear(2, 2)
     assert model.to(1).weight.device == torch.device("cuda", 1)
     assert model.to(device=0).weight.device == torch.device("cuda", 0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.units import GiB
 
@@ -27,7 +27,7 @@ def cpu_state() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seeding", ["manual_seed(3)", "manual_seed_all(3)", "seed()", "seed_all()"])
-def test_seeding_the_gpu_leaves_the_cpus_numbers_alone(host: Any, seeding: str) -> None:
+def test_seeding_the_gpu_does_not_change_the_numbers_of_the_cpu(host: Any, seeding: str) -> None:
     torch.manual_seed(0)
     expected = torch.rand(4)
     torch.manual_seed(0)
@@ -35,7 +35,7 @@ def test_seeding_the_gpu_leaves_the_cpus_numbers_alone(host: Any, seeding: str) 
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_seeding_everything_gives_the_numbers_of_the_plain_cpu() -> None:
+def test_seeding_everything_gives_the_numbers_of_the_cpu() -> None:
     torch.manual_seed(7)
     expected = torch.rand(4)
     with virtual_gpus(GiB):
@@ -43,7 +43,7 @@ def test_seeding_everything_gives_the_numbers_of_the_plain_cpu() -> None:
         assert torch.equal(torch.rand(4), expected)
 
 
-def test_a_seed_is_told_again(host: Any) -> None:
+def test_a_generator_returns_its_seed(host: Any) -> None:
     torch.cuda.manual_seed(5)
     assert torch.cuda.initial_seed() == 5
     with torch.cuda.device(1):
@@ -60,14 +60,14 @@ def test_a_random_seed_changes(host: Any) -> None:
 
 
 @pytest.mark.parametrize("device", [0, "cuda", torch.device("cuda", 1)])
-def test_a_saved_state_repeats_the_numbers(host: Any, device: Any) -> None:
+def test_restoring_a_state_repeats_the_numbers(host: Any, device: Any) -> None:
     state = torch.cuda.get_rng_state(device)
     expected = torch.rand(4)
     torch.cuda.set_rng_state(state, device)
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_the_states_of_all_devices_repeat_the_numbers(host: Any) -> None:
+def test_restoring_the_states_of_all_devices_repeats_the_numbers(host: Any) -> None:
     states = torch.cuda.get_rng_state_all()
     assert len(states) == 2
     expected = torch.rand(4)
@@ -75,7 +75,7 @@ def test_the_states_of_all_devices_repeat_the_numbers(host: Any) -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_a_forked_state_is_put_back(host: Any) -> None:
+def test_fork_rng_restores_the_state(host: Any) -> None:
     state = torch.get_rng_state()
     with torch.random.fork_rng(devices=[0, 1]):
         torch.rand(10)
@@ -89,7 +89,7 @@ def test_checkpointing_repeats_dropout(host: Any) -> None:
     assert torch.equal(values.grad, dropped.detach())
 
 
-def test_a_generator_on_the_gpu_says_so(host: Any) -> None:
+def test_a_generator_on_the_gpu_reports_its_device(host: Any) -> None:
     torch.cuda.set_device(1)
     assert torch.Generator(device="cuda").device == torch.device("cuda", 1)
     assert torch.Generator("cuda:0").device == torch.device("cuda", 0)
@@ -130,7 +130,7 @@ def test_a_class_derived_from_generator_works(host: Any) -> None:
     assert torch.rand(2, generator=Seeded(3, "cuda")).shape == (2,)
 
 
-def test_the_class_kept_from_a_virtual_gpu_makes_plain_generators_afterwards() -> None:
+def test_a_generator_class_imported_meanwhile_creates_cpu_generators_afterwards() -> None:
     with virtual_gpus(GiB):
         kept = torch.Generator
     assert type(kept()) is ORIGINAL
@@ -139,5 +139,5 @@ def test_the_class_kept_from_a_virtual_gpu_makes_plain_generators_afterwards() -
         kept(device="cuda")
 
 
-def test_default_generators_are_one_per_device(host: Any) -> None:
+def test_each_device_has_a_default_generator(host: Any) -> None:
     assert [generator.device.index for generator in torch.cuda.default_generators] == [0, 1]

@@ -1,4 +1,4 @@
-"""No function of torch.cuda or torch.accelerator falls through to a GPU that is not there."""
+"""No function of torch.cuda or torch.accelerator calls a real GPU."""
 
 import contextlib
 import inspect
@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.errors import Unsupported
 from legroom.units import GiB
 
 NEEDS_TENSORS = ("Tensor", "Storage")
-"""How the names of classes end that make memory on a device: see test_virtual_cuda_tensors."""
+"""Suffixes of the names of classes that allocate on a device; test_virtual_tensor_types tests them."""
 
 
 def asked_without_arguments(module: Any) -> list[str]:
-    """Public functions and classes of a module that can be called with nothing."""
+    """Public functions and classes of a module that can be called without arguments."""
 
     def asks_nothing(value: Any) -> bool:
         try:
@@ -46,14 +46,14 @@ QUESTIONS = [
 
 
 @pytest.mark.parametrize(("module", "name"), QUESTIONS, ids=[f"{m.__name__}.{n}" for m, n in QUESTIONS])
-def test_a_question_is_answered_or_refused_in_a_sentence(module: Any, name: str) -> None:
+def test_every_function_returns_or_raises_a_clear_error(module: Any, name: str) -> None:
     with virtual_gpus(GiB), warnings.catch_warnings():
-        # Names that torch itself has given up may say so.
+        # Deprecated names may warn.
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", FutureWarning)
         with contextlib.suppress(Unsupported):
             getattr(module, name)()
 
 
-def test_there_are_questions() -> None:
+def test_functions_are_found() -> None:
     assert {"is_available", "memory_summary", "synchronize"} <= {name for _, name in QUESTIONS}

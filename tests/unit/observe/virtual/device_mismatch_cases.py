@@ -1,8 +1,8 @@
-"""What CUDA does with host tensors beside a device's: a table of calls, each fine or refused.
+"""Calls that mix host and device tensors, and whether each succeeds or is rejected on CUDA.
 
-    python meeting_cases.py     # on a machine with a GPU: compares the table with the truth
+    python device_mismatch_cases.py     # on a machine with a GPU: compares the table with CUDA
 
-The virtual GPU is held to it by test_virtual_cuda_meeting. Cases named "two ..." need two devices.
+The virtual GPU is tested against it by test_virtual_device_mismatch. Cases named "two ..." need two devices.
 """
 
 import warnings
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-FINE, BAD = "fine", "refused"
+FINE, BAD = "succeeds", "rejected"
 
 
 class Case(NamedTuple):
@@ -48,7 +48,7 @@ def setitem(tensor: torch.Tensor, key: Any, value: torch.Tensor) -> None:
 
 
 def trained(optimizer: Callable[[Any], torch.optim.Optimizer], *on_host: nn.Module) -> None:
-    """One step of a model on the device, and of others on the host beside it."""
+    """Train a model on the device and others on the host for one step."""
     model = nn.Linear(2, 2).cuda()
     loss = model(c(1, 2)).sum().cpu() + sum(module(h(1, 2)).sum() for module in on_host)
     loss.backward()
@@ -58,7 +58,7 @@ def trained(optimizer: Callable[[Any], torch.optim.Optimizer], *on_host: nn.Modu
 
 
 def outcome(case: Case) -> str:
-    """What happens now, on whatever `cuda` is."""
+    """The outcome on the current `cuda` device, real or virtual."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

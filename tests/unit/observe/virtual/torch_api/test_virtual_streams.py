@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.cuda import Event as EventImportedBefore
 from torch.cuda import Stream as StreamImportedBefore
-from virtual_cuda_host import virtual_gpus
+from virtual_host import virtual_gpus
 
 from legroom.errors import Unsupported
-from legroom.observe.virtual.torch_api.streams import RING, current_stream_id
+from legroom.observe.virtual.torch_api.streams import POOL_SIZE, current_stream_id
 from legroom.units import GiB
 
 PLAIN = {kind: getattr(torch, kind) for kind in ("Stream", "Event")}
@@ -52,13 +52,13 @@ def test_a_stream_of_another_device_selects_that_device(host: Any) -> None:
     assert current_stream_id(1) == 0
 
 
-def test_no_stream_is_no_change(host: Any) -> None:
+def test_stream_none_changes_nothing(host: Any) -> None:
     with torch.cuda.stream(None):
         assert current_stream_id(0) == 0
     torch.cuda.set_stream(None)  # type: ignore[arg-type]
 
 
-def test_a_stream_is_itself_a_context(host: Any) -> None:
+def test_a_stream_is_a_context_manager(host: Any) -> None:
     outer, inner = torch.cuda.Stream(), torch.cuda.Stream(device=1)
     with outer, inner:
         assert (torch.cuda.current_device(), current_stream_id(1)) == (1, inner.stream_id)
@@ -74,13 +74,13 @@ def test_each_thread_has_its_own_current_stream(host: Any) -> None:
     assert seen == [0]
 
 
-def test_streams_come_from_a_ring(host: Any) -> None:
-    streams = [torch.cuda.Stream() for _ in range(RING + 1)]
-    assert len(set(streams)) == RING
-    assert streams[RING] == streams[0]
+def test_the_33rd_stream_is_the_first_again(host: Any) -> None:
+    streams = [torch.cuda.Stream() for _ in range(POOL_SIZE + 1)]
+    assert len(set(streams)) == POOL_SIZE
+    assert streams[POOL_SIZE] == streams[0]
 
 
-def test_streams_of_high_priority_are_others(host: Any) -> None:
+def test_high_priority_streams_have_their_own_pool(host: Any) -> None:
     low, high = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
     assert low != high
     assert (low.priority, high.priority) == (0, -1)
@@ -90,7 +90,7 @@ def test_streams_of_different_devices_differ(host: Any) -> None:
     assert torch.cuda.Stream(device=0) != torch.cuda.Stream(device=1)
 
 
-def test_classes_imported_before_make_virtual_streams_and_events(host: Any) -> None:
+def test_classes_imported_earlier_create_virtual_streams_and_events(host: Any) -> None:
     assert isinstance(StreamImportedBefore(), torch.cuda.Stream)
     assert isinstance(EventImportedBefore(enable_timing=True), torch.cuda.Event)
 
@@ -102,7 +102,7 @@ def test_a_missing_device_has_no_streams(host: Any) -> None:
         torch.cuda.Stream(device=2)
 
 
-def test_nothing_is_waited_for(host: Any) -> None:
+def test_waiting_returns_at_once(host: Any) -> None:
     stream, other = torch.cuda.Stream(), torch.cuda.Stream()
     stream.wait_stream(other)
     stream.wait_event(other.record_event())
@@ -110,7 +110,7 @@ def test_nothing_is_waited_for(host: Any) -> None:
     assert stream.query()
 
 
-def test_elapsed_time_is_that_of_the_host(host: Any) -> None:
+def test_elapsed_time_is_host_time(host: Any) -> None:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     began = time.perf_counter()
     start.record()
@@ -136,7 +136,7 @@ def test_an_event_is_recorded_on_the_device_of_its_stream(host: Any) -> None:
     event.wait()
 
 
-def test_what_needs_another_process_or_library_is_refused(host: Any) -> None:
+def test_sharing_with_another_process_or_library_is_rejected(host: Any) -> None:
     with pytest.raises(Unsupported, match="another process"):
         torch.cuda.Event(interprocess=True).ipc_handle()
     with pytest.raises(Unsupported, match="another library"):
@@ -146,14 +146,14 @@ def test_what_needs_another_process_or_library_is_refused(host: Any) -> None:
             torch.cuda.get_stream_from_external(1234)
 
 
-def test_a_stream_that_outlives_its_gpu_says_so() -> None:
+def test_a_stream_that_outlives_its_gpu_raises_a_clear_error() -> None:
     with virtual_gpus(GiB):
         stream = torch.cuda.Stream()
-    with pytest.raises(Unsupported, match="virtual GPU that is gone"), stream:
+    with pytest.raises(Unsupported, match="virtual GPU that is no longer active"), stream:
         pass
 
 
-def test_a_class_kept_from_a_virtual_gpu_is_torchs_again_afterwards() -> None:
+def test_a_class_imported_meanwhile_creates_torchs_objects_afterwards() -> None:
     with virtual_gpus(GiB):
         kept = torch.Event
         assert isinstance(kept(), kept)
@@ -170,7 +170,7 @@ def test_the_accelerator_shares_the_current_stream(host: Any) -> None:
     assert torch.cuda.current_device() == 1
 
 
-def test_generic_events_keep_time(host: Any) -> None:
+def test_generic_events_measure_time(host: Any) -> None:
     start, end = torch.Event(enable_timing=True), torch.Event("cuda:1", enable_timing=True)
     start.record()
     end.record(torch.accelerator.current_stream(1))
@@ -179,7 +179,7 @@ def test_generic_events_keep_time(host: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Stream", "Event"])
-def test_everything_that_torchs_class_offers_is_offered(host: Any, kind: str) -> None:
+def test_all_attributes_of_torchs_class_exist(host: Any, kind: str) -> None:
     for made, plain in (
         (getattr(torch, kind)(), PLAIN[kind]),
         (getattr(torch.cuda, kind)(), {"Stream": StreamImportedBefore, "Event": EventImportedBefore}[kind]),
@@ -191,7 +191,7 @@ def test_a_cuda_stream_is_a_stream(host: Any) -> None:
     assert isinstance(torch.cuda.Stream(), torch.Stream)
 
 
-def test_recording_a_tensor_on_a_stream_is_told_to_the_host(host: Any) -> None:
+def test_record_stream_calls_the_host(host: Any) -> None:
     tensor, stream = torch.zeros(3), torch.cuda.Stream()
     tensor.record_stream(stream)
     ((recorded, stream_id),) = host.recorded

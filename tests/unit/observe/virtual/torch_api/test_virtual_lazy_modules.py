@@ -32,7 +32,7 @@ def test_a_lazy_model_trains_on_a_virtual_gpu() -> None:
         assert model[2].weight.shape == (16, 4 * 6 * 6)
 
 
-def test_a_lazy_model_has_stand_ins_once_its_shapes_are_known() -> None:
+def test_parameters_of_a_lazy_model_are_fake_tensors_once_their_shapes_are_known() -> None:
     with make_device(find_gpu("1GiB"), "fake", lambda event: None):
         model = lazy_model().cuda()
         model(torch.randn(5, 3, 8, 8).cuda())
@@ -42,7 +42,7 @@ def test_a_lazy_model_has_stand_ins_once_its_shapes_are_known() -> None:
         ]
 
 
-def test_a_lazy_layer_can_be_made_on_the_device_of_a_trace() -> None:
+def test_a_lazy_layer_can_be_created_on_the_device_of_a_trace() -> None:
     with make_device(find_gpu("1GiB"), "fake", lambda event: None):
         layer = nn.LazyLinear(16, device="cuda")
         assert layer(torch.randn(5, 8, device="cuda")).shape == (5, 16)

@@ -1,0 +1,231 @@
+"""Functions and modules of torch, outside of `torch.cuda`, that would see CPU tensors where a program has CUDA tensors.
+
+Each of them looks at the real device of a tensor, often in C++ and past every mode. It is replaced by a function that behaves as it
+would for a CUDA tensor and computes on the CPU.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn, overrides
+
+from legroom.observe.virtual.host import VirtualHost
+from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
+
+
+def replacements(host: VirtualHost) -> Iterable[Replacement]:
+    yield from _autocast()
+    yield from _transformer_fast_paths()
+    yield from _nested_tensors()
+    yield from _custom_ops()
+    yield from _jit_load()
+    yield from _grouped_tensors(host)
+    yield from _optimizers()
+
+
+def _autocast() -> Iterable[Replacement]:
+    """`torch.autocast("cuda")` also enables autocast for the CPU, with the same data type.
+
+    torch keeps one autocast state per device type. Both states are set when a region is entered and restored when it is left, so
+    `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing return what they would on a GPU. Host tensors within
+    the region are cast too: they cannot be told apart at that level.
+    """
+    autocast: Any = torch.amp.autocast_mode.autocast
+    enter, leave = autocast.__enter__, autocast.__exit__
+
+    def __enter__(self: Any) -> Any:  # noqa: N807
+        if self.device == "cuda":
+            before = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+            # A stack: one object may be entered again inside itself, as the decorator of a recursive function is.
+            vars(self).setdefault("_cpu_states", []).append(before)
+            torch.set_autocast_enabled("cpu", self._enabled)
+            torch.set_autocast_dtype("cpu", self.fast_dtype)
+        return enter(self)
+
+    def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807
+        try:
+            return leave(self, *error)
+        finally:
+            if states := vars(self).get("_cpu_states"):
+                enabled, dtype = states.pop()
+                torch.set_autocast_enabled("cpu", enabled)
+                torch.set_autocast_dtype("cpu", dtype)
+
+    return table(autocast, {"__enter__": __enter__, "__exit__": __exit__})
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _transformer_fast_paths() -> Iterable[Replacement]:
+    """`nn.TransformerEncoder` and `nn.MultiheadAttention` keep their fast path in evaluation.
+
+    They call one fused operation, on the CPU as on CUDA, unless an argument overrides torch functions. A function mode
+    looks like that to them, and without the fast path the numbers would differ from the CPU's. torch's own functions have
+    another copy of `has_torch_function`, which is not replaced.
+    """
+
+    def has_torch_function(relevant: Iterable[Any]) -> bool:
+        return torch._C._is_torch_function_enabled() and any(
+            isinstance(value, torch.Tensor) and type(value) not in _PLAIN_TENSORS for value in relevant
+        )
+
+    return table(overrides, {"has_torch_function": has_torch_function})
+
+
+def _nested_tensors() -> Iterable[Replacement]:
+    """Nested tensors are created on the host and moved: torch creates them in C++, past every mode."""
+    nested = optional_module("torch.nested")
+    for name in ("nested_tensor", "as_nested_tensor"):
+        original = getattr(nested, name, None)
+        if original is not None:
+            yield from table(nested, {name: _created_on_host(original)})
+
+
+def _created_on_host(original: Any) -> Any:
+    @functools.wraps(original)
+    def make(*arguments: Any, device: Any = None, requires_grad: bool = False, **options: Any) -> Any:
+        target = None if device is None else torch.device(device)
+        if target is None or target.type != "cuda":
+            extra = {"requires_grad": True} if requires_grad else {}
+            return original(*arguments, device=device, **extra, **options)
+        made = original(*arguments, **options).to(target)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+def _custom_ops() -> Iterable[Replacement]:
+    """`torch.library.custom_op(..., device_types="cuda")` registers the kernel for the CPU too.
+
+    torch selects a kernel by the real device of a tensor. A kernel in Python runs on the CPU as well; one in Triton or C++
+    fails with its own error. Without torch's private class, the kernel is registered for CUDA only.
+    """
+    owner = getattr(optional_module("torch._library.custom_ops"), "CustomOpDef", None)
+    original = getattr(owner, "register_kernel", None)
+    if original is None:
+        return []
+
+    @functools.wraps(original)
+    def register_kernel(self: Any, device_types: Any, *arguments: Any, **options: Any) -> Any:
+        types = [device_types] if isinstance(device_types, str) else list(device_types or ())
+        if "cuda" in types and "cpu" not in types:
+            types.append("cpu")
+        return original(self, types or device_types, *arguments, **options)
+
+    return table(owner, {"register_kernel": register_kernel})
+
+
+def _jit_load() -> Iterable[Replacement]:
+    """`torch.jit.load(file, map_location="cuda")` loads to the host in C++ and then moves the module.
+
+    An archive does not record that its tensors were on a virtual GPU, so without `map_location` they are loaded to the host.
+    """
+    original: Any = torch.jit.load
+
+    def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+        device = None if map_location is None else torch.device(map_location)
+        if device is None or device.type != "cuda":
+            return original(f, map_location, *args, **options)
+        return original(f, "cpu", *args, **options).to(device)
+
+    yield from table(torch.jit, {"load": load})
+    yield from table(optional_module("torch.jit._serialization"), {"load": load})
+
+
+_Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]]
+
+
+def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
+    """Optimizers and gradient clipping group tensors by their virtual device.
+
+    torch groups them in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters on the
+    host, one group would mix devices. Versions of torch without this C function group in Python.
+    """
+    original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
+    if original is None:
+        return []
+
+    def group(lists: list[list[Any]], with_indices: bool = False) -> _Groups:
+        groups: _Groups = {}
+        for (device, dtype), (columns, positions) in original(lists, True).items():
+            for row, first in enumerate(columns[0]):
+                index = host.device_of(first)
+                key = (device if index is None else torch.device("cuda", index), dtype)
+                group, numbers = groups.setdefault(key, ([[] for _ in columns], []))
+                for column, grouped_column in zip(columns, group, strict=True):
+                    if column:
+                        grouped_column.append(column[row])
+                if with_indices:
+                    numbers.append(positions[row])
+        return groups
+
+    return table(torch._C, {"_group_tensors_by_device_and_dtype": group})
+
+
+ROUND_DIFFERENTLY = ("asgd", "nadam", "radam")
+
+
+def _optimizers() -> Iterable[Replacement]:
+    """Optimizers whose `foreach` form rounds differently from their loop use the loop.
+
+    On CUDA optimizers update all parameters at once (`foreach`), and so they do here, for its memory. For
+    three of them, and for weight averaging, that form computes in another order, and a virtual GPU must give the
+    CPU's numbers bit for bit. Their temporaries, about one copy of the parameters, are not counted.
+    """
+
+    def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:
+        return False, False
+
+    for name in ROUND_DIFFERENTLY:
+        module = optional_module(f"torch.optim.{name}")
+        yield from table(module, {"_default_to_fused_or_foreach": neither_fused_nor_foreach})
+    averaging = optional_module("torch.optim.swa_utils")
+    yield from table(averaging, {"_get_foreach_kernels_supported_devices": list})
+
+
+_parameter: Any = nn.parameter
+
+
+@contextlib.contextmanager
+def lazy_parameters_without_data() -> Iterator[None]:
+    """While active, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, as all others are.
+
+    Until the first forward pass determines its shape, such a parameter is an empty tensor of a special class. Then torch allocates
+    its memory and changes its class, in place. Until then it stays a real tensor, which fake mode does not know and which uses no memory.
+    A real tensor cannot become a fake one in place, so the two are swapped.
+    """
+
+    def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        target = tensor.data.device if device is None else device
+        made: Any = torch.empty(shape, device=target, dtype=dtype or tensor.data.dtype)
+        if issubclass(tensor.cls_to_become, nn.Parameter):
+            # Detached first: fake mode keeps a weak reference to the parameter otherwise, and swapping rejects that.
+            made = nn.Parameter(made.detach(), requires_grad=tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
+
+    def on_host_first(original_new: Any) -> Any:
+        def new(
+            kind: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None, **more: Any
+        ) -> Any:
+            made = original_new(kind, requires_grad, None, dtype, **more)
+            if device is not None:
+                made.data = made.to(device)
+            return made
+
+        return staticmethod(new)
+
+    with replaced(
+        [
+            *table(_parameter.UninitializedTensorMixin, {"materialize": materialize}),
+            *(
+                replacement
+                for kind in (_parameter.UninitializedParameter, _parameter.UninitializedBuffer)
+                for replacement in table(kind, {"__new__": on_host_first(kind.__new__)})
+            ),
+        ]
+    ):
+        yield
