@@ -1,4 +1,4 @@
-"""`legroom lint` as people and CI run it: formats, exit codes, standard input, a missing extra."""
+"""`legroom lint` from the command line: formats, exit codes, standard input, a missing extra."""
 
 import json
 import subprocess
@@ -39,20 +39,20 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_findings_are_shown_with_the_code_and_carets_and_what_can_be_mended(project: Path) -> None:
+def test_finding_is_shown_with_code_frame_and_fix(project: Path) -> None:
     done = lint("train.py", folder=project)
     assert done.returncode == 1
     assert (
         done.stdout
         == """\
-LG101 `losses` collects `loss` with its graph: the graph of every step stays
-alive
+LG101 `losses` stores `loss` with its autograd graph, which keeps the graph of
+every step alive
   --> train.py:9:19
     7 │ optimizer.step()
     8 │ optimizer.zero_grad()
   ❱ 9 │ losses.append(loss)
       │               ^^^^
-  help: Keep `loss` without it: add `.item()`.  [--fix]
+  help: Store `loss` without its graph: add `.item()`.  [--fix]
 
 Found 1 problem in 1 of 1 file; 1 fixable with `--fix`.
 Show the meaning of a code: legroom explain LG101
@@ -60,35 +60,35 @@ Show the meaning of a code: legroom explain LG101
     )
 
 
-def test_fix_mends_and_the_next_run_is_clean(project: Path) -> None:
+def test_fix_leaves_no_findings(project: Path) -> None:
     done = lint("train.py", "--fix", folder=project)
     assert (done.returncode, done.stdout) == (0, "Fixed 1 problem. No problems found in 1 file.\n")
     assert "losses.append(loss.item())" in (project / "train.py").read_text()
     assert lint("train.py", folder=project).stdout == "No problems found in 1 file.\n"
 
 
-def test_a_file_that_cannot_be_checked_is_said_and_the_rest_goes_on(project: Path) -> None:
+def test_unreadable_file_is_reported_and_others_are_checked(project: Path) -> None:
     done = lint(".", "--format", "concise", folder=project)
     assert done.returncode == 1
-    assert done.stderr == "legroom: broken.py: not checked: line 2 is Python 2\n"
-    assert done.stdout.startswith("train.py:9:19: LG101 [*] `losses` collects")
+    assert done.stderr == "legroom: broken.py: not checked: line 2 is Python 2 code\n"
+    assert done.stdout.startswith("train.py:9:19: LG101 [*] `losses` stores")
     assert lint("broken.py", folder=project).returncode == 2
 
 
-def test_json_is_alone_on_standard_output(project: Path) -> None:
+def test_stdout_contains_only_json(project: Path) -> None:
     (finding,) = json.loads(lint(".", "--format", "json", folder=project).stdout)
     assert list(finding) == ["code", "file", "line", "column", "message", "fix"]
     assert finding["fix"]["applicability"] == "safe"
 
 
-def test_github_shows_findings_beside_their_lines(project: Path) -> None:
+def test_github_annotations(project: Path) -> None:
     line = lint("train.py", "--format", "github", folder=project).stdout
     assert line.startswith(
         "::error title=legroom LG101,file=train.py,line=9,col=19,endLine=9,endColumn=23::`losses`"
     )
 
 
-def test_sarif_has_what_the_standard_requires(project: Path) -> None:
+def test_sarif_has_the_required_fields(project: Path) -> None:
     log = json.loads(lint("train.py", "--format", "sarif", folder=project).stdout)
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
@@ -104,14 +104,14 @@ def test_sarif_has_what_the_standard_requires(project: Path) -> None:
     assert change["replacements"][0]["insertedContent"]["text"] == ".item()"
 
 
-def test_a_diff_is_shown_and_nothing_is_changed(project: Path) -> None:
+def test_diff_does_not_change_files(project: Path) -> None:
     done = lint("train.py", "--diff", folder=project)
     assert done.returncode == 1
     assert "+    losses.append(loss.item())\n" in done.stdout
     assert (project / "train.py").read_text() == LEAK
 
 
-def test_standard_input_is_mended_to_standard_output(project: Path) -> None:
+def test_standard_input_is_fixed_on_standard_output(project: Path) -> None:
     done = lint("-", "--fix", text=LEAK, folder=project)
     assert done.stdout == LEAK.replace("(loss)", "(loss.item())")
     assert lint("-", text=LEAK, folder=project).stdout.count("standard input:9:19") == 1
@@ -121,18 +121,21 @@ def test_standard_input_is_mended_to_standard_output(project: Path) -> None:
     ("arguments", "sentence"),
     [
         ((), "No files given. Example: `legroom lint .`"),
-        (("nowhere.py",), "there is no file or folder nowhere.py"),
-        (("",), "an empty path was given: name a file or a folder, such as `legroom lint .`"),
+        (("nowhere.py",), "nowhere.py does not exist."),
+        (("",), "empty path. Give a file or a directory, such as `legroom lint .`"),
         (("-", "train.py"), "`-` (standard input) cannot be combined with other paths."),
-        ((".", "--select", "E501"), "--select: no rule has the code E501: see `legroom lint --rules`"),
+        (
+            (".", "--select", "E501"),
+            "--select: unknown rule E501. List all rules with `legroom lint --rules`.",
+        ),
     ],
 )
-def test_bad_input_is_one_sentence(project: Path, arguments: tuple[str, ...], sentence: str) -> None:
+def test_invalid_usage_is_one_line(project: Path, arguments: tuple[str, ...], sentence: str) -> None:
     done = lint(*arguments, folder=project)
     assert (done.returncode, done.stderr) == (2, f"legroom: {sentence}\n")
 
 
-def test_without_libcst_it_says_what_to_install(project: Path) -> None:
+def test_missing_libcst_names_the_extra(project: Path) -> None:
     program = (
         "import sys, importlib.util as u\n"
         "find = u.find_spec\n"
@@ -147,7 +150,7 @@ def test_without_libcst_it_says_what_to_install(project: Path) -> None:
     )
 
 
-def test_the_rules_are_listed_without_libcst() -> None:
+def test_rules_are_listed_without_libcst() -> None:
     listed = lint("--rules").stdout
     assert "LG101  Memory grows with every step\n" in listed
     assert "LG503  DataLoader receives both a sampler and shuffle=True\n" in listed

@@ -82,12 +82,12 @@ def lint(
             sys.stdout.buffer.flush()
     else:
         report = lint_paths(paths, **rule_options, fix=fix, unsafe=unsafe_fixes, diff=diff)
-    for trouble in report.troubles:
-        say(f"{trouble.file}: {trouble.sentence}")
+    for error in report.file_errors:
+        say(f"{error.file}: {error.message}")
     if diff:
         stream.write(report.diff)
         return 1 if report.diff else 0
     print_to(stream, render_lint_report(report, str(format), fixing=fix))
     if report.findings:
         return 1
-    return 2 if any(trouble.sentence.startswith(("not", "cannot")) for trouble in report.troubles) else 0
+    return 2 if any(error.is_failure for error in report.file_errors) else 0

@@ -1,6 +1,6 @@
-"""The memory bugs that can be read off the code: `legroom lint`.
+"""`legroom lint`: memory bugs that are visible in source code.
 
-A file is parsed with libcst (`program`), followed statement by statement to know which values carry a graph (`flow`), and shown to one
-module per rule (`rules`). What they find is told with its place, and mended in the text itself, so that all else stays as it was.
-Importing this package loads nothing; `engine` needs libcst.
+A file is parsed with libcst, the flow analysis (`flow`) determines which values have an autograd graph, and each module in `rules`
+checks one rule. Fixes edit the text of the file, so that everything else stays unchanged. Importing this package loads nothing;
+`engine` requires libcst.
 """

@@ -1,4 +1,4 @@
-"""How to keep a value without its graph: which parts of a stored expression carry one, and what to write after each."""
+"""How to store a value without its graph: the parts of an expression that have a graph, and the method to append."""
 
 import re
 
@@ -25,16 +25,16 @@ _LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
 def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
-    """The smallest parts of what is stored that carry a graph, without the path that it is added to."""
-    if but and path_of(expression) == but:  # also a place in it
+    """The smallest parts of a stored expression that have a graph, except the path `but` itself."""
+    if but and path_of(expression) == but:  # also an item of it
         return []
     if isinstance(expression, cst.BinaryOperation):
         parts = [
             *parts_with_graph(program, expression.left, but=but),
             *parts_with_graph(program, expression.right, but=but),
         ]
-        whole_is_better = not but or but not in names_in(expression)
-        return [expression] if whole_is_better and len(parts) > 1 else parts
+        is_separate = not but or but not in names_in(expression)
+        return [expression] if is_separate and len(parts) > 1 else parts
     if isinstance(expression, (cst.Tuple, cst.List)):
         return [
             part for each in expression.elements for part in parts_with_graph(program, each.value, but=but)
@@ -43,9 +43,9 @@ def parts_with_graph(
         sides = (expression.body, expression.orelse)
         return [part for side in sides for part in parts_with_graph(program, side, but=but)]
     if isinstance(expression, cst.Call) and but and but in names_in(expression):
-        given = (receiver(expression), *(each.value for each in expression.args))
+        operands = (receiver(expression), *(each.value for each in expression.args))
         return [
-            part for each in given if each is not None for part in parts_with_graph(program, each, but=but)
+            part for each in operands if each is not None for part in parts_with_graph(program, each, but=but)
         ]
     if isinstance(expression, cst.Call) and dotted(expression.func) == "dict":
         return [part for each in expression.args for part in parts_with_graph(program, each.value, but=but)]
@@ -53,12 +53,12 @@ def parts_with_graph(
         return [
             part for each in expression.elements for part in parts_with_graph(program, each.value, but=but)
         ]
-    return [expression] if program.value(expression).carries_graph else []
+    return [expression] if program.value(expression).has_graph else []
 
 
-def detached(program: Program, store: StoreFact, target: str) -> tuple[str, list[Edit], bool]:
-    """What to append to each part (`.item()`, ...), the edits, and whether they are safe."""
-    parts = parts_with_graph(program, store.expression, but=target if store.uses_itself else "")
+def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[str, list[Edit], bool]:
+    """The method to append to each part (`.item()`, ...), the edits, and whether they are safe."""
+    parts = parts_with_graph(program, store.expression, but=target if store.uses_old_value else "")
     if not parts or any(program.value(part).kind is not ValueKind.GRAPH for part in parts):
         return ".detach()", [], False
     if any(_is_one_of_several(part, store) for part in parts):
@@ -73,7 +73,7 @@ def detached(program: Program, store: StoreFact, target: str) -> tuple[str, list
 
 
 def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
-    """Whether a name goes through things that the code lists, not all of which need be tensors."""
+    """Whether a name iterates over a literal list, whose items may not all be tensors."""
     return any(
         isinstance(loop.node, cst.For)
         and isinstance(loop.node.iter, (cst.Tuple, cst.List))
@@ -83,7 +83,7 @@ def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
 
 
 def is_scalar(program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0) -> bool:
-    """Whether a value is one number, as a loss is."""
+    """Whether a value is a scalar, such as a loss."""
     if isinstance(expression, cst.BinaryOperation):
         sides = [expression.left, expression.right]
         return all(
@@ -110,7 +110,7 @@ def is_scalar(program: Program, expression: cst.BaseExpression, store: StoreFact
 
 
 def is_used_as_tensor(program: Program, store: StoreFact, target: str) -> bool:
-    """Whether something that only a tensor can do is done with what is stored, as far as this file shows."""
+    """Whether this file uses the stored value in a way that requires a tensor."""
     name = last_name(target)
     local = store.function.owns(target) and not isinstance(store.function.node, cst.Module)
     scope = store.function.body if local else program.module

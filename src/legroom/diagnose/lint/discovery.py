@@ -1,4 +1,4 @@
-"""Which files the given paths mean: Python files and notebooks, without what a project does not write itself."""
+"""Finds the Python files and notebooks below the given paths, without build and environment directories."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from legroom.diagnose.lint.settings import settings_for
 from legroom.errors import UsageError
 
 SUFFIXES = {".py", ".pyi", ".ipynb"}
-NEVER = {
+EXCLUDED_DIRECTORIES = {
     ".bzr",
     ".direnv",
     ".eggs",
@@ -32,45 +32,47 @@ NEVER = {
     "site-packages",
     "venv",
 }
-"""Folders that are left out unless they are given themselves."""
+"""Directories that are skipped unless given explicitly."""
 
 
-def find_files(paths: Sequence[str], troubles: list[FileError]) -> Iterator[Path]:
-    """Every file that the paths mean, once. A file that is given itself is always meant."""
+def find_files(paths: Sequence[str], file_errors: list[FileError]) -> Iterator[Path]:
+    """All files below the paths, without duplicates. A file that is given explicitly is always included."""
     seen: set[tuple[int, int]] = set()
     for given in paths:
         if not given.strip():
-            raise UsageError("an empty path was given: name a file or a folder, such as `legroom lint .`")
+            raise UsageError("empty path. Give a file or a directory, such as `legroom lint .`")
         path = Path(given)
         if path.is_dir():
-            found = list(_inside(path, seen, troubles))
+            found = list(_inside(path, seen, file_errors))
             if not found:
-                troubles.append(FileError(file=given, sentence="no Python files or notebooks in it"))
+                file_errors.append(
+                    FileError(file=given, message="no Python files or notebooks found", is_failure=False)
+                )
             yield from found
         elif path.exists() or path.is_symlink():
             if _is_new(path, seen):
                 yield path
         else:
-            raise UsageError(f"there is no file or folder {given}")
+            raise UsageError(f"{given} does not exist.")
 
 
-def _inside(folder: Path, seen: set[tuple[int, int]], troubles: list[FileError]) -> Iterator[Path]:
+def _inside(folder: Path, seen: set[tuple[int, int]], file_errors: list[FileError]) -> Iterator[Path]:
     pending = [folder]
     while pending:
         current = pending.pop()
-        if not _is_new(current, seen):  # a link that leads back
+        if not _is_new(current, seen):  # a cyclic link
             continue
         try:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
         except OSError as error:
-            sentence = f"cannot be read: {(error.strerror or str(error)).lower()}"
-            troubles.append(FileError(file=str(current), sentence=sentence))
+            message = f"cannot be read: {(error.strerror or str(error)).lower()}"
+            file_errors.append(FileError(file=str(current), message=message))
             continue
         folders = []
         for entry in entries:
             path = Path(entry.path)
             if _is_folder(entry):
-                if entry.name not in NEVER and not settings_for(path / "x").excludes(path):
+                if entry.name not in EXCLUDED_DIRECTORIES and not settings_for(path / "x").excludes(path):
                     folders.append(path)
             elif path.suffix in SUFFIXES and not settings_for(path).excludes(path) and _is_new(path, seen):
                 yield path
@@ -88,9 +90,9 @@ def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
     try:
         status = path.stat()
     except OSError:
-        return True  # told when it is read
-    place = (status.st_dev, status.st_ino)
-    if place in seen:
+        return True  # reported when it is read
+    identity = (status.st_dev, status.st_ino)
+    if identity in seen:
         return False
-    seen.add(place)
+    seen.add(identity)
     return True

@@ -1,6 +1,6 @@
-"""A file as it lies on the disk, and as the linter reads it: a script, or the code cells of a notebook as one text.
+"""A file on disk and its Python code: a script, or the code cells of a notebook as one text.
 
-Whatever a fix does not touch comes back byte for byte: the byte order mark, line ends, the encoding, a notebook's format.
+Everything that a fix does not change is preserved byte for byte: byte order mark, line endings, encoding, notebook format.
 """
 
 import codecs
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from legroom.diagnose.lint.edits import Edit, apply
-from legroom.diagnose.lint.notebook import Cell, NotebookError, code_cells, masked, with_sources
+from legroom.diagnose.lint.edits import Edit, apply_edits
+from legroom.diagnose.lint.notebook import Cell, NotebookError, code_cells, mask_magics, replace_sources
 from legroom.errors import UsageError
 
-LARGEST = 8 * 1024 * 1024
-"""Files above this are not code that anyone wrote."""
+MAX_BYTES = 8 * 1024 * 1024
+"""Larger files are assumed to be generated."""
 
 
-class Unreadable(UsageError):  # noqa: N818  (a reason, told to a person)
-    """Why a file cannot be checked, in a few words."""
+class Unreadable(UsageError):  # noqa: N818  (a reason, shown to the user)
+    """Why a file cannot be checked."""
 
 
 class Document(Protocol):
@@ -30,8 +30,8 @@ class Document(Protocol):
         """The Python code."""
         ...
 
-    def place(self, line: int) -> tuple[int | None, int]:
-        """The cell and the line in it that a line of the text is; no cell in a script."""
+    def locate(self, line: int) -> tuple[int | None, int]:
+        """The cell of a line of the text, and the line within that cell; a script has no cells."""
         ...
 
     def edited(self, edits: Sequence[Edit]) -> "Document": ...
@@ -44,13 +44,13 @@ class PythonFile:
     text: str
     encoding: str = "utf-8"
     mark: bytes = b""
-    """The byte order mark, where there was one."""
+    """The byte order mark, or empty."""
 
-    def place(self, line: int) -> tuple[int | None, int]:
+    def locate(self, line: int) -> tuple[int | None, int]:
         return None, line
 
     def edited(self, edits: Sequence[Edit]) -> "PythonFile":
-        return replace(self, text=apply(self.text, edits))
+        return replace(self, text=apply_edits(self.text, edits))
 
     def encoded(self) -> bytes:
         return self.mark + self.text.encode(self.encoding)
@@ -58,17 +58,17 @@ class PythonFile:
 
 @dataclass(frozen=True)
 class Notebook:
-    """All code cells as one text, so that a name defined in one is known in the next."""
+    """All code cells as one text, so that names are known across cells."""
 
     raw: str
     cells: tuple[Cell, ...]
     mark: bytes = b""
     text: str = field(init=False)
     starts: tuple[int, ...] = field(init=False)
-    """The line of the text that each cell begins on."""
+    """The first line of each cell in the text."""
 
     def __post_init__(self) -> None:
-        parts = [masked(cell.source) for cell in self.cells]
+        parts = [mask_magics(cell.source) for cell in self.cells]
         starts, line = [], 1
         for part in parts:
             starts.append(line)
@@ -76,7 +76,7 @@ class Notebook:
         object.__setattr__(self, "text", "\n".join(parts) + "\n")
         object.__setattr__(self, "starts", tuple(starts))
 
-    def place(self, line: int) -> tuple[int | None, int]:
+    def locate(self, line: int) -> tuple[int | None, int]:
         index = self._index(line)
         return self.cells[index].number, line - self.starts[index] + 1
 
@@ -92,9 +92,9 @@ class Notebook:
             by_cell.setdefault(index, []).append(
                 Edit((edit.start[0] - first, edit.start[1]), (edit.end[0] - first, edit.end[1]), edit.text)
             )
-        for index, its in by_cell.items():
-            sources[index] = apply(sources[index], its)
-        raw = with_sources(self.raw, self.cells, sources)
+        for index, cell_edits in by_cell.items():
+            sources[index] = apply_edits(sources[index], cell_edits)
+        raw = replace_sources(self.raw, self.cells, sources)
         return Notebook(raw, tuple(code_cells(raw)), self.mark)
 
     def encoded(self) -> bytes:
@@ -103,34 +103,32 @@ class Notebook:
 
 def read_document(path: Path) -> Document:
     try:
-        if path.stat().st_size > LARGEST:
-            raise Unreadable(f"larger than {LARGEST // 1024 // 1024} MiB, not checked")
+        if path.stat().st_size > MAX_BYTES:
+            raise Unreadable(f"not checked: larger than {MAX_BYTES // 1024 // 1024} MiB")
         data = path.read_bytes()
     except OSError as error:
         raise Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
-    return document_of(data, is_notebook=path.suffix == ".ipynb")
+    return parse_document(data, is_notebook=path.suffix == ".ipynb")
 
 
-def document_of(data: bytes, *, is_notebook: bool) -> Document:
+def parse_document(data: bytes, *, is_notebook: bool) -> Document:
     mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
     body = data[len(mark) :]
     if b"\x00" in body[:8192]:
-        raise Unreadable("not text, not checked")
+        raise Unreadable("not checked: not a text file")
     if is_notebook:
         try:
             raw = body.decode("utf-8")
             return Notebook(raw, tuple(code_cells(raw)), mark)
         except UnicodeDecodeError:
-            raise Unreadable("not UTF-8 text, not checked") from None
+            raise Unreadable("not checked: not valid UTF-8") from None
         except NotebookError as error:
-            raise Unreadable(f"not a notebook: {error}") from None
+            raise Unreadable(f"not checked: not a valid notebook: {error}") from None
     try:
         encoding = "utf-8" if mark else tokenize.detect_encoding(io.BytesIO(body).readline)[0]
         return PythonFile(body.decode(encoding), encoding, mark)
     except (UnicodeDecodeError, SyntaxError, LookupError):
-        raise Unreadable(
-            "not text in the encoding it declares (UTF-8 where it declares none), not checked"
-        ) from None
+        raise Unreadable("not checked: not valid in its declared encoding (default: UTF-8)") from None
 
 
 _PYTHON_2 = re.compile(r"^\s*(?:print\s+[^(=\s]|exec\s+\w|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)")

@@ -1,4 +1,4 @@
-"""Changes to the text of a file, made so that everything else in it stays as it is."""
+"""Edits of the text of a file that leave everything else unchanged."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from legroom.diagnose.lint.flow.syntax import walk
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
-    """Text to put in place of a span: lines from 1, columns from 0, the end not included."""
+    """Replaces a span by a text. Lines start at 1, columns at 0; the end is exclusive."""
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -24,9 +24,9 @@ def replace(program: Program, node: cst.CSTNode, text: str) -> Edit:
 
 
 def append_to(program: Program, node: cst.BaseExpression, suffix: str) -> list[Edit]:
-    """`loss` → `loss.item()`, in brackets where the expression needs them."""
+    """`loss` → `loss.item()`, with parentheses if the expression needs them."""
     start, end = program.span(node)
-    loose = (
+    needs_parentheses = (
         cst.BinaryOperation,
         cst.UnaryOperation,
         cst.BooleanOperation,
@@ -34,9 +34,9 @@ def append_to(program: Program, node: cst.BaseExpression, suffix: str) -> list[E
         cst.IfExp,
         cst.Await,
     )
-    if isinstance(node, loose) and not node.lpar:
+    if isinstance(node, needs_parentheses) and not node.lpar:
         return [Edit(start, start, "("), Edit(end, end, ")" + suffix)]
-    if node.lpar:  # a span leaves an expression's own brackets out
+    if node.lpar:  # a span excludes the parentheses of an expression
         end = (end[0], end[1] + len(program.source(node)) - program.source(node).rfind(")"))
         return [Edit(end, end, suffix)] if program.source(node).endswith(")") else []
     return [Edit(end, end, suffix)]
@@ -56,10 +56,10 @@ def add_argument(program: Program, call: cst.Call, text: str, *, first: bool = F
 
 
 def remove_argument(program: Program, call: cst.Call, argument: cst.Arg) -> Edit:
-    place = list(call.args).index(argument)
+    index = list(call.args).index(argument)
     start, end = program.span(argument)
-    if place > 0:
-        start = program.span(call.args[place - 1])[1]
+    if index > 0:
+        start = program.span(call.args[index - 1])[1]
     elif len(call.args) > 1:
         end = program.span(call.args[1])[0]
     return Edit(start, end, "")
@@ -82,7 +82,7 @@ def line_after(program: Program, statement: cst.CSTNode, code: str) -> Edit:
 
 
 def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
-    """Without a statement that stands on a line alone; nothing where it does not."""
+    """Remove a statement that is alone on its line; no edits otherwise."""
     line = program.statement_line(node)
     if line is None or len(line.body) != 1:
         return []
@@ -95,16 +95,16 @@ def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
     return [replace(program, line.body[0], "pass")]
 
 
-def under_with(program: Program, statement: cst.CSTNode, context: str) -> list[Edit]:
-    """A whole statement moved under `with ...:`; nothing where a text of several lines would change."""
+def wrap_in_with(program: Program, statement: cst.CSTNode, context: str) -> list[Edit]:
+    """Indent a statement under `with ...:`; no edits if it contains a multi-line string."""
     (first, column), _ = program.span(statement)
     last = max(program.span(each)[1][0] for each in walk(statement))
-    if has_text_of_several_lines(program, statement):
+    if has_multiline_string(program, statement):
         return []
     margin = program.lines[first - 1][:column]
     if margin.strip():
         return []
-    unit = unit_of_indentation(program)
+    unit = indent_unit(program)
     edits = [Edit((first, 0), (first, 0), f"{margin}with {context}:{program.newline}{unit}")]
     edits += [
         Edit((line, 0), (line, 0), unit)
@@ -114,11 +114,11 @@ def under_with(program: Program, statement: cst.CSTNode, context: str) -> list[E
     return edits
 
 
-def unit_of_indentation(program: Program) -> str:
+def indent_unit(program: Program) -> str:
     return program.module.default_indent
 
 
-def has_text_of_several_lines(program: Program, node: cst.CSTNode) -> bool:
+def has_multiline_string(program: Program, node: cst.CSTNode) -> bool:
     for each in walk(node):
         if isinstance(each, cst.BaseString):
             start, end = program.span(each)
@@ -127,8 +127,8 @@ def has_text_of_several_lines(program: Program, node: cst.CSTNode) -> bool:
     return False
 
 
-def apply(text: str, edits: Iterable[Edit]) -> str:
-    """The text with the edits made; they must not overlap."""
+def apply_edits(text: str, edits: Iterable[Edit]) -> str:
+    """The text with the edits applied; they must not overlap."""
     starts = [0, *(found.end() for found in NEWLINE.finditer(text))]
     for edit in sorted(set(edits), reverse=True):
         begin = starts[edit.start[0] - 1] + edit.start[1]
@@ -137,8 +137,8 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
     return text
 
 
-def overlap(first: Iterable[Edit], second: Iterable[Edit]) -> bool:
-    """Whether two sets of edits touch the same text."""
+def edits_overlap(first: Iterable[Edit], second: Iterable[Edit]) -> bool:
+    """Whether two sets of edits overlap."""
     others = list(second)
     return any(
         (one.start < other.end and other.start < one.end) or (one.start, one.end) == (other.start, other.end)

@@ -1,4 +1,4 @@
-"""From files to findings, and from findings to changed files."""
+"""Checks files and applies fixes."""
 
 import ast
 import difflib
@@ -16,25 +16,24 @@ from legroom.diagnose.lint.document import (
     Document,
     PythonFile,
     Unreadable,
-    document_of,
     looks_like_python_2,
+    parse_document,
     read_document,
 )
-from legroom.diagnose.lint.edits import Edit, overlap
+from legroom.diagnose.lint.edits import Edit, edits_overlap
 from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
-from legroom.diagnose.lint.flow.analysis import follow
+from legroom.diagnose.lint.flow.analysis import analyze_program
 from legroom.diagnose.lint.flow.program import NEWLINE, Program
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules import RULES
 from legroom.diagnose.lint.settings import Settings, settings_for
-from legroom.diagnose.lint.suppression import is_ignored
 from legroom.gpus.machine import processors
 
-AROUND = 2
+CONTEXT_LINES = 2
 _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
-"""Without one of these words no rule has anything to say."""
-_MOST_ROUNDS = 12
-_WORTH_PROCESSES = 400_000
+"""A file without one of these words cannot violate a rule."""
+_MAX_PASSES = 12
+_MIN_PARALLEL_BYTES = 400_000
 """Bytes of code above which several processes are faster than one."""
 
 
@@ -47,15 +46,15 @@ def lint_paths(
     unsafe: bool = False,
     diff: bool = False,
 ) -> LintReport:
-    """Check every file that the paths mean; with `fix`, mend what can be mended, or with `diff` show it only."""
-    Settings().chosen(select, ignore)  # a mistyped code is told before any work
-    troubles: list[FileError] = []
-    files = list(find_files(paths, troubles))
-    work = partial(_work_on, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
-    reports = list(_mapped(work, files))
+    """Check all files below the paths. With `fix`, apply fixes; with `diff`, only show them."""
+    Settings().with_options(select, ignore)  # rejects unknown codes before any work
+    file_errors: list[FileError] = []
+    files = list(find_files(paths, file_errors))
+    work = partial(_lint_file, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
+    reports = list(_map_files(work, files))
     return LintReport(
         findings=[finding for report in reports for finding in report.findings],
-        troubles=[*troubles, *(trouble for report in reports for trouble in report.troubles)],
+        file_errors=[*file_errors, *(file_error for report in reports for file_error in report.file_errors)],
         files=len(files),
         fixed=sum(report.fixed for report in reports),
         diff="".join(report.diff for report in reports),
@@ -63,13 +62,13 @@ def lint_paths(
 
 
 def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -> list[LintFinding]:
-    """Check a text of Python code."""
+    """Check Python source code."""
     codes = (settings or Settings()).codes_for(Path(file))
     return [finding for finding, _ in _check(PythonFile(text), file, codes)]
 
 
 def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = None) -> str:
-    """A text of Python code with what can be mended mended."""
+    """Python source code with all fixes applied."""
     codes = (settings or Settings()).codes_for(Path("-"))
     return _lint_document(PythonFile(text), "-", codes, fix=True, unsafe=unsafe)[1].text
 
@@ -77,12 +76,12 @@ def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = Non
 def lint_standard_input(
     data: bytes, *, select: Sequence[str], ignore: Sequence[str], fix: bool, unsafe: bool, diff: bool
 ) -> tuple[LintReport, bytes]:
-    """Check what came on standard input; also gives what it became."""
-    settings = settings_for(Path("stdin.py")).chosen(select, ignore)
+    """Check code from standard input. Returns the report and the fixed code."""
+    settings = settings_for(Path("stdin.py")).with_options(select, ignore)
     try:
-        document = document_of(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
+        document = parse_document(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
     except Unreadable as reason:
-        return LintReport(findings=[], troubles=[FileError(file="-", sentence=str(reason))], files=1), data
+        return LintReport(findings=[], file_errors=[FileError(file="-", message=str(reason))], files=1), data
     report, changed = _lint_document(
         document, "-", settings.codes_for(Path("stdin.py")), fix=fix or diff, unsafe=unsafe
     )
@@ -91,15 +90,15 @@ def lint_standard_input(
     return report, changed.encoded()
 
 
-def _work_on(
+def _lint_file(
     file: Path, *, select: tuple[str, ...], ignore: tuple[str, ...], fix: bool, unsafe: bool, diff: bool
 ) -> LintReport:
     name = str(file)
     try:
         document = read_document(file)
     except Unreadable as reason:
-        return LintReport(findings=[], troubles=[FileError(file=name, sentence=str(reason))], files=1)
-    codes = settings_for(file).chosen(select, ignore).codes_for(file)
+        return LintReport(findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1)
+    codes = settings_for(file).with_options(select, ignore).codes_for(file)
     report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
     if diff:
         return _as_diff(report, document, changed, name)
@@ -107,9 +106,9 @@ def _work_on(
         try:
             file.write_bytes(changed.encoded())
         except OSError as error:
-            sentence = f"cannot be written: {(error.strerror or str(error)).lower()}"
+            message = f"cannot be written: {(error.strerror or str(error)).lower()}"
             return LintReport(
-                findings=report.findings, troubles=[FileError(file=name, sentence=sentence)], files=1
+                findings=report.findings, file_errors=[FileError(file=name, message=message)], files=1
             )
     return report
 
@@ -117,32 +116,32 @@ def _work_on(
 def _lint_document(
     document: Document, name: str, codes: frozenset[str], *, fix: bool, unsafe: bool
 ) -> tuple[LintReport, Document]:
-    """Check, and mend until nothing more can be mended."""
+    """Check a document, and apply fixes until no more can be applied."""
     fixed = 0
-    for number in range(_MOST_ROUNDS):
+    for number in range(_MAX_PASSES):
         try:
             found = _check(document, name, codes)
         except Unreadable as reason:
             return LintReport(
-                findings=[], troubles=[FileError(file=name, sentence=str(reason))], files=1
+                findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1
             ), document
         chosen: list[Edit] = []
-        mended = 0
-        if fix and number < _MOST_ROUNDS - 1:
+        applied = 0
+        if fix and number < _MAX_PASSES - 1:
             for finding, edits in found:
-                if edits and (finding.safe or unsafe) and not overlap(edits, chosen):
+                if edits and (finding.safe or unsafe) and not edits_overlap(edits, chosen):
                     chosen.extend(edits)
-                    mended += 1
+                    applied += 1
         changed = document.edited(chosen) if chosen else document
         if not chosen or not _still_parses(changed):
             findings = [finding for finding, _ in found]
             return LintReport(findings=findings, files=1, fixed=fixed), document
-        document, fixed = changed, fixed + mended
-    raise AssertionError("the last round mends nothing")
+        document, fixed = changed, fixed + applied
+    raise AssertionError("the last pass applies no fixes")
 
 
 def _still_parses(document: Document) -> bool:
-    """A fix that breaks the code is worse than none."""
+    """Whether a fixed document is still valid Python."""
     try:
         cst.parse_module(document.text)
     except cst.ParserSyntaxError:
@@ -156,7 +155,7 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
         return []
     try:
         program = Program(document.text, cst.parse_module(document.text))
-        follow(program)
+        analyze_program(program)
         found = [
             _finding(program, document, name, code, problem)
             for code in sorted(codes)
@@ -164,10 +163,10 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
             if not _is_ignored(program, code, problem)
         ]
     except cst.ParserSyntaxError as error:
-        _check_syntax(document)  # Python's own parser knows the place better
-        raise Unreadable(_syntax_sentence(document, error.raw_line)) from None
+        _check_syntax(document)  # Python's own parser reports the location better
+        raise Unreadable(_syntax_message(document, error.raw_line)) from None
     except RecursionError:
-        raise Unreadable("nested too deeply to be checked") from None
+        raise Unreadable("not checked: nested too deeply") from None
     return sorted(
         found, key=lambda pair: (pair[0].cell or 0, pair[0].line or 0, pair[0].column, pair[0].code)
     )
@@ -179,19 +178,19 @@ def _check_syntax(document: Document) -> None:
         try:
             ast.parse(document.text)
         except SyntaxError as error:
-            raise Unreadable(_syntax_sentence(document, error.lineno or 1)) from None
+            raise Unreadable(_syntax_message(document, error.lineno or 1)) from None
         except (ValueError, RecursionError, MemoryError):
-            raise Unreadable("nested too deeply to be checked") from None
+            raise Unreadable("not checked: nested too deeply") from None
 
 
-def _syntax_sentence(document: Document, line: int) -> str:
+def _syntax_message(document: Document, line: int) -> str:
     lines = NEWLINE.split(document.text)
     text = lines[line - 1] if line <= len(lines) else ""
-    cell, number = document.place(line)
+    cell, number = document.locate(line)
     where = f"line {number}" if cell is None else f"cell {cell}, line {number}"
     if any(map(looks_like_python_2, lines[max(line - 3, 0) : line + 1])):
-        return f"not checked: {where} is Python 2"
-    return f"not checked: a syntax error at {where}" + (f": {text.strip()[:60]}" if text.strip() else "")
+        return f"not checked: {where} is Python 2 code"
+    return f"not checked: syntax error at {where}" + (f": {text.strip()[:60]}" if text.strip() else "")
 
 
 def _is_ignored(program: Program, code: str, problem: Problem) -> bool:
@@ -199,14 +198,25 @@ def _is_ignored(program: Program, code: str, problem: Problem) -> bool:
     statement = program.statement_line(problem.node)
     if statement is not None:
         last = max(last, program.span(statement)[1][0])
-    return is_ignored(program.lines, code, first, last)
+    return any(_ignores(line, code) for line in program.lines[first - 1 : last])
+
+
+_IGNORE_COMMENT = re.compile(r"#\s*legroom:\s*ignore(?:\[([^\]]*)\])?", re.IGNORECASE)
+
+
+def _ignores(line: str, code: str) -> bool:
+    """Whether a line ends with `# legroom: ignore` or `# legroom: ignore[LG101, LG201]` for this code."""
+    found = _IGNORE_COMMENT.search(line)
+    if found is None:
+        return False
+    return found[1] is None or code in {part.strip().upper() for part in found[1].split(",")}
 
 
 def _finding(
     program: Program, document: Document, name: str, code: str, problem: Problem
 ) -> tuple[LintFinding, tuple[Edit, ...]]:
     (line, column), (end_line, end_column) = program.span(problem.node)
-    cell, number = document.place(line)
+    cell, number = document.locate(line)
     shift = line - number
     finding = LintFinding(
         code=code,
@@ -226,7 +236,7 @@ def _finding(
 
 
 def _text_edit(document: Document, edit: Edit) -> TextEdit:
-    cell, line = document.place(edit.start[0])
+    cell, line = document.locate(edit.start[0])
     shift = edit.start[0] - line
     return TextEdit(
         line=line,
@@ -239,13 +249,13 @@ def _text_edit(document: Document, edit: Edit) -> TextEdit:
 
 
 def _source_around(program: Program, document: Document, line: int) -> tuple[tuple[int, str], ...]:
-    cell, _ = document.place(line)
-    numbers = range(max(line - AROUND, 1), min(line + AROUND, len(program.lines)) + 1)
-    places = [(document.place(number), program.lines[number - 1]) for number in numbers]
-    kept = [(number, text) for (its, number), text in places if its == cell]
-    while kept and not kept[-1][1].strip():
-        kept.pop()
-    return tuple(kept)
+    cell, _ = document.locate(line)
+    numbers = range(max(line - CONTEXT_LINES, 1), min(line + CONTEXT_LINES, len(program.lines)) + 1)
+    located = [(document.locate(number), program.lines[number - 1]) for number in numbers]
+    lines = [(number, text) for (line_cell, number), text in located if line_cell == cell]
+    while lines and not lines[-1][1].strip():
+        lines.pop()
+    return tuple(lines)
 
 
 def _as_diff(report: LintReport, before: Document, after: Document, name: str) -> LintReport:
@@ -257,14 +267,14 @@ def _as_diff(report: LintReport, before: Document, after: Document, name: str) -
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
     return LintReport(
-        findings=report.findings, troubles=report.troubles, files=1, fixed=report.fixed, diff=text
+        findings=report.findings, file_errors=report.file_errors, files=1, fixed=report.fixed, diff=text
     )
 
 
-def _mapped(work: Callable[[Path], LintReport], files: Sequence[Path]) -> Iterable[LintReport]:
-    """In several processes where there is enough to do; starting them takes longer than a few files."""
+def _map_files(work: Callable[[Path], LintReport], files: Sequence[Path]) -> Iterable[LintReport]:
+    """Use several processes if there is enough work; starting them takes longer than checking a few files."""
     processes = min(processors(), 8)
-    if processes < 2 or len(files) < 2 * processes or sum(map(_size, files)) < _WORTH_PROCESSES:
+    if processes < 2 or len(files) < 2 * processes or sum(map(_size, files)) < _MIN_PARALLEL_BYTES:
         return map(work, files)
     with ProcessPoolExecutor(processes) as pool:
         return list(pool.map(work, files, chunksize=max(1, len(files) // (processes * 8))))

@@ -1,4 +1,4 @@
-"""What the linter tells: a Finding with its exact place and, where there is one, the change that mends it."""
+"""The output of the linter: findings with their location and, if available, a fix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from legroom.findings import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEdit:
-    """A change of the file's text: lines and columns from 1, the end not included."""
+    """An edit of the file. Lines and columns start at 1; the end is exclusive."""
 
     line: int
     column: int
@@ -31,7 +31,7 @@ class TextEdit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFinding(Finding):
-    """A problem at a place in source code; in a notebook, lines count within the cell."""
+    """A problem at a location in source code. In a notebook, lines are numbered within the cell."""
 
     column: int
     end_line: int
@@ -39,13 +39,13 @@ class LintFinding(Finding):
     cell: int | None = None
     edits: tuple[TextEdit, ...] = ()
     safe: bool = True
-    """Whether the edits leave what the program computes as it is."""
+    """Whether the edits do not change what the program computes."""
     source: tuple[tuple[int, str], ...] = ()
-    """The lines at and around it, with their numbers."""
+    """The line and its context, with line numbers."""
 
     @property
     def applicability(self) -> str | None:
-        """`safe`, `unsafe`, or None where no change is offered."""
+        """`safe`, `unsafe`, or None without a fix."""
         if not self.edits:
             return None
         return "safe" if self.safe else "unsafe"
@@ -67,20 +67,22 @@ class LintFinding(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileError:
-    """A file that could not be checked, and why, in one sentence."""
+    """A file or directory that was not checked, and why."""
 
     file: str
-    sentence: str
+    message: str
+    is_failure: bool = True
+    """False for an empty directory, which is only a remark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """What came of all files."""
+    """The result for all files."""
 
     findings: Sequence[LintFinding]
-    troubles: Sequence[FileError] = ()
+    file_errors: Sequence[FileError] = ()
     files: int = 0
     fixed: int = 0
-    """How many problems were mended."""
+    """The number of problems that were fixed."""
     diff: str = ""
-    """What would change, where only that was asked for."""
+    """The unified diff of all fixes, with `--diff`."""

@@ -1,7 +1,7 @@
-"""Notebooks: their code cells, what of them is Python, and how a changed cell goes back without touching the rest.
+"""The code cells of a notebook, and how to replace their source without changing the rest of the file.
 
-The sources are exchanged in the raw JSON, at their places, and written the way the notebook writes them (a text or a list of lines,
-its indentation, its way with letters beyond ASCII), so that a fix shows in a diff as the lines that it changed.
+The source is replaced in the raw JSON and written in the style of the notebook (a string or a list of lines, indentation, escaping of
+non-ASCII characters), so that a diff shows only the changed lines.
 """
 
 import json
@@ -24,32 +24,32 @@ class Cell:
     """A code cell."""
 
     number: int
-    """Counted over all cells from 1, as people count them."""
+    """The number of the cell among all cells, from 1."""
     source: str
     start: int
     end: int
-    """Where its source stands in the raw text."""
+    """The span of the source in the raw text."""
 
 
 def code_cells(raw: str) -> Iterator[Cell]:
     try:
-        whole = json.loads(raw)
+        notebook = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise NotebookError(f"{error}" if isinstance(error, ValueError) else "nested too deeply") from None
-    if not isinstance(whole, dict) or not isinstance(whole.get("cells"), list):
-        raise NotebookError("it has no list of cells")
-    language = whole.get("metadata", {}).get("kernelspec", {}).get("language", "python")
+    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
+        raise NotebookError("it contains no list of cells")
+    language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
     if not str(language).lower().startswith("python"):
         return
-    for number, (cell, spans) in enumerate(zip(whole["cells"], _source_spans(raw), strict=True), start=1):
+    for number, (cell, spans) in enumerate(zip(notebook["cells"], _source_spans(raw), strict=True), start=1):
         if isinstance(cell, dict) and cell.get("cell_type") == "code" and spans is not None:
             source = cell.get("source", "")
             text = "".join(map(str, source)) if isinstance(source, list) else str(source)
             yield Cell(number, text, *spans)
 
 
-def masked(source: str) -> str:
-    """The cell with as many lines, where what is not Python (magics, shell commands) does nothing."""
+def mask_magics(source: str) -> str:
+    """The source with magics and shell commands replaced by `pass`; the number of lines is unchanged."""
     if _OTHER_LANGUAGES.match(source):
         return re.sub(r"[^\n]+", "", source)
     lines = []
@@ -65,16 +65,16 @@ def masked(source: str) -> str:
     return "\n".join(lines)
 
 
-def with_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> str:
-    """The notebook's text with other sources in its code cells."""
+def replace_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> str:
+    """The notebook's text with new sources in its code cells."""
     for cell, source in sorted(zip(cells, sources, strict=True), key=lambda pair: -pair[0].start):
         if source != cell.source:
-            raw = raw[: cell.start] + _written(raw, cell, source) + raw[cell.end :]
+            raw = raw[: cell.start] + _encode_source(raw, cell, source) + raw[cell.end :]
     return raw
 
 
-def _written(raw: str, cell: Cell, source: str) -> str:
-    """A source as JSON, in the style of the one that it replaces."""
+def _encode_source(raw: str, cell: Cell, source: str) -> str:
+    """A source as JSON, in the style of the source that it replaces."""
     old = raw[cell.start : cell.end]
     ascii_only = raw.isascii()
     if not old.startswith("["):
@@ -89,14 +89,14 @@ def _written(raw: str, cell: Cell, source: str) -> str:
 
 
 def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
-    """Where the source of each cell stands; None for a cell without one."""
+    """The span of each cell's source; None for a cell without source."""
     decoder = json.JSONDecoder()
     for key, at in _members(raw, _skip(raw, 0), decoder):
         if key == "cells":
-            for place in _items(raw, at, decoder):
+            for position in _items(raw, at, decoder):
                 found = None
-                if raw[place] == "{":
-                    for name, start in _members(raw, place, decoder):
+                if raw[position] == "{":
+                    for name, start in _members(raw, position, decoder):
                         if name == "source":
                             found = (start, decoder.raw_decode(raw, start)[1])
                 yield found
@@ -104,7 +104,7 @@ def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
 
 
 def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str, int]]:
-    """Each key of an object with the place of its value."""
+    """Each key of an object with the position of its value."""
     at = _skip(raw, at + 1)
     while raw[at] != "}":
         key, at = decoder.raw_decode(raw, at)
@@ -116,7 +116,7 @@ def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str
 
 
 def _items(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[int]:
-    """The place of each item of a list."""
+    """The position of each item of a list."""
     at = _skip(raw, at + 1)
     while raw[at] != "]":
         yield at

@@ -1,4 +1,4 @@
-"""What a rule is: a function that reads a program and yields problems."""
+"""The interface of a lint rule: a function that reads a program and yields problems."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from legroom.diagnose.lint.flow.program import Program
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One place where a rule is broken."""
+    """One violation of a rule."""
 
     node: cst.CSTNode
-    """What to point at."""
+    """The code to point at."""
     message: str
-    """One sentence: what is wrong there, in the names of the code."""
+    """What is wrong, in one sentence without a final period, using the names in the code."""
     help: str
-    """What to write instead, in a few words."""
+    """How to fix it, without a final period."""
     edits: tuple[Edit, ...] = ()
     safe: bool = True
-    """Whether the edits leave what the program computes as it is."""
+    """Whether the edits do not change what the program computes."""
 
 
-Check = Callable[[Program], Iterator[Problem]]
+RuleCheck = Callable[[Program], Iterator[Problem]]

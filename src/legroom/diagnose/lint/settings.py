@@ -1,4 +1,4 @@
-"""What to check: rules chosen on the command line and in `[tool.legroom.lint]` of the nearest pyproject.toml.
+"""Settings of the linter: from the command line and from `[tool.legroom.lint]` in the nearest pyproject.toml.
 
     [tool.legroom.lint]
     select = ["LG1", "LG201"]
@@ -6,7 +6,7 @@
     exclude = ["third_party"]
     per-file-ignores = { "tests/*" = ["LG201"] }
 
-What the command line says of `select` and `ignore` takes the place of what the file says.
+`--select` and `--ignore` replace the values in the file.
 """
 
 import os
@@ -27,38 +27,38 @@ _KEYS = {"select", "ignore", "exclude", "per-file-ignores"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     select: tuple[str, ...] = ()
-    """Codes or their beginnings; none means all."""
+    """Codes or prefixes of codes; empty for all."""
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    """Patterns of files and folders, against the name and the path from the settings' folder."""
+    """Patterns that are matched against the name and the path relative to `folder`."""
     per_file_ignores: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     folder: Path = Path()
 
     def codes_for(self, file: Path) -> frozenset[str]:
-        """The rules that this file is held to."""
-        chosen = [code for code in rule_codes() if not self.select or code.startswith(self.select)]
-        dropped = list(self.ignore)
+        """The codes of the rules that apply to a file."""
+        selected = [code for code in rule_codes() if not self.select or code.startswith(self.select)]
+        ignored = list(self.ignore)
         for pattern, codes in self.per_file_ignores.items():
             if matches(file, pattern, self.folder):
-                dropped.extend(codes)
-        return frozenset(code for code in chosen if not code.startswith(tuple(dropped)) or not dropped)
+                ignored.extend(codes)
+        return frozenset(code for code in selected if not code.startswith(tuple(ignored)) or not ignored)
 
     def excludes(self, path: Path) -> bool:
         return any(matches(path, pattern, self.folder) for pattern in self.exclude)
 
-    def chosen(self, select: Iterable[str], ignore: Iterable[str]) -> "Settings":
-        """With what the command line says instead, where it says anything."""
-        selected, ignored = checked_codes(select, "--select"), checked_codes(ignore, "--ignore")
+    def with_options(self, select: Iterable[str], ignore: Iterable[str]) -> "Settings":
+        """The settings with `--select` and `--ignore` applied."""
+        selected, ignored = parse_codes(select, "--select"), parse_codes(ignore, "--ignore")
         return replace(self, select=selected or self.select, ignore=ignored or self.ignore)
 
 
 def rule_codes() -> list[str]:
-    """Every code that has a lint rule."""
+    """All codes that have a lint rule."""
     return [code for code, page in all_pages().items() if page.is_lint_rule]
 
 
 def settings_for(file: Path) -> Settings:
-    """From the nearest pyproject.toml above a file that has settings for the linter."""
+    """The settings from the nearest pyproject.toml above a file that has linter settings."""
     return _settings_of_folder(Path(os.path.abspath(file)).parent)
 
 
@@ -76,42 +76,42 @@ def _read(file: Path) -> Settings | None:
     try:
         tools = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read as TOML: {error}") from None
+        raise UsageError(f"{file} is not valid TOML: {error}") from None
     ours = tools.get("legroom")
     if not isinstance(ours, dict):
         return None
     table = ours.get("lint", {key: value for key, value in ours.items() if key in _KEYS})
     if not isinstance(table, dict):
-        raise UsageError(f"{file}: [tool.legroom.lint] must be a table")
+        raise UsageError(f"{file}: [tool.legroom.lint] must be a table.")
     unknown = sorted(set(table) - _KEYS)
     if unknown:
         raise UsageError(
-            f"{file}: [tool.legroom.lint] has no `{unknown[0]}`: it knows {', '.join(sorted(_KEYS))}"
+            f"{file}: unknown setting `{unknown[0]}` in [tool.legroom.lint]. Available: {', '.join(sorted(_KEYS))}."
         )
     per_file = table.get("per-file-ignores", {})
     if not isinstance(per_file, dict):
-        raise UsageError(f"{file}: `per-file-ignores` must be a table of patterns and codes")
+        raise UsageError(f"{file}: `per-file-ignores` must be a table from patterns to lists of codes.")
     return Settings(
-        select=checked_codes(_texts(file, table, "select"), f"{file}: select"),
-        ignore=checked_codes(_texts(file, table, "ignore"), f"{file}: ignore"),
-        exclude=tuple(_texts(file, table, "exclude")),
+        select=parse_codes(_strings(file, table, "select"), f"{file}: select"),
+        ignore=parse_codes(_strings(file, table, "ignore"), f"{file}: ignore"),
+        exclude=tuple(_strings(file, table, "exclude")),
         per_file_ignores={
-            pattern: checked_codes(_texts(file, per_file, pattern), f"{file}: per-file-ignores")
+            pattern: parse_codes(_strings(file, per_file, pattern), f"{file}: per-file-ignores")
             for pattern in per_file
         },
         folder=file.parent,
     )
 
 
-def _texts(file: Path, table: Mapping[str, Any], key: str) -> list[str]:
+def _strings(file: Path, table: Mapping[str, Any], key: str) -> list[str]:
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise UsageError(f"{file}: `{key}` must be a list of texts")
+        raise UsageError(f"{file}: `{key}` must be a list of strings.")
     return value
 
 
-def checked_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
-    """Codes and their beginnings in capitals; `ALL` is every one. Several may stand in one text, parted by commas."""
+def parse_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
+    """Parse codes and prefixes of codes, separated by commas; `ALL` selects every rule."""
     found: list[str] = []
     for part in (part.strip().upper() for text in codes for part in text.split(",")):
         if not part:
@@ -121,16 +121,18 @@ def checked_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
         elif any(code.startswith(part) for code in rule_codes()):
             found.append(part)
         else:
-            raise UsageError(f"{where}: no rule has the code {part}: see `legroom lint --rules`")
+            raise UsageError(f"{where}: unknown rule {part}. List all rules with `legroom lint --rules`.")
     return tuple(found)
 
 
 def matches(path: Path, pattern: str, folder: Path) -> bool:
-    """Whether a pattern means a path: by its name, or by its way from the settings' folder."""
+    """Whether a pattern matches a path, by name or relative to the folder of the settings."""
     try:
         relative: Sequence[str] = Path(os.path.abspath(path)).relative_to(os.path.abspath(folder)).parts
     except ValueError:
         relative = path.parts
     wanted = pattern.rstrip("/")
-    ways = ["/".join(relative[:end]) for end in range(1, len(relative) + 1)]
-    return any(fnmatch(way, wanted) for way in ways) or any(fnmatch(part, wanted) for part in relative)
+    prefixes = ["/".join(relative[:end]) for end in range(1, len(relative) + 1)]
+    return any(fnmatch(prefix, wanted) for prefix in prefixes) or any(
+        fnmatch(part, wanted) for part in relative
+    )

@@ -1,4 +1,4 @@
-"""Small programs for the rules' tests: a beginning that makes a model, and what the linter says of the rest."""
+"""Helpers for lint tests: a common prelude, test programs from tests/data, findings and fixes."""
 
 import re
 import textwrap
@@ -8,7 +8,7 @@ from legroom.diagnose.lint.engine import fix_text, lint_text
 from legroom.diagnose.lint.finding import LintFinding
 from legroom.diagnose.lint.settings import Settings
 
-BEGINNING = """\
+PRELUDE = """\
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[3] / "data"
 
 
 def snippets(name: str, step: str = STEP) -> dict[str, str]:
-    """The programs of a file of `tests/data` by their titles; where they say STEP, a training step stands."""
+    """The programs in a file of `tests/data` by title. STEP is replaced by a training step."""
     parts = re.split(r"(?m)^### (.+)\n", (DATA / f"{name}.txt").read_text(encoding="utf-8"))[1:]
     return {
         title: code.replace("    STEP\n", step) for title, code in zip(parts[::2], parts[1::2], strict=True)
@@ -38,15 +38,15 @@ def snippets(name: str, step: str = STEP) -> dict[str, str]:
 
 
 def program(body: str) -> str:
-    return BEGINNING + textwrap.dedent(body)
+    return PRELUDE + textwrap.dedent(body)
 
 
 def findings(body: str, code: str) -> list[LintFinding]:
     return lint_text(program(body), settings=Settings(select=(code,)))
 
 
-def told_lines(body: str, code: str) -> list[str]:
-    """The lines that a rule speaks of."""
+def reported_lines(body: str, code: str) -> list[str]:
+    """The lines that a rule reports."""
     lines = program(body).splitlines()
     return [lines[(each.line or 1) - 1].partition("  #")[0].strip() for each in findings(body, code)]
 
@@ -56,13 +56,13 @@ def marked_lines(body: str) -> list[str]:
     return [line.partition("  #")[0].strip() for line in body.splitlines() if line.endswith("# here")]
 
 
-def mended(body: str, code: str, *, unsafe: bool = False) -> str:
-    """The body after every fix of a rule that may be made; it must still be Python."""
+def fixed(body: str, code: str, *, unsafe: bool = False) -> str:
+    """The body after all fixes of a rule; it must still be valid Python."""
     text = fix_text(program(body), unsafe=unsafe, settings=Settings(select=(code,)))
-    compile(text, "mended", "exec")
-    return text.removeprefix(BEGINNING)
+    compile(text, "fixed", "exec")
+    return text.removeprefix(PRELUDE)
 
 
 def check_marks(body: str, code: str) -> None:
-    """A rule speaks of the marked lines and of no others."""
-    assert told_lines(body, code) == marked_lines(body)
+    """A rule reports exactly the marked lines."""
+    assert reported_lines(body, code) == marked_lines(body)

@@ -1,9 +1,9 @@
-"""What fixes make of the code: only what is safe, and the rest where it is asked for."""
+"""Fixes: safe ones by default, unsafe ones with the option."""
 
 import pytest
-from lint_cases import STEP, findings, mended, snippets
+from lint_cases import STEP, findings, fixed, snippets
 
-TOLD = snippets("lint_rules/reported")
+REPORTED = snippets("lint_rules/reported")
 
 SAFE_FIXES = {
     "LG201 after model.eval()": "with torch.no_grad():\n    for x, y in train_loader:\n        output = model(x)",
@@ -36,44 +36,44 @@ UNSAFE_FIXES = {
 
 @pytest.mark.parametrize("title", SAFE_FIXES)
 def test_safe_fixes(title: str) -> None:
-    assert SAFE_FIXES[title] in mended(TOLD[title], title[:5])
+    assert SAFE_FIXES[title] in fixed(REPORTED[title], title[:5])
 
 
 @pytest.mark.parametrize("title", UNSAFE_FIXES)
-def test_unsafe_fixes_are_made_only_when_asked_for(title: str) -> None:
-    body, code = TOLD[title], title[:5]
-    assert mended(body, code) == body
-    assert UNSAFE_FIXES[title] in mended(body, code, unsafe=True)
+def test_unsafe_fixes_require_the_option(title: str) -> None:
+    body, code = REPORTED[title], title[:5]
+    assert fixed(body, code) == body
+    assert UNSAFE_FIXES[title] in fixed(body, code, unsafe=True)
 
 
 @pytest.mark.parametrize("title", [title for title in UNSAFE_FIXES if title.startswith("LG1")])
-def test_after_an_unsafe_fix_nothing_is_told(title: str) -> None:
-    assert findings(mended(TOLD[title], title[:5], unsafe=True), title[:5]) == []
+def test_no_finding_remains_after_an_unsafe_fix(title: str) -> None:
+    assert findings(fixed(REPORTED[title], title[:5], unsafe=True), title[:5]) == []
 
 
-def test_a_number_is_enough_where_only_the_number_is_used() -> None:
-    body = TOLD["LG101 a running total"] + "print(total / 10)\n"
-    assert "total += loss.item()" in mended(body, "LG101")
+def test_item_is_used_if_only_the_number_is_needed() -> None:
+    body = REPORTED["LG101 a running total"] + "print(total / 10)\n"
+    assert "total += loss.item()" in fixed(body, "LG101")
 
 
-def test_a_tensor_stays_a_tensor_where_it_is_used_as_one() -> None:
-    body = TOLD["LG101 a list"] + "print(torch.stack(losses).mean())\n"
-    assert "losses.append(loss.detach())" in mended(body, "LG101")
-    body = TOLD["LG101 a running total"] + "print(total.item())\n"
-    assert "total += loss.detach()" in mended(body, "LG101")
+def test_detach_is_used_if_a_tensor_is_needed() -> None:
+    body = REPORTED["LG101 a list"] + "print(torch.stack(losses).mean())\n"
+    assert "losses.append(loss.detach())" in fixed(body, "LG101")
+    body = REPORTED["LG101 a running total"] + "print(total.item())\n"
+    assert "total += loss.detach()" in fixed(body, "LG101")
 
 
-def test_only_the_part_with_the_graph_is_mended() -> None:
-    assert "losses.append((step, loss.item()))" in mended(TOLD["LG101 a tuple in a list"], "LG101")
-    assert "0.9 * average + 0.1 * loss.item()" in mended(TOLD["LG101 a moving average"], "LG101")
+def test_only_the_part_with_the_graph_is_fixed() -> None:
+    assert "losses.append((step, loss.item()))" in fixed(REPORTED["LG101 a tuple in a list"], "LG101")
+    assert "0.9 * average + 0.1 * loss.item()" in fixed(REPORTED["LG101 a moving average"], "LG101")
 
 
-def test_a_computed_value_is_bracketed() -> None:
+def test_computed_value_gets_parentheses() -> None:
     body = f"total = 0\nfor x, y in train_loader:\n{STEP}    total += loss * 2 + loss\n"
-    assert "total += (loss * 2 + loss).item()" in mended(body, "LG101")
+    assert "total += (loss * 2 + loss).item()" in fixed(body, "LG101")
 
 
-def test_what_goes_backward_elsewhere_is_not_detached() -> None:
+def test_value_used_in_a_later_backward_is_not_detached() -> None:
     body = """
 class Policy(nn.Module):
     def act(self, x):
@@ -89,16 +89,16 @@ for episode in range(3):
 """
     (finding,) = findings(body, "LG101")
     assert finding.edits == ()
-    assert finding.fix == "Empty `self.saved` once its step is over"
+    assert finding.fix == "Clear `self.saved` after each step"
 
 
-def test_a_growing_history_loses_its_graph() -> None:
-    assert "history = torch.cat((history, output)).detach()" in mended(
-        TOLD["LG116 made on the first step"], "LG116"
+def test_growing_tensor_is_detached() -> None:
+    assert "history = torch.cat((history, output)).detach()" in fixed(
+        REPORTED["LG116 made on the first step"], "LG116"
     )
 
 
-def test_a_state_that_begins_as_none_stays_none() -> None:
+def test_state_initialized_with_none_stays_none() -> None:
     body = """
 state = None
 for x, y in train_loader:
@@ -106,13 +106,13 @@ for x, y in train_loader:
     output.mean().backward()
 """
     detached = "tuple(part.detach() for part in state) if isinstance(state, tuple) else state.detach()"
-    assert f"model(x, None if state is None else {detached})" in mended(body, "LG104", unsafe=True)
+    assert f"model(x, None if state is None else {detached})" in fixed(body, "LG104", unsafe=True)
 
 
 @pytest.mark.parametrize(
     "begins", ["(torch.zeros(2), torch.zeros(2))", "start(4)", "tuple(torch.zeros(2) for _ in range(2))"]
 )
-def test_a_tuple_of_states_is_detached_part_by_part(begins: str) -> None:
+def test_tuple_of_states_is_detached_per_item(begins: str) -> None:
     body = f"""
 def start(size):
     return torch.zeros(size), torch.zeros(size)
@@ -121,26 +121,26 @@ for x, y in train_loader:
     output, state = model(x, state)
     output.mean().backward()
 """
-    after = mended(body, "LG104", unsafe=True)
+    after = fixed(body, "LG104", unsafe=True)
     assert "model(x, tuple(part.detach() for part in state))" in after
     assert findings(after, "LG104") == []
 
 
-def test_a_list_of_states_is_detached_part_by_part_and_a_dict_or_object_left_alone() -> None:
+def test_list_of_states_is_detached_per_item_but_not_a_dict_or_object() -> None:
     body = """
 state = [torch.zeros(2), torch.zeros(2)]
 for x, y in train_loader:
     output, state = model(x, state)
     output.mean().backward()
 """
-    assert "model(x, [part.detach() for part in state])" in mended(body, "LG104", unsafe=True)
+    assert "model(x, [part.detach() for part in state])" in fixed(body, "LG104", unsafe=True)
     for beginning in ('{"h": torch.zeros(2)}', "StreamState(torch.zeros(2))"):
         other = body.replace("[torch.zeros(2), torch.zeros(2)]", beginning)
         assert findings(other, "LG104")
-        assert mended(other, "LG104", unsafe=True) == other
+        assert fixed(other, "LG104", unsafe=True) == other
 
 
-def test_retain_graph_stays_where_all_steps_go_backward_together() -> None:
+def test_retain_graph_stays_if_steps_share_a_backward_pass() -> None:
     body = """
 total = torch.zeros(())
 for x, y in train_loader:
@@ -148,10 +148,10 @@ for x, y in train_loader:
     total.backward(retain_graph=True)
 """
     assert findings(body, "LG108")
-    assert mended(body, "LG108", unsafe=True) == body
+    assert fixed(body, "LG108", unsafe=True) == body
 
 
-def test_an_old_average_is_left_as_it_is() -> None:
+def test_previous_average_is_not_changed() -> None:
     body = """
 smoothed = [0.0] * 4
 for x, y in train_loader:
@@ -160,11 +160,11 @@ for x, y in train_loader:
     for i in range(4):
         smoothed[i] = 0.7 * smoothed[i] + 0.3 * each
 """
-    assert "0.7 * smoothed[i] + 0.3 * each." in mended(body, "LG101")
+    assert "0.7 * smoothed[i] + 0.3 * each." in fixed(body, "LG101")
 
 
-def test_a_hook_keeps_outputs_without_their_graph() -> None:
-    assert "features.append(output.detach())" in mended(TOLD["LG110 a function"], "LG110")
+def test_hook_stores_detached_outputs() -> None:
+    assert "features.append(output.detach())" in fixed(REPORTED["LG110 a function"], "LG110")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_hook_keeps_outputs_without_their_graph() -> None:
     ],
     ids=["as an attribute", "by the one that it came from"],
 )
-def test_an_exception_that_keeps_tensors_otherwise_is_told_and_not_mended(step: str) -> None:
+def test_exception_with_tensor_attributes_is_reported_but_not_fixed(step: str) -> None:
     body = f"""
 class BadSample(Exception):
     def __init__(self, output):
@@ -188,15 +188,15 @@ for x, y in train_loader:
         bad.append(problem)
 """
     assert findings(body, "LG107")
-    assert mended(body, "LG107", unsafe=True) == body
+    assert fixed(body, "LG107", unsafe=True) == body
 
 
-def test_a_changed_parameter_is_told_and_left_to_its_writer() -> None:
-    edits = [finding.edits for finding in findings(TOLD["LG406 of tensors"], "LG406")]
+def test_modified_data_attribute_is_reported_but_not_fixed() -> None:
+    edits = [finding.edits for finding in findings(REPORTED["LG406 of tensors"], "LG406")]
     assert [bool(each) for each in edits] == [True, False, False, True]
 
 
-def test_a_decorator_goes_below_those_that_are_there() -> None:
+def test_decorator_is_added_below_existing_ones() -> None:
     body = """
 class Trainer:
     @staticmethod
@@ -204,9 +204,9 @@ class Trainer:
         for x, y in loader:
             print(net(x).sum().item())
 """
-    assert "    @staticmethod\n    @torch.no_grad()\n    def evaluate" in mended(body, "LG201")
+    assert "    @staticmethod\n    @torch.no_grad()\n    def evaluate" in fixed(body, "LG201")
 
 
-def test_a_text_of_several_lines_is_not_indented() -> None:
+def test_multiline_string_is_not_indented() -> None:
     body = 'model.eval()\nfor x, y in train_loader:\n    print(model(x), """a\nb""")\n'
-    assert mended(body, "LG201") == body
+    assert fixed(body, "LG201") == body

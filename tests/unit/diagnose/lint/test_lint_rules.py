@@ -1,17 +1,17 @@
-"""What each rule tells and what it leaves alone: programs in `tests/data/lint_rules`, marked `# here` where a rule speaks."""
+"""Programs that each rule must and must not report, in `tests/data/lint_rules`; reported lines are marked `# here`."""
 
 import pytest
 from lint_cases import check_marks, findings, snippets
 
-TOLD, SILENT = snippets("lint_rules/reported"), snippets("lint_rules/not_reported")
+REPORTED, NOT_REPORTED = snippets("lint_rules/reported"), snippets("lint_rules/not_reported")
 
 
-@pytest.mark.parametrize("title", TOLD)
-def test_is_told(title: str) -> None:
-    check_marks(TOLD[title], title[:5])
-    assert findings(TOLD[title], title[:5])
+@pytest.mark.parametrize("title", REPORTED)
+def test_rule_reports_marked_lines(title: str) -> None:
+    check_marks(REPORTED[title], title[:5])
+    assert findings(REPORTED[title], title[:5])
 
 
-@pytest.mark.parametrize("title", SILENT)
-def test_is_not_told(title: str) -> None:
-    assert findings(SILENT[title], title[:5]) == []
+@pytest.mark.parametrize("title", NOT_REPORTED)
+def test_rule_reports_nothing(title: str) -> None:
+    assert findings(NOT_REPORTED[title], title[:5]) == []

@@ -1,11 +1,11 @@
-"""The same few leaks, written in the many ways that people write them, and what only looks like them: a rule that knows one wording is none."""
+"""Variations of the same leaks, and similar programs without a leak: a rule must not depend on one way of writing."""
 
 import pytest
 from lint_cases import snippets
 
 from legroom.diagnose.lint.engine import lint_text
 
-BEGINNING = """import asyncio, collections, copy, functools, heapq, queue, random
+PRELUDE = """import asyncio, collections, copy, functools, heapq, queue, random
 import numpy as np
 import pytorch_lightning as pl
 import torch
@@ -28,22 +28,22 @@ LEAKING, HEALTHY = (snippets(f"lint_variations/{name}", STEP) for name in ("leak
 
 
 @pytest.mark.parametrize("title", LEAKING)
-def test_a_leak_is_named_at_its_line_and_nowhere_else(title: str) -> None:
-    text = BEGINNING + LEAKING[title]
+def test_leak_is_reported_at_its_line_only(title: str) -> None:
+    text = PRELUDE + LEAKING[title]
     lines = text.splitlines()
     right = {number for number, line in enumerate(lines, 1) if line.endswith(("# leak", "# or"))}
-    found = {finding.line for finding in lint_text(text, file="train.py") if finding.code[:3] in _JUDGED}
+    found = {finding.line for finding in lint_text(text, file="train.py") if finding.code[:3] in _LEAK_CODES}
     assert found & right
     assert found <= right
 
 
 @pytest.mark.parametrize("title", HEALTHY)
-def test_what_only_looks_like_a_leak_has_no_finding(title: str) -> None:
+def test_program_without_a_leak_has_no_finding(title: str) -> None:
     assert not [
         f"{finding.line} {finding.code}"
-        for finding in lint_text(BEGINNING + HEALTHY[title], file="train.py")
+        for finding in lint_text(PRELUDE + HEALTHY[title], file="train.py")
         if finding.code.startswith("LG1")
     ]
 
 
-_JUDGED = ("LG1", "LG2")
+_LEAK_CODES = ("LG1", "LG2")

@@ -1,12 +1,14 @@
-"""What each name holds as the code runs, as far as it can be read: which values carry a graph, what is kept where.
+"""The flow analysis: which values each name may have, which of them have an autograd graph, and where they are stored.
 
-Every function is gone through with its statements in order, loops twice (what one round leaves the next one sees),
-branches apart and then joined. The whole file is gone through until what functions return, what their callers give them
-and whether they turned gradients off changes no more, then once again: that round alone notes facts for the rules.
-The first round takes what a model is given for free of a graph, and follows the callers last: what a model gives back and is
-given again has a graph only if the model itself puts one on it.
+Each function is analyzed statement by statement. Loop bodies are analyzed twice, so that an iteration sees the results of the
+previous one; branches are analyzed separately and then joined. The file is analyzed repeatedly until return values, arguments
+and gradient modes no longer change. A final pass records facts for the rules.
 
-What cannot be told stays unknown, and no rule speaks of the unknown: a linter that is wrong is switched off.
+The first pass assumes that inputs of a model have no graph, and analyzes callers last. An output that is fed back into a model
+therefore has a graph only if the model itself adds one.
+
+A value that cannot be determined stays unknown, and rules report nothing for unknown values: false findings would make the linter
+useless.
 """
 
 from collections.abc import Sequence
@@ -14,17 +16,19 @@ from collections.abc import Sequence
 import libcst as cst
 
 from legroom.diagnose.lint.flow.assignments import Assignments
-from legroom.diagnose.lint.flow.call_graph import spread_over_calls
-from legroom.diagnose.lint.flow.facts import CallSite, Function, LoopFact
+from legroom.diagnose.lint.flow.facts import CallFact, CallSite, Function, LoopFact
 from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     Loop,
     dotted,
     innermost_iterable,
+    is_true,
+    keyword,
     last_name,
     names_in,
     path_of,
+    root,
     walk,
 )
 from legroom.diagnose.lint.flow.values import (
@@ -35,67 +39,67 @@ from legroom.diagnose.lint.flow.values import (
     UNKNOWN,
     Value,
     ValueKind,
-    by_name,
     container,
-    joined,
+    guess_from_name,
+    join_values,
 )
 
-_MOST_ROUNDS = 5
+_MAX_PASSES = 5
 
 
-def follow(program: Program) -> None:
-    """Fill in the program's facts."""
-    known: list[object] = []
-    for number in range(_MOST_ROUNDS - 1):
-        _go_through(program, recording=False, first=number == 0)
-        before, known = known, _known(program)
-        if before == known:
+def analyze_program(program: Program) -> None:
+    """Record the facts of a program."""
+    state: list[object] = []
+    for number in range(_MAX_PASSES - 1):
+        _run_pass(program, recording=False, first=number == 0)
+        before, state = state, _state(program)
+        if before == state:
             break
-    _go_through(program, recording=True)
-    spread_over_calls(program)
+    _run_pass(program, recording=True)
+    _propagate_through_calls(program)
 
 
-def _go_through(program: Program, *, recording: bool, first: bool = False) -> None:
-    sites = {function: function.sites for function in program.functions.values()}
+def _run_pass(program: Program, *, recording: bool, first: bool = False) -> None:
+    call_sites = {function: function.call_sites for function in program.functions.values()}
     for function in program.functions.values():
-        function.sites = []
+        function.call_sites = []
         function.returned_nodes = []
     for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
-        _Walker(program, function, sites[function], recording=recording, first=first).run()
+        _Walker(program, function, call_sites[function], recording=recording, first=first).run()
     for function in program.functions.values():
-        if function.sites and not function.no_grad:
-            function.no_grad = all(site.no_grad for site in function.sites)
+        if function.call_sites and not function.no_grad:
+            function.no_grad = all(site.no_grad for site in function.call_sites)
 
 
-def _known(program: Program) -> list[object]:
-    """What a further round would start from."""
+def _state(program: Program) -> list[object]:
+    """The state that the next pass starts from."""
     return [
-        (function.returns, function.no_grad, [site.values for site in function.sites])
+        (function.returns, function.no_grad, [site.values for site in function.call_sites])
         for function in program.functions.values()
     ]
 
 
 class _Walker(Assignments):
-    """Goes through one function."""
+    """Analyzes one function."""
 
     def __init__(
         self,
         program: Program,
         function: Function,
-        sites: Sequence[CallSite],
+        call_sites: Sequence[CallSite],
         *,
         recording: bool,
         first: bool,
     ) -> None:
         super().__init__(program, function, recording=recording)
-        self.given_to_models = TENSOR if first else GRAPH
+        self.model_input = TENSOR if first else GRAPH
         self.returns: Value | None = None
         self.yields: Value | None = None
-        self._begin(sites)
+        self._bind_parameters(call_sites)
 
     def run(self) -> None:
         node = self.function.node
-        self.function.keeps = {}
+        self.function.stored_parameters = {}
         self.block(node.body if isinstance(node, cst.Module) else [node.body])
         self.function.returns = container(self.yields) if self.yields is not None else self.returns or PLAIN
         self.function.environment = self.names
@@ -104,9 +108,9 @@ class _Walker(Assignments):
             for path, value in self.names.items():
                 if path.startswith("self.") and path.count(".") == 1:
                     known = attributes.get(path)
-                    attributes[path] = value if known is None else joined(known, value)
+                    attributes[path] = value if known is None else join_values(known, value)
 
-    def _begin(self, sites: Sequence[CallSite]) -> None:
+    def _bind_parameters(self, call_sites: Sequence[CallSite]) -> None:
         function = self.function
         outer = function.outer
         while outer is not None:
@@ -114,12 +118,12 @@ class _Walker(Assignments):
                 self.names.setdefault(path, value)
             outer = outer.outer
         for name in function.parameters:
-            given = [site.values[name] for site in sites if name in site.values]
+            given = [site.values[name] for site in call_sites if name in site.values]
             value = given[0] if given else UNKNOWN
             for each in given[1:]:
-                value = joined(value, each)
+                value = join_values(value, each)
             self.names[name] = (
-                value if value.kind is not ValueKind.UNKNOWN or value.class_name else by_name(name)
+                value if value.kind is not ValueKind.UNKNOWN or value.class_name else guess_from_name(name)
             )
             for path in [path for path in self.names if path.startswith(f"{name}.")]:
                 del self.names[path]
@@ -138,7 +142,7 @@ class _Walker(Assignments):
                         parameter.default is None
                         and self.names[parameter.name.value].kind is ValueKind.UNKNOWN
                     ):
-                        self.names[parameter.name.value] = self.given_to_models  # by other layers
+                        self.names[parameter.name.value] = self.model_input  # from other layers
 
     # Statements ----------------------------------------------------------------------------------------------------
 
@@ -162,11 +166,11 @@ class _Walker(Assignments):
         elif isinstance(node, cst.Expr):
             value = self.value_of(node.value)
             if isinstance(node.value, cst.Yield):
-                self.yields = value if self.yields is None else joined(self.yields, value)
+                self.yields = value if self.yields is None else join_values(self.yields, value)
         elif isinstance(node, cst.Return):
             if node.value is not None:
                 value = self.value_of(node.value)
-                self.returns = value if self.returns is None else joined(self.returns, value)
+                self.returns = value if self.returns is None else join_values(self.returns, value)
                 self.function.returned_nodes.append(node.value)
         elif isinstance(node, (cst.For, cst.While)):
             self.loop(node)
@@ -179,7 +183,9 @@ class _Walker(Assignments):
         elif isinstance(node, cst.Del):
             self.delete(node.target)
         elif isinstance(node, cst.FunctionDef):
-            self.names[node.name.value] = Value(ValueKind.UNKNOWN, function=self._place(node.name.value))
+            self.names[node.name.value] = Value(
+                ValueKind.UNKNOWN, function=self._qualified_name(node.name.value)
+            )
         elif isinstance(node, cst.ClassDef):
             self._class_body(node)
         elif isinstance(node, cst.Match):
@@ -192,11 +198,11 @@ class _Walker(Assignments):
                     self.value_of(each)
                     break
 
-    def _place(self, name: str) -> str:
-        return f"{self.function.place}.{name}" if self.function.place else name
+    def _qualified_name(self, name: str) -> str:
+        return f"{self.function.qualified_name}.{name}" if self.function.qualified_name else name
 
     def _class_body(self, node: cst.ClassDef) -> None:
-        """Class-level names are reached as `Class.name` and `self.name`."""
+        """Class attributes are accessible as `Class.name` and `self.name`."""
         known = self.program.classes.get(node.name.value)
         for each in node.body.body:
             small = each.body if isinstance(each, cst.SimpleStatementLine) else ()
@@ -209,30 +215,30 @@ class _Walker(Assignments):
                             known.attributes.setdefault(f"self.{target.target.value}", value)
 
     def loop(self, node: Loop) -> None:
-        fact = self.loop_fact(node)
+        fact = self.fact_for_loop(node)
         before = dict(self.names)
         if isinstance(node, cst.For):
-            fact.iterates = self.value_of(node.iter)
-            fact.iterated = path_of(innermost_iterable(node.iter)) or ""
-            self.bind_iteration(node.target, node.iter, fact.iterates)
+            fact.iterable = self.value_of(node.iter)
+            fact.iterable_path = path_of(innermost_iterable(node.iter)) or ""
+            self.bind_iteration(node.target, node.iter, fact.iterable)
         else:
             self.value_of(node.test)
         outer_loops = self.loops
         self.loops = (*outer_loops, fact)
-        rounds = 2 if len(self.loops) <= 2 else 1
+        passes = 2 if len(self.loops) <= 2 else 1
         recording = self.recording
-        for number in range(rounds):
-            self.recording = recording and number == rounds - 1
+        for number in range(passes):
+            self.recording = recording and number == passes - 1
             self.block([node.body])
             if isinstance(node, cst.For):
-                self.bind_iteration(node.target, node.iter, fact.iterates)
+                self.bind_iteration(node.target, node.iter, fact.iterable)
         self.recording = recording
         self.loops = outer_loops
         self.join_with(before)
         if node.orelse is not None:
             self.block([node.orelse.body])
 
-    def loop_fact(self, node: Loop) -> LoopFact:
+    def fact_for_loop(self, node: Loop) -> LoopFact:
         for known in self.program.loops:
             if known.node is node:
                 return known
@@ -245,15 +251,17 @@ class _Walker(Assignments):
 
     def branch(self, node: cst.If) -> None:
         self.value_of(node.test)
-        otherwise = without_tensors(node.test, self.names, holds=False)
-        here = without_tensors(node.test, self.names, holds=True)
-        before = {**self.names, **otherwise}
-        sources = {path: source for path, source in self.comes_from.items() if path not in otherwise}
-        self.names.update(here)
-        self.comes_from = {path: source for path, source in self.comes_from.items() if path not in here}
+        if_false = without_tensors(node.test, self.names, holds=False)
+        if_true = without_tensors(node.test, self.names, holds=True)
+        before = {**self.names, **if_false}
+        sources = {path: source for path, source in self.parameter_of.items() if path not in if_false}
+        self.names.update(if_true)
+        self.parameter_of = {
+            path: source for path, source in self.parameter_of.items() if path not in if_true
+        }
         self.block([node.body])
-        after, sources_after = self.names, self.comes_from
-        self.names, self.comes_from = before, sources
+        after, sources_after = self.names, self.parameter_of
+        self.names, self.parameter_of = before, sources
         if isinstance(node.orelse, cst.If):
             self.branch(node.orelse)
         elif node.orelse is not None:
@@ -261,11 +269,11 @@ class _Walker(Assignments):
         detached = [path for path in self.names if self._is_detached_in(node.body, after, path)]
         self.join_with(after)
         self.names.update(dict.fromkeys(detached, UNKNOWN))
-        self.comes_from = {**sources_after, **self.comes_from}
+        self.parameter_of = {**sources_after, **self.parameter_of}
 
     def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
-        """`if backward_here: loss.backward(); loss = loss.detach()`: where it is not detached, someone else goes backward."""
-        if not self.names[path].carries_graph or after.get(path, GRAPH).carries_graph:
+        """`if backward_here: loss.backward(); loss = loss.detach()`: in the other branch, the caller runs the backward pass."""
+        if not self.names[path].has_graph or after.get(path, GRAPH).has_graph:
             return False
         return any(
             isinstance(each, cst.Assign)
@@ -281,16 +289,16 @@ class _Walker(Assignments):
             called = item.item.func if isinstance(item.item, cst.Call) else item.item
             name = self.program.imports.qualified(called) or ""
             self.contexts = (*self.contexts, name)
-            self.no_grad = self.grad_after(name, item.item)
-            if dotted(called) in self.grad_contexts:
-                self.function.grad_is_chosen = True
+            self.no_grad = self.is_grad_disabled_after(name, item.item)
+            if dotted(called) in self.grad_mode_names:
+                self.function.grad_mode_varies = True
             if item.asname is not None and isinstance(item.asname.name, cst.Name):
                 self.bind(item.asname.name, entered if entered.class_name else UNKNOWN)
         self.block([node.body])
         self.no_grad, self.contexts = no_grad, contexts
 
-    def grad_after(self, name: str, expression: cst.CSTNode) -> bool:
-        """Whether gradients are off after a switch such as `torch.no_grad()`."""
+    def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
+        """Whether gradients are disabled after a switch such as `torch.no_grad()`."""
         switch = last_name(name)
         if switch in {"no_grad", "inference_mode"}:
             return True
@@ -300,7 +308,7 @@ class _Walker(Assignments):
             given = expression.args[0].value
             if isinstance(given, cst.Name) and given.value in {"True", "False"}:
                 return given.value == "False"
-            self.function.grad_is_chosen = True
+            self.function.grad_mode_varies = True
         return self.no_grad
 
     def try_block(self, node: cst.Try | cst.TryStar) -> None:
@@ -324,9 +332,56 @@ class _Walker(Assignments):
     def join_with(self, others: dict[str, Value]) -> None:
         for path, value in others.items():
             known = self.names.get(path)
-            self.names[path] = value if known is None else joined(known, value)
+            self.names[path] = value if known is None else join_values(known, value)
 
 
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:
     *_, last = walk(node)
     return last
+
+
+_BACKWARD_FUNCTIONS = {"torch.autograd.backward", "torch.autograd.grad"}
+
+
+def _propagate_through_calls(program: Program) -> None:
+    """Mark loops that train or run a model through the functions that they call."""
+    trains = {call.function for call in program.calls if _is_backward(call) or _is_step(call)}
+    backward = {call.function for call in program.calls if _is_backward(call)}
+    for _ in range(3):
+        trains |= {call.function for call in program.calls if call.local in trains}
+        backward |= {call.function for call in program.calls if call.local in backward}
+    computing = {call.function for call in program.calls if _runs_a_model(call)}
+    for loop in program.loops:  # a loop over a generator that trains
+        source = innermost_iterable(loop.node.iter) if isinstance(loop.node, cst.For) else None
+        for call in program.calls:
+            if (
+                call.local in backward
+                and isinstance(loop.node, cst.For)
+                and call.node in (source, loop.node.iter)
+            ):
+                loop.trains = loop.backward = True
+    for call in program.calls:
+        does_backward = _is_backward(call) or call.local in backward
+        does_step = _is_step(call)
+        for loop in call.loops:
+            loop.backward |= does_backward
+            loop.trains |= does_backward or does_step or call.local in trains
+            runs = _runs_a_model(call) or (call.local in computing and call.result.has_graph)
+            loop.runs_model |= runs and root(dotted(call.node.func) or "") not in loop.bound
+        if not call.loops:
+            call.function.backward |= does_backward
+            call.function.optimizer_step |= does_step
+
+
+def _runs_a_model(call: CallFact) -> bool:
+    return call.receiver.kind is ValueKind.MODEL and call.result.has_graph
+
+
+def _is_backward(call: CallFact) -> bool:
+    if call.name == "torch.autograd.grad" and is_true(keyword(call.node, "create_graph")):
+        return False  # part of a step: another backward pass uses the result
+    return call.method in {"backward", "manual_backward"} or call.name in _BACKWARD_FUNCTIONS
+
+
+def _is_step(call: CallFact) -> bool:
+    return call.method == "step" and call.receiver.kind in (ValueKind.OPTIMIZER, ValueKind.SCALER)

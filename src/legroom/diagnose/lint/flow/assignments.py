@@ -1,6 +1,6 @@
-"""What a name holds after it is given something: assignments, deletions, and what each round of a loop brings.
+"""Assignments in the flow analysis: the values of names after assignments, deletions and loop iterations.
 
-Putting something under a name, into a place of a container or into an attribute is noted for the rules as it is followed.
+Stores to names, container items and attributes are also recorded for the rules.
 """
 
 from dataclasses import replace
@@ -9,17 +9,17 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.call_results import computed_from, element_of
 from legroom.diagnose.lint.flow.facts import CallFact, Function
-from legroom.diagnose.lint.flow.observations import ADDING, FactRecorder, kept_names
+from legroom.diagnose.lint.flow.observations import ADDING_METHODS, FactRecorder, stored_names
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
-    has_remainder,
+    has_modulo,
     is_false,
     keys_of,
     last_name,
-    live_names,
     method_name,
     names_in,
+    names_with_graph,
     path_of,
     positional,
     receiver,
@@ -33,23 +33,23 @@ from legroom.diagnose.lint.flow.values import (
     UNKNOWN,
     Value,
     ValueKind,
-    by_name,
     container,
+    guess_from_name,
     with_element,
     with_item,
 )
 
 _GRAD_SWITCHES = {"no_grad", "inference_mode", "set_grad_enabled", "enable_grad"}
-_ALL_OF_IT = {"parameters", "named_parameters"}
+_PARAMETER_METHODS = {"parameters", "named_parameters"}
 
 
 class Assignments(FactRecorder):
-    """Follows what names are given. A subclass goes through the statements."""
+    """Tracks the values of names. A subclass walks through the statements."""
 
     def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
         super().__init__(program, function, recording=recording)
-        self.trained = _names_that_go_backward(function)
-        self.grad_contexts: set[str] = set()
+        self.names_in_backward = _names_in_backward(function)
+        self.grad_mode_names: set[str] = set()
 
     def assign(
         self, target: cst.BaseExpression, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
@@ -57,7 +57,7 @@ class Assignments(FactRecorder):
         if isinstance(target, (cst.Tuple, cst.List)):
             parts = expression.elements if isinstance(expression, cst.Tuple) else ()
             for index, each in enumerate(target.elements):
-                part = value.items[index] if value.items and index < len(value.items) else _part(value)
+                part = value.items[index] if value.items and index < len(value.items) else _unpacked(value)
                 source = parts[index].value if len(parts) == len(target.elements) else expression
                 self.assign(each.value, part, source, node)
             return
@@ -65,49 +65,49 @@ class Assignments(FactRecorder):
             self.assign_item(target, value, expression, node)
             return
         path = dotted(target)
-        if isinstance(target, cst.Attribute) and self._is_set_by_keeper(target, value, expression, node):
+        if isinstance(target, cst.Attribute) and self._is_stored_by_setter(target, value, expression, node):
             return
         if path is None:
             return
-        if value.kind is ValueKind.UNKNOWN and path in self.trained and not self.no_grad:
+        if value.kind is ValueKind.UNKNOWN and path in self.names_in_backward and not self.no_grad:
             value = GRAPH
         if value.kind is ValueKind.UNKNOWN and not value.class_name and not value.function:
-            guess = by_name(last_name(path))
+            guess = guess_from_name(last_name(path))
             value = guess if guess.kind in (ValueKind.MODEL, ValueKind.LOADER, ValueKind.OPTIMIZER) else value
-        read = live_names(expression)
-        through = {each for name in read for each in self.made_from.get(name, ())}
-        uses_itself = path in names_in(expression) or path in through
-        self.made_from[path] = read | through
-        given = [self.comes_from[name] for name in kept_names(expression) if name in self.comes_from]
+        read = names_with_graph(expression)
+        through = {each for name in read for each in self.depends_on.get(name, ())}
+        uses_old_value = path in names_in(expression) or path in through
+        self.depends_on[path] = read | through
+        given = [self.parameter_of[name] for name in stored_names(expression) if name in self.parameter_of]
         if given:
-            self.comes_from[path] = given[0]
+            self.parameter_of[path] = given[0]
         elif path not in read:  # value = value.item()
-            self.comes_from.pop(path, None)
+            self.parameter_of.pop(path, None)
         if any(name in _GRAD_SWITCHES for name in map(last_name, names_in(expression))):
-            self.grad_contexts.add(path)
+            self.grad_mode_names.add(path)
         self._freeze(path, expression)
-        self.note_store(node, path, "assign", expression, value, uses_itself=uses_itself)
-        adder = _adding_method(expression)
+        self.record_store(node, path, "assign", expression, value, uses_old_value=uses_old_value)
+        adder = _append_method(expression)
         if adder is not None:
-            self.adders[path] = adder
-        self.forget_below(path)
+            self.append_methods[path] = adder
+        self.forget_attributes(path)
         self.names[path] = value
 
-    def _is_set_by_keeper(
+    def _is_stored_by_setter(
         self, target: cst.Attribute, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
     ) -> bool:
-        """Whether a property's setter puts what it is given into a container."""
+        """Whether a property setter stores its value in a container."""
         of = self.value_of(target.value)
         setter = self.program.method(of.class_name, f"{target.attr.value}.setter")
         path = dotted(target)
         if setter is None or path is None or not _appends(setter):
             return False
-        self.note_store(node, path, "append", expression, value, uses_itself=False)
+        self.record_store(node, path, "append", expression, value, uses_old_value=False)
         self.names[path] = value
         return True
 
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
-        """`p.requires_grad = False` for all parameters of a model freezes it; a new part thaws it."""
+        """`p.requires_grad = False` for all parameters freezes a model; a new submodule unfreezes it."""
         if path.endswith(".requires_grad") and isinstance(expression, cst.Name):
             if expression.value == "True":
                 self.names[path.removesuffix(".requires_grad")] = PARAMETER
@@ -118,17 +118,19 @@ class Assignments(FactRecorder):
                 self.names[outer] = replace(self.names[outer], frozen=False)
 
     def _freeze_iterated(self, *, frozen: bool) -> None:
-        """Freeze or thaw the model over whose parameters the innermost loop goes."""
-        around = self.loops[-1].node if self.loops else None
-        over = around.iter if isinstance(around, cst.For) else None
-        of = receiver(over) if isinstance(over, cst.Call) and method_name(over) in _ALL_OF_IT else None
+        """Freeze or unfreeze the model whose parameters the innermost loop iterates over."""
+        loop = self.loops[-1].node if self.loops else None
+        over = loop.iter if isinstance(loop, cst.For) else None
+        of = (
+            receiver(over) if isinstance(over, cst.Call) and method_name(over) in _PARAMETER_METHODS else None
+        )
         model = dotted(of) if of is not None else None
         if model is not None:
             known = self.names.get(model, MODEL)
             self.names[model] = replace(known, frozen=known.kind is ValueKind.MODEL and frozen)
 
-    def note_call(self, call: CallFact) -> None:
-        super().note_call(call)
+    def record_call(self, call: CallFact) -> None:
+        super().record_call(call)
         if call.method == "requires_grad_" and call.receiver.kind is ValueKind.PARAMETER and call.node.args:
             self._freeze_iterated(frozen=is_false(call.node.args[0]))
 
@@ -139,26 +141,29 @@ class Assignments(FactRecorder):
         path = path_of(target)
         if path is None:
             return
-        if any(_is_from_the_end(each.slice, path) for each in target.slice):  # curve[len(curve):] = [loss]
-            self.note_store(node, path, "append", expression, value, uses_itself=False)
+        if any(_starts_at_end(each.slice, path) for each in target.slice):  # curve[len(curve):] = [loss]
+            self.record_store(node, path, "append", expression, value, uses_old_value=False)
             return
-        taker = self.program.method(self.names.get(path, UNKNOWN).class_name, "__setitem__")
-        if taker is not None and not _appends(taker):
+        method = self.program.method(self.names.get(path, UNKNOWN).class_name, "__setitem__")
+        if method is not None and not _appends(method):
             return
         varying = any(not _is_constant(each.slice) for each in target.slice)
-        if any(_is_from_the_start(each.slice) for each in target.slice) and value.kind is not ValueKind.GRAPH:
-            self.note_release(target, path, "shrink")  # losses[:] = losses[-10:]
-        through = {each for name in live_names(expression) for each in self.made_from.get(name, ())}
+        if (
+            any(_starts_at_beginning(each.slice) for each in target.slice)
+            and value.kind is not ValueKind.GRAPH
+        ):
+            self.record_release(target, path, "shrink")  # losses[:] = losses[-10:]
+        through = {each for name in names_with_graph(expression) for each in self.depends_on.get(name, ())}
         for each in target.slice:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
-        self.note_store(
+        self.record_store(
             node,
             path,
             "item",
             expression,
             value,
-            uses_itself=path in names_in(expression) or path in through,
+            uses_old_value=path in names_in(expression) or path in through,
             varying_key=varying,
         )
         known = self.names.get(path)
@@ -176,22 +181,22 @@ class Assignments(FactRecorder):
                 self.value_of(node.target.value)
         if path is None:
             return
-        taker = self.program.method(self.names.get(path, UNKNOWN).class_name, "__iadd__")
-        if taker is not None and not taker.keeps:
+        method = self.program.method(self.names.get(path, UNKNOWN).class_name, "__iadd__")
+        if method is not None and not method.stored_parameters:
             return
         adds_items = isinstance(node.value, (cst.List, cst.ListComp)) or (
             value.kind is ValueKind.CONTAINER and isinstance(node.operator, (cst.AddAssign, cst.BitOrAssign))
         )
         added = value if adds_items else computed_from([value], no_grad=self.no_grad)
-        self.note_store(
-            node, path, "append" if adds_items else "augment", node.value, added, uses_itself=True
+        self.record_store(
+            node, path, "append" if adds_items else "augment", node.value, added, uses_old_value=True
         )
         known = self.names.get(path, UNKNOWN)
         keys = keys_of(node.target)
         if adds_items:
             self.names[path] = with_element(known, element_of(value), keys)
         elif known.kind is ValueKind.CONTAINER and keys:
-            sum_of = [self.quietly(node.target), value]
+            sum_of = [self.evaluate_silently(node.target), value]
             self.names[path] = _with_item_at(known, keys, computed_from(sum_of, no_grad=self.no_grad))
         elif known.kind is ValueKind.CONTAINER:
             self.names[path] = with_element(known, value)
@@ -203,13 +208,15 @@ class Assignments(FactRecorder):
         for each in targets:
             path = path_of(each)
             if path is not None:
-                self.note_release(target, path, "delete")
+                self.record_release(target, path, "delete")
                 if dotted(each) is not None:
-                    self.forget_below(path)
+                    self.forget_attributes(path)
                     self.names.pop(path, None)
 
-    def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
-        """Give the loop's names what one round brings."""
+    def bind_iteration(
+        self, target: cst.BaseExpression, source: cst.BaseExpression, iterable_path: Value
+    ) -> None:
+        """Bind the loop variables for one iteration."""
         of = (
             receiver(source)
             if isinstance(source, cst.Call) and method_name(source) in {"items", "values"}
@@ -217,68 +224,68 @@ class Assignments(FactRecorder):
         )
         held = dotted(of) if of is not None else None
         if held is not None:
-            self.part_of.update(dict.fromkeys(names_in(target), held))
-        if of is not None and (path := dotted(of)) in self.comes_from:
+            self.container_of.update(dict.fromkeys(names_in(target), held))
+        if of is not None and (path := dotted(of)) in self.parameter_of:
             for bound in names_in(target):
-                self.comes_from[bound] = self.comes_from[path or ""]
+                self.parameter_of[bound] = self.parameter_of[path or ""]
         name = dotted(source.func) if isinstance(source, cst.Call) else None
         if isinstance(source, cst.Call) and name in {"zip", "enumerate"}:
-            self._follow_parts(target, source)
+            self._bind_elements(target, source)
         if isinstance(source, cst.Call) and name == "enumerate" and isinstance(target, cst.Tuple):
             self.bind(target.elements[0].value, PLAIN)
             for each in target.elements[1:]:
-                self.bind(each.value, element_of(iterated))
+                self.bind(each.value, element_of(iterable_path))
             return
         if isinstance(source, cst.Call) and name == "zip" and isinstance(target, cst.Tuple):
             arguments = positional(source)
             if len(arguments) == len(target.elements):
                 for each, argument in zip(target.elements, arguments, strict=True):
-                    self.bind(each.value, element_of(self.quietly(argument.value)))
+                    self.bind(each.value, element_of(self.evaluate_silently(argument.value)))
                 return
-        self.bind(target, element_of(iterated))
+        self.bind(target, element_of(iterable_path))
 
-    def _follow_parts(self, target: cst.BaseExpression, source: cst.Call) -> None:
-        """`for index, feature in zip(indices, features)`: a part of a parameter comes from it as well."""
+    def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
+        """`for index, feature in zip(indices, features)`: an element of a parameter refers to the parameter."""
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]
         for part, argument in zip(parts, positional(source), strict=False):
-            if (path := dotted(argument.value)) in self.comes_from:
+            if (path := dotted(argument.value)) in self.parameter_of:
                 for bound in names_in(part):
-                    self.comes_from[bound] = self.comes_from[path or ""]
+                    self.parameter_of[bound] = self.parameter_of[path or ""]
 
     def bind(self, target: cst.BaseExpression, value: Value) -> None:
         if isinstance(target, (cst.Tuple, cst.List)):
             for index, each in enumerate(target.elements):
-                part = value.items[index] if value.items and index < len(value.items) else _part(value)
+                part = value.items[index] if value.items and index < len(value.items) else _unpacked(value)
                 self.bind(each.value, part)
             return
         path = dotted(target)
         if path is not None:
-            self.forget_below(path)
+            self.forget_attributes(path)
             self.names[path] = value
 
-    def forget_below(self, path: str) -> None:
-        """A new object under a name has none of the old one's attributes."""
+    def forget_attributes(self, path: str) -> None:
+        """Forget the attributes of a name that is rebound."""
         prefix = f"{path}."
         for each in [each for each in self.names if each.startswith(prefix)]:
             del self.names[each]
 
 
-def _part(value: Value) -> Value:
-    """What unpacking gives where the places are not known apart."""
+def _unpacked(value: Value) -> Value:
+    """The value of an unpacked item if the items are not known."""
     if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.CONTAINER):
         return element_of(value)
     return MODEL if value.kind is ValueKind.MODEL else UNKNOWN
 
 
 def _with_item_at(known: Value, keys: list[str | None], value: Value) -> Value:
-    """The same container, where this is now under the last of the keys that lead to it."""
-    *way, last = keys
-    if not way:
-        return with_item(known, last, value)
-    inner = known.under(way[0]) or container(mapping=True)
-    return with_item(known, way[0], _with_item_at(inner, keys[1:], value))
+    """The container with a new value under a path of keys."""
+    first, *rest = keys
+    if not rest:
+        return with_item(known, first, value)
+    inner = known.get(first) or container(mapping=True)
+    return with_item(known, first, _with_item_at(inner, rest, value))
 
 
 def _is_constant(node: cst.CSTNode) -> bool:
@@ -290,26 +297,26 @@ def _is_constant(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice)
 
 
-def _adding_method(expression: cst.BaseExpression) -> cst.Attribute | None:
-    """`losses.append` of `record = losses.append` and of `record = lambda loss: losses.append(loss)`."""
+def _append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
+    """`losses.append` for `record = losses.append` and `record = lambda loss: losses.append(loss)`."""
     if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):
         given = [each.name.value for each in expression.params.params]
         if [dotted(each.value) for each in expression.body.args] == given[:1]:
             expression = expression.body.func
-    is_adding = isinstance(expression, cst.Attribute) and expression.attr.value in ADDING
+    is_adding = isinstance(expression, cst.Attribute) and expression.attr.value in ADDING_METHODS
     return expression if is_adding and isinstance(expression, cst.Attribute) else None
 
 
 def _appends(function: Function) -> bool:
-    """Whether a function puts one of its parameters into a container that grows."""
+    """Whether a function adds one of its parameters to a container."""
     return any(
-        store.how == "append" or (store.how == "item" and not has_remainder(store.node))
-        for store in function.keeps.values()
+        store.how == "append" or (store.how == "item" and not has_modulo(store.node))
+        for store in function.stored_parameters.values()
     )
 
 
-def _is_from_the_end(node: cst.CSTNode, path: str) -> bool:
-    """`[len(curve):]` of `curve`."""
+def _starts_at_end(node: cst.CSTNode, path: str) -> bool:
+    """`curve[len(curve):]`."""
     lower = node.lower if isinstance(node, cst.Slice) else None
     return (
         isinstance(lower, cst.Call)
@@ -319,12 +326,12 @@ def _is_from_the_end(node: cst.CSTNode, path: str) -> bool:
     )
 
 
-def _is_from_the_start(node: cst.CSTNode) -> bool:
+def _starts_at_beginning(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice) and node.lower is None
 
 
-def _names_that_go_backward(function: Function) -> set[str]:
-    """Paths that `backward` is called on, or that are given to it."""
+def _names_in_backward(function: Function) -> set[str]:
+    """Paths that `backward` is called on or receives."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
         if not isinstance(node, cst.Call):
@@ -338,8 +345,8 @@ def _names_that_go_backward(function: Function) -> set[str]:
             of = of.args[0].value if of.args else receiver(of)
         given = node.args[0].value if node.args and node.args[0].keyword is None else None
         name = dotted(given) or ""
-        begins = of if given is None or "grad" in name else given  # accelerator.backward(loss)
-        found.update(_summands(begins))
+        start = of if given is None or "grad" in name else given  # accelerator.backward(loss)
+        found.update(_summands(start))
     for _ in range(2):  # loss = reconstruction + divergence
         for node in walk(function.body, into_functions=False):
             if isinstance(node, cst.Assign) and any(dotted(each.target) in found for each in node.targets):
@@ -348,7 +355,7 @@ def _names_that_go_backward(function: Function) -> set[str]:
 
 
 def _summands(node: cst.CSTNode | None) -> set[str]:
-    """`reconstruction` and `divergence` of `reconstruction + 0.5 * divergence`."""
+    """`reconstruction` and `divergence` for `reconstruction + 0.5 * divergence`."""
     if isinstance(node, cst.BinaryOperation):
         if isinstance(node.operator, (cst.Add, cst.Subtract)):
             return _summands(node.left) | _summands(node.right)

@@ -1,4 +1,4 @@
-"""What a call gives back: the knowledge of PyTorch's functions that the flow analysis stands on."""
+"""The results of calls of PyTorch functions, builtins and methods, for the flow analysis."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ from legroom.diagnose.lint.flow.values import (
     Value,
     ValueKind,
     container,
-    words,
+    split_words,
 )
 
 _WRAPPERS = (
@@ -39,17 +39,19 @@ _WRAPPERS = (
     "deepcopy",
     "script",
 )
-_PLAIN_BUILTINS = words(
+_PLAIN_BUILTINS = split_words(
     "float int len str bool repr round print range abs_ id hash ord chr isinstance format"
 )
-_CONTAINERS = words("list tuple set dict defaultdict OrderedDict sorted reversed Counter deque frozenset")
-_NOT_MODULES = words("Parameter ModuleList ModuleDict ParameterList")
+_CONTAINERS = split_words(
+    "list tuple set dict defaultdict OrderedDict sorted reversed Counter deque frozenset"
+)
+_NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 
 
 def torch_result(
     name: str, arguments: Sequence[Value], *, requires_grad: bool, no_grad: bool
 ) -> Value | None:
-    """What a function or class gives back, by its qualified name; None where nothing is known of it."""
+    """The result of a function or class, by its qualified name; None if unknown."""
     last = name.rpartition(".")[2]
     if name.startswith("torch.nn.") and not name.startswith(
         ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.")
@@ -72,7 +74,7 @@ def torch_result(
     if last in {"from_pretrained", "from_config"}:
         return MODEL if "Model" in name or "For" in name else UNKNOWN
     if name.startswith("torch.distributions."):
-        return _computed(arguments, no_grad=no_grad)
+        return computed_from(arguments, no_grad=no_grad)
     if name.startswith("torch.autograd.") and last == "grad":
         return container(TENSOR)
     if name.startswith("torch.") and last[:1].islower():
@@ -97,7 +99,7 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
     if name in {"asyncio.run", "asyncio.create_task"} and arguments:
         return arguments[0]
     if name.startswith("weakref.Weak"):
-        return container(bounded=True, mapping=name.endswith("Dictionary"))  # keeps nothing alive
+        return container(bounded=True, mapping=name.endswith("Dictionary"))  # does not keep its items alive
     if name in {"zip", "enumerate", "iter", "tqdm", "map", "filter"} and arguments:
         return container(GRAPH) if arguments[0].kind is ValueKind.GRAPH else arguments[0]
     if last in _CONTAINERS and (name == last or name.startswith("collections.")):
@@ -105,17 +107,17 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
             return arguments[0]
         if arguments and arguments[0].kind in (ValueKind.CONTAINER, ValueKind.GRAPH):
             return container(element_of(arguments[0]), mapping=arguments[0].mapping)
-        if last == "dict" and any(each.carries_graph for each in arguments):
-            return container(next(each for each in arguments if each.carries_graph), mapping=True)
+        if last == "dict" and any(each.has_graph for each in arguments):
+            return container(next(each for each in arguments if each.has_graph), mapping=True)
         return replace(
             container(mapping=last in {"dict", "defaultdict", "OrderedDict", "Counter"}),
-            sums=last == "Counter",
+            is_counter=last == "Counter",
         )
     return None
 
 
 def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
-    """What a method gives back, by what it belongs to; None where nothing is known."""
+    """The result of a method, by the value of its object; None if unknown."""
     kind = receiver.kind
     if kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
         return _tensor_method(receiver, method, arguments, no_grad=no_grad)
@@ -144,16 +146,16 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
 
 
 def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    """A frozen model gives a graph only to what had one."""
+    """The result of a model. A frozen model's result has a graph only if an input has one."""
     if no_grad:
         return TENSOR
-    if model.frozen and not any(each.carries_graph or each.kind is ValueKind.PARAMETER for each in arguments):
+    if model.frozen and not any(each.has_graph or each.kind is ValueKind.PARAMETER for each in arguments):
         return TENSOR
     return GRAPH
 
 
 def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    """A loss of what has no graph has none either; of what is unknown it has one."""
+    """The result of a loss function. It has a graph if an input has one or is unknown."""
     known = [each for each in arguments if each.kind is not ValueKind.PLAIN]
     if no_grad or (known and all(each.kind is ValueKind.TENSOR for each in known)):
         return TENSOR
@@ -165,9 +167,9 @@ def names_a_loss(name: str) -> bool:
 
 
 def element_of(value: Value) -> Value:
-    """What one gets by going through a value."""
+    """An element of an iterable value."""
     if value.kind is ValueKind.CONTAINER:
-        return value.under(None) or UNKNOWN
+        return value.get(None) or UNKNOWN
     if value.kind is ValueKind.LOADER:
         return TENSOR
     if value.kind is ValueKind.PARAMETER:
@@ -177,11 +179,6 @@ def element_of(value: Value) -> Value:
     if value.kind is ValueKind.MODEL:  # nn.Sequential, nn.ModuleList
         return MODEL
     return UNKNOWN
-
-
-def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
-    """What arithmetic on these gives."""
-    return _computed(values, no_grad=no_grad)
 
 
 def _module(name: str, last: str, arguments: Sequence[Value]) -> Value:
@@ -221,7 +218,7 @@ def _torch_function(
         return TENSOR
     if name.startswith("torch.nn.functional.") and names_a_loss(last):
         return loss_call(arguments, no_grad=no_grad)
-    found = _computed(arguments, no_grad=no_grad)
+    found = computed_from(arguments, no_grad=no_grad)
     if last in VALUE_AND_INDEX_METHODS and len(arguments) > 1 and found.is_tensor:
         return Value(ValueKind.CONTAINER, items=(found, TENSOR))
     return found
@@ -236,13 +233,13 @@ def _tensor_method(receiver: Value, method: str, arguments: Sequence[Value], *, 
         return HOST_TENSOR if receiver.host else TENSOR
     has_graph = not no_grad and (
         receiver.kind in (ValueKind.GRAPH, ValueKind.PARAMETER)
-        or (method not in MADE_LIKE_METHODS and any(each.carries_graph for each in arguments))
+        or (method not in MADE_LIKE_METHODS and any(each.has_graph for each in arguments))
     )
     if not has_graph:
         return HOST_TENSOR if method == "cpu" or receiver.host else TENSOR
     if method in VALUE_AND_INDEX_METHODS and arguments:
         return Value(ValueKind.CONTAINER, items=(GRAPH, TENSOR))
-    if method == "items":  # a dict of losses that a model gave
+    if method == "items":  # a dict of losses returned by a model
         return container(Value(ValueKind.CONTAINER, items=(PLAIN, GRAPH)))
     return GRAPH
 
@@ -265,7 +262,8 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
     return None
 
 
-def _computed(values: Sequence[Value], *, no_grad: bool) -> Value:
+def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
+    """The result of arithmetic on these values."""
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in values]
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in inside]
     if any(each.kind in (ValueKind.GRAPH, ValueKind.PARAMETER) for each in inside):

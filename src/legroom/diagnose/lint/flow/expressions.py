@@ -1,4 +1,4 @@
-"""The value of every kind of expression, for the flow analysis."""
+"""Values of expressions, for the flow analysis."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ from legroom.diagnose.lint.flow.syntax import (
     is_true,
     keyword,
     last_name,
+    literal_key,
     method_name,
     root,
     string_value,
-    written_key,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
@@ -40,17 +40,17 @@ from legroom.diagnose.lint.flow.values import (
     UNKNOWN,
     Value,
     ValueKind,
-    by_name,
     container,
-    joined,
-    pruned,
+    guess_from_name,
+    join_values,
+    prune,
     with_element,
     with_item,
 )
 
 
 class Expressions:
-    """Gives expressions their values under the names known so far. A subclass goes through the statements."""
+    """Evaluates expressions with the current values of names. A subclass walks through the statements."""
 
     recording: bool
     no_grad: bool
@@ -60,17 +60,19 @@ class Expressions:
         self.function = function
         self.names: dict[str, Value] = {}
 
-    def note_call(self, call: CallFact) -> None:
+    def record_call(self, call: CallFact) -> None:
         raise NotImplementedError
 
-    def around(self, node: cst.CSTNode) -> FactContext:
+    def context_at(self, node: cst.CSTNode) -> FactContext:
         raise NotImplementedError
 
-    def bind_iteration(self, target: cst.BaseExpression, source: cst.BaseExpression, iterated: Value) -> None:
+    def bind_iteration(
+        self, target: cst.BaseExpression, source: cst.BaseExpression, iterable_path: Value
+    ) -> None:
         raise NotImplementedError
 
-    def quietly(self, node: cst.BaseExpression) -> Value:
-        """The value of an expression that has been noted already."""
+    def evaluate_silently(self, node: cst.BaseExpression) -> Value:
+        """Evaluate an expression without recording facts again."""
         recording, self.recording = self.recording, False
         try:
             return self.value_of(node)
@@ -84,7 +86,7 @@ class Expressions:
         return value
 
     def _value_of(self, node: cst.CSTNode) -> Value:
-        if type(node) is cst.Name:  # isinstance is slow on nodes, and these are most of them
+        if type(node) is cst.Name:  # type() is faster than isinstance for the most frequent nodes
             return self._name(node.value)
         if type(node) is cst.Attribute:
             return self._attribute(node)
@@ -98,7 +100,7 @@ class Expressions:
         if isinstance(node, cst.Subscript):
             return self._subscript(node)
         if isinstance(node, (cst.Tuple, cst.List, cst.Set)):
-            items = tuple(pruned(self.value_of(each.value)) for each in node.elements)
+            items = tuple(prune(self.value_of(each.value)) for each in node.elements)
             return Value(ValueKind.CONTAINER, items=items) if items else container()
         if isinstance(node, cst.Dict):
             return self._dict(node)
@@ -106,12 +108,12 @@ class Expressions:
             return self._comprehension(node)
         if isinstance(node, cst.IfExp):
             self.value_of(node.test)
-            return joined(
+            return join_values(
                 self._value_where(node.body, without_tensors(node.test, self.names, holds=True)),
                 self._value_where(node.orelse, without_tensors(node.test, self.names, holds=False)),
             )
         if isinstance(node, cst.BooleanOperation):
-            return joined(self.value_of(node.left), self.value_of(node.right))
+            return join_values(self.value_of(node.left), self.value_of(node.right))
         if isinstance(node, cst.Comparison):
             values = [
                 self.value_of(node.left),
@@ -125,7 +127,7 @@ class Expressions:
                 self.names[path] = value
             return value
         if isinstance(node, (cst.BaseNumber, cst.BaseString, cst.Ellipsis)):
-            self._inside(node)
+            self._record_nested(node)
             return PLAIN
         if isinstance(node, cst.Await):
             return self.value_of(node.expression)
@@ -134,7 +136,7 @@ class Expressions:
             return Value(ValueKind.CONTAINER, items=tuple(given)) if given else UNKNOWN
         if isinstance(node, cst.Yield):
             return self.value_of(node.value) if isinstance(node.value, cst.BaseExpression) else UNKNOWN
-        self._inside(node)
+        self._record_nested(node)
         return UNKNOWN
 
     def _makes_text(self, node: cst.BinaryOperation) -> bool:
@@ -150,13 +152,13 @@ class Expressions:
         finally:
             self.names = before
 
-    def _inside(self, node: cst.CSTNode) -> None:
-        """Note the calls inside an f-string and the like."""
+    def _record_nested(self, node: cst.CSTNode) -> None:
+        """Record calls inside f-strings and similar expressions."""
         for child in children(node):
             if isinstance(child, (cst.Call, cst.BinaryOperation, cst.Attribute, cst.Subscript, cst.IfExp)):
                 self.value_of(child)
             else:
-                self._inside(child)
+                self._record_nested(child)
 
     def _name(self, name: str) -> Value:
         if name in self.names:
@@ -165,8 +167,8 @@ class Expressions:
             return PLAIN
         local = self.program.function_named(name, self.function)
         if local is not None:
-            return Value(ValueKind.UNKNOWN, function=local.place)
-        return by_name(name)
+            return Value(ValueKind.UNKNOWN, function=local.qualified_name)
+        return guess_from_name(name)
 
     def _attribute(self, node: cst.Attribute) -> Value:
         path = dotted(node)
@@ -177,10 +179,10 @@ class Expressions:
         )
 
     def _is_library(self, path: str | None) -> bool:
-        """Whether a path leads into an imported module: `requests.head` is no model, whatever it is called."""
+        """Whether a path belongs to an imported module: `requests.head` is not a model."""
         first = root(path or "")
-        known = self.names.get(first, UNKNOWN) if first in self.names else by_name(first)
-        return first in self.program.imports.meaning and known.kind is ValueKind.UNKNOWN
+        known = self.names.get(first, UNKNOWN) if first in self.names else guess_from_name(first)
+        return first in self.program.imports.full_names and known.kind is ValueKind.UNKNOWN
 
     def _attribute_of(self, of: Value, name: str, *, of_library: bool = False) -> Value:
         if of.kind is ValueKind.EXCEPTION:
@@ -196,7 +198,7 @@ class Expressions:
         if of.items is not None and len(of.items) == 2 and name in _VALUES_AND_INDICES:
             return of.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
         if of.kind is ValueKind.OPTIMIZER and name == "param_groups":
-            return container(container(PLAIN, mapping=True, keyed=(("params", container(PARAMETER)),)))
+            return container(container(PLAIN, mapping=True, items_by_key=(("params", container(PARAMETER)),)))
         if of.class_name is not None:
             known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
             if known is not None:
@@ -209,7 +211,7 @@ class Expressions:
                 if name in {"device", "dtype", "config", "training"}
                 else replace(MODEL, frozen=of.frozen)
             )
-        return UNKNOWN if of_library else by_name(name)
+        return UNKNOWN if of_library else guess_from_name(name)
 
     def _subscript(self, node: cst.Subscript) -> Value:
         of = self.value_of(node.value)
@@ -217,7 +219,7 @@ class Expressions:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
         if of.kind is ValueKind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
-            return container(PARAMETER)  # of an optimizer's group
+            return container(PARAMETER)  # an optimizer's parameter group
         if of.kind is ValueKind.CONTAINER:
             if of.items is not None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
                 index = node.slice[0].slice.value
@@ -225,7 +227,7 @@ class Expressions:
                     return of.items[int(index.value)]
             if any(isinstance(each.slice, cst.Slice) for each in node.slice):
                 return of
-            return of.under(written_key(node)) or UNKNOWN
+            return of.get(literal_key(node)) or UNKNOWN
         if of.kind is ValueKind.PARAMETER:
             return TENSOR if self.no_grad else GRAPH
         if of.is_tensor or of.kind is ValueKind.MODEL:
@@ -240,7 +242,11 @@ class Expressions:
                 self.value_of(each.key)
                 made = with_item(made, string_value(each.key), value)
             else:
-                made = joined(made, value) if value.kind is ValueKind.CONTAINER else with_element(made, value)
+                made = (
+                    join_values(made, value)
+                    if value.kind is ValueKind.CONTAINER
+                    else with_element(made, value)
+                )
         return made
 
     def _comprehension(self, node: cst.ListComp | cst.SetComp | cst.GeneratorExp | cst.DictComp) -> Value:
@@ -262,8 +268,8 @@ class Expressions:
     def _computed(self, parts: Sequence[cst.BaseExpression]) -> Value:
         values = [self.value_of(each) for each in parts]
         lists = [each for each in values if each.kind is ValueKind.CONTAINER]
-        if lists and len(parts) > 1:  # two lists joined
-            return joined(values[0], values[1]) if len(lists) > 1 else lists[0]
+        if lists and len(parts) > 1:  # concatenated lists
+            return join_values(values[0], values[1]) if len(lists) > 1 else lists[0]
         return computed_from(values, no_grad=self.no_grad)
 
     def _call(self, node: cst.Call) -> Value:
@@ -280,10 +286,10 @@ class Expressions:
         is_model = called.kind in (ValueKind.MODEL, ValueKind.CRITERION)
         if is_model and of.kind in (ValueKind.UNKNOWN, ValueKind.PLAIN):
             of = called
-        self.note_call(
+        self.record_call(
             CallFact(
                 node=node,
-                at=self.around(node),
+                at=self.context_at(node),
                 name=name,
                 method=method_name(node),
                 receiver=of,
@@ -295,7 +301,7 @@ class Expressions:
         return result
 
     def _called_value(self, func: cst.BaseExpression, of: Value) -> Value:
-        """What is being called: a model, a loss, a function of this file. `of` is what it is an attribute of."""
+        """The called value: a model, a loss or a function of this file. `of` is the object of the attribute."""
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]
@@ -341,7 +347,7 @@ class Expressions:
         path = dotted(node.func)
         if path is not None and path in self.program.classes and path not in self.names:
             kind = ValueKind.MODEL if self.program.is_module_class(path) else ValueKind.UNKNOWN
-            return Value(kind, class_name=path, items=self._held_by(path, arguments))
+            return Value(kind, class_name=path, items=self._contents_of(path, arguments))
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
@@ -354,7 +360,7 @@ class Expressions:
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
         is_part = of.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is ValueKind.MODEL and is_part and not is_other_method:
-            return _parts_as_returned(model_call(called, arguments, no_grad=no_grad), local)
+            return _split_result(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is ValueKind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
         if local is not None and local is not self.function:
@@ -366,12 +372,12 @@ class Expressions:
             if of.kind is ValueKind.MODEL and node.func.attr.value == "requires_grad_":
                 return self._frozen(node, of)
             if of.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
-                held = of.under(written_key(node)) or UNKNOWN
-                return joined(held, arguments[1]) if len(arguments) > 1 else held
+                stored = of.get(literal_key(node)) or UNKNOWN
+                return join_values(stored, arguments[1]) if len(arguments) > 1 else stored
             found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
             if found is not None:
                 return found
-            # A future of what is computed from these.
+            # executor.submit(function, *arguments) returns a future.
             if node.func.attr.value == "submit" and len(arguments) > 1:
                 return Value(ValueKind.CONTAINER, items=arguments[1:])
             if node.func.attr.value == "prepare" and len(arguments) > 1:  # accelerate, fabric
@@ -380,20 +386,20 @@ class Expressions:
                 return arguments[0]
             if of.kind is ValueKind.MODEL and self._is_submodule(node):
                 return model_call(of, arguments, no_grad=no_grad)
-        if name is not None and names_a_loss(name) and any(each.carries_graph for each in arguments):
+        if name is not None and names_a_loss(name) and any(each.has_graph for each in arguments):
             return loss_call(arguments, no_grad=no_grad)
         return UNKNOWN
 
-    def _held_by(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """What a new object holds of what it is given: a dataclass all of it, another what its attributes hold."""
+    def _contents_of(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
+        """The contents of a new object: all arguments for a dataclass, otherwise its attributes."""
         if self.program.method(class_name, "__init__") is None:
             return arguments or None
-        if not any(each.carries_graph for each in arguments):
+        if not any(each.has_graph for each in arguments):
             return None
         return tuple(self.program.classes[class_name].attributes.values()) or None
 
     def _frozen(self, node: cst.Call, model: Value) -> Value:
-        """`model.requires_grad_(False)`, and the name that it has."""
+        """The result of `model.requires_grad_(False)`; also updates the name."""
         value = replace(model, frozen=bool(node.args) and is_false(node.args[0]))
         path = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
         if path is not None:
@@ -401,21 +407,21 @@ class Expressions:
         return value
 
     def _is_submodule(self, node: cst.Call) -> bool:
-        """Whether `model.encoder(x)` calls a part of the model rather than a method of it."""
+        """Whether `model.encoder(x)` calls a submodule instead of a method."""
         path = dotted(node.func)
         if path is not None and path in self.names:
             return self.names[path].kind is ValueKind.MODEL
-        return path is not None and by_name(last_name(path)).kind is ValueKind.MODEL
+        return path is not None and guess_from_name(last_name(path)).kind is ValueKind.MODEL
 
     def _builtin(self, node: cst.Call, name: str, arguments: tuple[Value, ...]) -> Value | None:
         known = builtin_result(name, arguments)
         if known is not None and name in {"dict", "collections.OrderedDict"}:
-            known = known if known.mapping else container(known.under(None), mapping=True)
+            known = known if known.mapping else container(known.get(None), mapping=True)
             for argument, value in zip(node.args, arguments, strict=True):
                 if argument.keyword is not None:
                     known = with_item(known, argument.keyword.value, value)
                 elif argument.star == "**" and value.kind is ValueKind.CONTAINER:
-                    known = joined(known, value)
+                    known = join_values(known, value)
             return known
         if known is not None and name.endswith("defaultdict") and node.args:
             made = dotted(node.args[0].value)
@@ -428,8 +434,8 @@ class Expressions:
         return known
 
 
-def _parts_as_returned(result: Value, forward: Function | None) -> Value:
-    """Of several things that a model of this file gives back, those that it detaches have no graph."""
+def _split_result(result: Value, forward: Function | None) -> Value:
+    """The items that a model of this file returns; detached items have no graph."""
     if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
     detached = (ValueKind.TENSOR, ValueKind.PLAIN)

@@ -1,4 +1,4 @@
-"""What the flow analysis notes down for the rules: functions, loops, calls and what is stored where."""
+"""The facts that the flow analysis records for the rules: functions, loops, calls, stores and releases."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,45 +11,45 @@ from legroom.diagnose.lint.flow.values import UNKNOWN, Value
 
 @dataclass(slots=True, eq=False)
 class Function:
-    """A function or method of the file; the file's own statements are one as well, without a name."""
+    """A function or method of the file. The statements at module level form a function without a name."""
 
     name: str
-    place: str
-    """`Trainer.step`, `make_logger.log`: unique in a file."""
+    qualified_name: str
+    """`Trainer.step`, `make_logger.log`; unique in a file."""
     node: cst.FunctionDef | cst.Module
     class_name: str | None
     outer: "Function | None"
     parameters: tuple[str, ...] = ()
-    declared_outside: frozenset[str] = frozenset()
-    """Names that it says are global or nonlocal."""
+    nonlocal_names: frozenset[str] = frozenset()
+    """Names that it declares global or nonlocal."""
     local_names: frozenset[str] = frozenset()
-    """Names that it assigns, without its parameters."""
+    """Names that it assigns, except parameters."""
     no_grad: bool = False
-    """A decorator, or every call of it, turns gradients off."""
-    grad_is_chosen: bool = False
-    """`set_grad_enabled(training)`: the caller decides."""
+    """A decorator or every caller disables gradients."""
+    grad_mode_varies: bool = False
+    """Whether the gradient mode depends on a variable: `set_grad_enabled(training)`."""
     backward: bool = False
-    """Calls `backward` outside its loops."""
-    steps: bool = False
-    """Calls an optimizer's `step` outside its loops."""
-    sites: "list[CallSite]" = field(default_factory=list)
+    """Whether it calls `backward` outside loops."""
+    optimizer_step: bool = False
+    """Whether it calls an optimizer's `step` outside loops."""
+    call_sites: "list[CallSite]" = field(default_factory=list)
     returns: Value = UNKNOWN
     returned_nodes: list[cst.BaseExpression] = field(default_factory=list)
-    keeps: dict[str, "StoreFact"] = field(default_factory=dict)
-    """Parameters that it puts into something that outlives the call."""
+    stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
+    """Parameters that it stores in an object that outlives the call."""
     environment: dict[str, Value] = field(default_factory=dict)
-    """What its names were at its end."""
+    """The values of its names at its end."""
 
     @property
     def body(self) -> cst.CSTNode:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
 
     def receives(self, call: cst.Call) -> Iterator[tuple[str, cst.Arg]]:
-        """The arguments of a call of it, each with the parameter that gets it; the rest goes into `*args`."""
+        """The arguments of a call, each with the parameter that receives it."""
         names = list(self.parameters)
         if self.class_name is not None and names[:1] in (["self"], ["cls"]):
             names = names[1:]
-        place = 0
+        index = 0
         for argument in call.args:
             if argument.star:
                 return
@@ -57,65 +57,65 @@ class Function:
                 name = argument.keyword.value
                 yield (name if name in names else names[-1] if names else name), argument
             elif names:
-                yield names[min(place, len(names) - 1)], argument
-                place += 1
+                yield names[min(index, len(names) - 1)], argument
+                index += 1
 
     def owns(self, path: str) -> bool:
-        """Whether a path begins with a name that dies with the call."""
+        """Whether a path starts with a local name."""
         first = path.partition(".")[0]
         if isinstance(self.node, cst.Module):
             return True
-        return first in self.local_names and first not in self.declared_outside
+        return first in self.local_names and first not in self.nonlocal_names
 
 
 @dataclass(slots=True, eq=False)
 class LoopFact:
-    """A loop, and what happens in it, in functions of this file that it calls as well."""
+    """A loop and what happens in it, including in functions of this file that it calls."""
 
     node: Loop
     function: Function
     outer: "LoopFact | None"
-    iterates: Value = UNKNOWN
-    iterated: str = ""
+    iterable: Value = UNKNOWN
+    iterable_path: str = ""
     """What it iterates over, as written: `test_loader`."""
     bound: set[str] = field(default_factory=set)
-    """The names that it gives a new value with every round."""
+    """The names that each iteration rebinds."""
     first: int = 0
     last: int = 0
-    """The span of its body in the order of nodes."""
+    """The span of its body in the numbering of nodes."""
     trains: bool = False
-    """There is a backward pass or an optimizer step in it."""
+    """Whether it contains a backward pass or an optimizer step."""
     backward: bool = False
-    """There is a backward pass in it."""
-    computes: bool = False
-    """A model is called in it with gradients on."""
+    """Whether it contains a backward pass."""
+    runs_model: bool = False
+    """Whether it calls a model with gradients enabled."""
 
 
 @dataclass(slots=True, eq=False)
 class CallSite:
-    """Where a function of the file is called."""
+    """A call of a function of this file."""
 
     caller: Function
     loops: tuple[LoopFact, ...]
     no_grad: bool
     call: cst.Call
     values: dict[str, Value]
-    """What its parameters were given."""
+    """The values of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactContext:
-    """Where in the program something happens."""
+    """The position of a fact in the program."""
 
     order: int
     function: Function
     loops: tuple[LoopFact, ...]
-    """Innermost last."""
+    """The enclosing loops, innermost last."""
     no_grad: bool
     handler: cst.ExceptHandler | None
-    """The `except` block around it."""
+    """The enclosing `except` block."""
     contexts: tuple[str, ...]
-    """The `with` blocks around it, by qualified name: `torch.autocast`."""
+    """The enclosing `with` blocks by qualified name: `torch.autocast`."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -154,42 +154,42 @@ class CallFact(Fact):
 
     node: cst.Call
     name: str | None
-    """What is called, qualified where imports say more: `torch.load`."""
+    """The qualified name of the function: `torch.load`."""
     method: str | None
     receiver: Value
-    """What the method belongs to, or what is called."""
+    """The object of the method, or the called value."""
     arguments: tuple[Value, ...]
     result: Value
     local: Function | None = None
-    """The function of this file that is called."""
+    """The called function, if it is defined in this file."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoreFact(Fact):
-    """Something is put somewhere."""
+    """A value is stored."""
 
     target: str
-    """The path that it is put under: `self.losses`."""
+    """The path under which it is stored: `self.losses`."""
     how: str
-    """`assign`, `augment`, `append`, `item` (a place in a container)."""
+    """`assign`, `augment`, `append` or `item` (an item of a container)."""
     expression: cst.BaseExpression
-    """What is stored."""
+    """The stored expression."""
     value: Value
-    uses_itself: bool
-    """The new value is made from the old one."""
+    uses_old_value: bool
+    """Whether the new value is computed from the old one."""
     varying_key: bool = False
-    """For `item`: the key is not a constant, so that each step may add one."""
+    """For `item`: whether the key is not constant, so that each step may add an item."""
     bounded: bool = False
-    """The container forgets by itself."""
+    """Whether the container has a limited size."""
     mapping: bool = False
-    """The container is a dict."""
-    into: Value = UNKNOWN
-    """What the target held before."""
+    """Whether the container is a dict."""
+    previous: Value = UNKNOWN
+    """The previous value of the target."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReleaseFact(Fact):
-    """What a path held is let go: emptied, replaced, cut, deleted."""
+    """The content of a path is released: cleared, replaced, truncated or deleted."""
 
     target: str
     how: str

@@ -1,4 +1,4 @@
-"""How long things live: whether what is stored outlives its step, so that more is alive after each one."""
+"""Lifetimes: whether a stored value outlives its step, so that memory grows with each step."""
 
 import libcst as cst
 
@@ -33,47 +33,47 @@ STEP_FUNCTIONS = frozenset(
         "prediction_step",
     }
 )
-"""What frameworks call with every step."""
+"""Methods that frameworks call in every step."""
 
 
 def is_step_loop(loop: LoopFact) -> bool:
-    """A loop whose rounds are steps of a training or an evaluation; a loop over a model's own layers is none."""
-    return loop.trains or (loop.computes and loop.function.name not in {"forward", "__init__"})
+    """Whether the iterations of a loop are training or evaluation steps, not the layers of a model."""
+    return loop.trains or (loop.runs_model and loop.function.name not in {"forward", "__init__"})
 
 
-def is_of_data(loop: LoopFact) -> bool:
-    """A loop that trains, or that goes through a data set or evaluates by what it is called."""
+def iterates_data(loop: LoopFact) -> bool:
+    """Whether a loop trains, iterates over a loader, or is in a function named like an evaluation."""
     return (
         loop.trains
-        or loop.iterates.kind is ValueKind.LOADER
+        or loop.iterable.kind is ValueKind.LOADER
         or bool(EVALUATION_NAMES.search(loop.function.name))
     )
 
 
-def repeats(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Whether a function is called anew with every step."""
+def runs_every_step(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Whether a function is called in every step."""
     if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
         return False
     if function.name in STEP_FUNCTIONS:
         return True
     if function.name == "forward" and program.is_module_class(function.class_name):
         return True
-    if function.backward and not function.sites:  # called from elsewhere: a step, a closure
+    if function.backward and not function.call_sites:  # called from another file: a step or a closure
         return True
-    return any(_is_repeated_site(program, site, function, seen) for site in function.sites)
+    return any(_is_repeated_call(program, site, function, seen) for site in function.call_sites)
 
 
-def _is_repeated_site(
+def _is_repeated_call(
     program: Program, site: CallSite, function: Function, seen: frozenset[Function]
 ) -> bool:
     if any(is_step_loop(loop) for loop in site.loops):
         return True
-    return repeats(program, site.caller, seen | {function})
+    return runs_every_step(program, site.caller, seen | {function})
 
 
 def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
-    """The loop (or the function called with every step) after each round of which one more is kept; None if let go."""
-    if store.bounded or is_limited(program, store):
+    """The loop, or the function called in every step, that adds to the stored values; None if they are released."""
+    if store.bounded or is_length_limited(program, store):
         return None
     for loop in reversed(store.loops):
         if (
@@ -81,42 +81,46 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
             and survives(program, store.target, loop)
             and not feeds_backward(program, store.target, store.function, loop)
             and not _is_within_a_step(program, store, loop)
-            and not _is_handed_back(program, store, loop)
+            and not _is_returned_with_graph(program, store, loop)
         ):
             return loop
-    if is_own(store) or not repeats(program, store.function) or is_let_go_elsewhere(program, store):
+    if (
+        is_local(store)
+        or not runs_every_step(program, store.function)
+        or is_released_elsewhere(program, store)
+    ):
         return None
-    return store.function if _is_kept_by_callers(program, store) else None
+    return store.function if _survives_in_callers(program, store) else None
 
 
-def _is_kept_by_callers(program: Program, store: StoreFact) -> bool:
-    """Whether a container that a function was given stays: `select(state, log_probs)` with a list of that episode does not."""
+def _survives_in_callers(program: Program, store: StoreFact) -> bool:
+    """Whether a container passed by callers survives; a list created for one episode does not."""
     function, first = store.function, store.target.partition(".")[0]
-    if first not in function.parameters or first == "cls" or not function.sites:
+    if first not in function.parameters or first == "cls" or not function.call_sites:
         return True
     if first == "self":
-        return any(object_stays(program, site) for site in function.sites)
+        return any(object_survives(program, site) for site in function.call_sites)
     return any(
-        _stays(program, site, path_of(argument.value))
-        for site in function.sites
+        _survives_call(program, site, path_of(argument.value))
+        for site in function.call_sites
         for name, argument in function.receives(site.call)
         if name == first
     )
 
 
-def object_stays(program: Program, site: CallSite) -> bool:
-    """Whether the object whose method is called there is still there after the next step; what is not in sight may well be."""
+def object_survives(program: Program, site: CallSite) -> bool:
+    """Whether the object whose method is called survives the next step. An unknown object is assumed to survive."""
     path = path_of(receiver(site.call))
     if path is None or path in {"self", "cls"}:
         return True
     for loop in site.loops:
         if root(path) in loop.bound:  # for callback in callbacks: callback.log(loss)
-            path = loop.iterated or "self"
-    return _stays(program, site, path)
+            path = loop.iterable_path or "self"
+    return _survives_call(program, site, path)
 
 
-def _stays(program: Program, site: CallSite, path: str | None) -> bool:
-    """Whether what a caller gives is still there after its next step."""
+def _survives_call(program: Program, site: CallSite, path: str | None) -> bool:
+    """Whether an argument of a caller survives the caller's next step."""
     if path is None:
         return False
     for loop in reversed(site.loops):
@@ -129,10 +133,10 @@ def _stays(program: Program, site: CallSite, path: str | None) -> bool:
 
 
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Whether all rounds of a loop are parts of one step: the loop around it goes backward once, behind it, and lets go what is stored
-    (`parts[task] = loss` beside `total = total + loss`)."""
+    """Whether all iterations of a loop are part of one step: the outer loop runs backward once after it and releases the value
+    (`parts[task] = loss` next to `total = total + loss`)."""
     step = loop.outer
-    if step is None or is_of_data(loop) or survives(program, store.target, step):
+    if step is None or iterates_data(loop) or survives(program, store.target, step):
         return False
     return any(
         call.method in {"backward", "manual_backward"}
@@ -142,9 +146,9 @@ def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> boo
     )
 
 
-def _is_handed_back(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Whether a function that neither trains nor evaluates gives its results, with their graph, to its caller."""
-    if is_of_data(loop):
+def _is_returned_with_graph(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+    """Whether a function that neither trains nor evaluates returns its results with their graph."""
+    if iterates_data(loop):
         return False
     names = {store.target, root(store.target)} - {"self"}
     for each in program.stores:
@@ -152,17 +156,19 @@ def _is_handed_back(program: Program, store: StoreFact, loop: LoopFact) -> bool:
             names |= {each.target, root(each.target)} - {"self"}  # outputs.features = features
     if not any(names & names_in(each) for each in store.function.returned_nodes):
         return False
-    sites = store.function.sites
-    return not sites or not all(_is_looked_at(program, site.caller, site.call) for site in sites)
+    call_sites = store.function.call_sites
+    return not call_sites or not all(
+        _is_only_inspected(program, site.caller, site.call) for site in call_sites
+    )
 
 
-def _is_looked_at(program: Program, function: Function, node: cst.CSTNode, depth: int = 0) -> bool:
-    """Whether a result is only printed, compared or made a number: no one goes backward through it."""
+def _is_only_inspected(program: Program, function: Function, node: cst.CSTNode, depth: int = 0) -> bool:
+    """Whether a result is only printed, compared or converted to a number, without a backward pass."""
     for parent in program.ancestors(node):
         if isinstance(parent, (cst.FormattedStringExpression, cst.Comparison)):
             return True
         if isinstance(parent, cst.Call):
-            return dotted(parent.func) in _LOOKING or method_name(parent) in {"item", "tolist", "format"}
+            return dotted(parent.func) in _INSPECTING or method_name(parent) in {"item", "tolist", "format"}
         if isinstance(parent, cst.Assign) and depth == 0:
             names = {path for each in parent.targets if (path := dotted(each.target)) is not None}
             read = [
@@ -170,107 +176,109 @@ def _is_looked_at(program: Program, function: Function, node: cst.CSTNode, depth
                 for each in walk(function.body, into_functions=False)
                 if dotted(each) in names and not isinstance(program.parent.get(each), cst.AssignTarget)
             ]
-            return bool(names) and all(_is_looked_at(program, function, each, depth + 1) for each in read)
+            return bool(names) and all(
+                _is_only_inspected(program, function, each, depth + 1) for each in read
+            )
         if isinstance(parent, cst.SimpleStatementLine):
             return isinstance(parent.body[0], cst.Expr) and parent.body[0].value is node
     return False
 
 
-_LOOKING = {"print", "float", "int", "str", "round", "format", "repr"}
+_INSPECTING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 
-def is_own(store: StoreFact) -> bool:
-    """Whether what is stored dies with the call: a name that is bound anew is the function's, a parameter as well."""
+def is_local(store: StoreFact) -> bool:
+    """Whether the stored value is released when the function returns. A rebound name or parameter is local."""
     if store.how in {"assign", "augment"} and "." not in store.target:
-        return store.target not in store.function.declared_outside
+        return store.target not in store.function.nonlocal_names
     return store.function.owns(store.target)
 
 
 def survives(program: Program, target: str, loop: LoopFact) -> bool:
-    """Whether what a path holds stays when the loop goes round."""
+    """Whether the content of a path survives an iteration of the loop."""
     if any(target == bound or target.startswith(f"{bound}.") for bound in loop.bound):
         return False
     for store in program.stores:
         if store.how == "item" and store.target == target and _within(store, loop):
-            all_of_them = store.varying_key or is_cut(store) or _is_handed_over(program, store)
-            if store.uses_itself and all_of_them and not store.value.carries_graph:
+            all_of_them = store.varying_key or is_shrunk(store) or _may_be_detached_by_call(program, store)
+            if store.uses_old_value and all_of_them and not store.value.has_graph:
                 return False  # states[i] = states[i].detach()
             continue
-        if not _within(store, loop) or store.how != "assign" or is_first_making(program, store):
+        if not _within(store, loop) or store.how != "assign" or is_initialization(program, store):
             continue
         if store.target == target and (
-            not store.uses_itself or is_cut(store) or _is_handed_over(program, store)
+            not store.uses_old_value or is_shrunk(store) or _may_be_detached_by_call(program, store)
         ):
             return False
-        if target.startswith(f"{store.target}.") and not store.uses_itself:
+        if target.startswith(f"{store.target}.") and not store.uses_old_value:
             return False
     if any(_within(release, loop) and release.target == target for release in program.releases):
         return False
-    if _is_let_go_by_called(program, target, loop):
+    if _is_released_by_called(program, target, loop):
         return False
-    return loop.function.owns(target) or not is_let_go(program, target, loop.function, loop)
+    return loop.function.owns(target) or not is_released(program, target, loop.function, loop)
 
 
-def _is_let_go_by_called(program: Program, target: str, loop: LoopFact) -> bool:
-    """Whether a function that the loop calls empties or replaces a variable that is not its own: `flush()`."""
+def _is_released_by_called(program: Program, target: str, loop: LoopFact) -> bool:
+    """Whether a function called in the loop clears or replaces a non-local variable: `flush()`."""
     called = {
         function
         for function in program.functions.values()
         if function is not loop.function
         and not function.owns(target)
         and root(target) not in function.parameters
-        and any(loop in site.loops or _is_called_in(site.caller, loop) for site in function.sites)
+        and any(loop in site.loops or _is_called_in(site.caller, loop) for site in function.call_sites)
     }
     return any(each.target == target and each.function in called for each in program.releases) or any(
-        each.target == target and each.how == "assign" and each.function in called and not each.uses_itself
+        each.target == target and each.how == "assign" and each.function in called and not each.uses_old_value
         for each in program.stores
     )
 
 
 def _is_called_in(function: Function, loop: LoopFact) -> bool:
-    return any(loop in site.loops for site in function.sites)
+    return any(loop in site.loops for site in function.call_sites)
 
 
-def is_first_making(program: Program, store: StoreFact) -> bool:
-    """`if history is None: history = output`: made once, not made anew."""
+def is_initialization(program: Program, store: StoreFact) -> bool:
+    """`if history is None: history = output`: assigned once, not in every step."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
-            words = program.source(each.test)
-            if f"{store.target} is None" in words or f"not {store.target}" in words:
+            test = program.source(each.test)
+            if f"{store.target} is None" in test or f"not {store.target}" in test:
                 return True
-            if "not hasattr(" in words and f'"{last_name(store.target)}"' in words.replace("'", '"'):
+            if "not hasattr(" in test and f'"{last_name(store.target)}"' in test.replace("'", '"'):
                 return True
         elif isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
             return False
     return False
 
 
-def is_cut(store: StoreFact) -> bool:
-    """`history = history[-100:]`, `h = h.detach()`: made from itself, but not more than it was."""
+def is_shrunk(store: StoreFact) -> bool:
+    """`history = history[-100:]`, `h = h.detach()`: computed from itself without growing."""
     expression = store.expression
     if isinstance(expression, cst.Subscript):
-        return store.value.kind is not ValueKind.GRAPH  # a part of a tensor has the graph of all of it
+        return store.value.kind is not ValueKind.GRAPH  # a slice of a tensor has the whole graph
     if isinstance(expression, (cst.ListComp, cst.DictComp, cst.SetComp)) and expression.for_in.ifs:
-        return True  # those that are still wanted
+        return True  # a filter
     if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
-        return not store.value.carries_graph
-    made_anew = (cst.ListComp, cst.GeneratorExp, cst.Tuple, cst.List)
-    return (isinstance(expression, made_anew) and not store.value.carries_graph) or (
+        return not store.value.has_graph
+    new_objects = (cst.ListComp, cst.GeneratorExp, cst.Tuple, cst.List)
+    return (isinstance(expression, new_objects) and not store.value.has_graph) or (
         isinstance(expression, cst.Call)
-        and not store.value.carries_graph
+        and not store.value.has_graph
         and dotted(expression.func) in {"tuple", "list"}
     )
 
 
-def _is_handed_over(program: Program, store: StoreFact) -> bool:
-    """`hidden = repackage(hidden)`: it detaches, or is not in sight and may well do so."""
-    if not isinstance(store.expression, cst.Call) or store.value.carries_graph:
+def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
+    """`hidden = repackage(hidden)`: the function detaches, or is unknown and may detach."""
+    if not isinstance(store.expression, cst.Call) or store.value.has_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
 
 
-def is_limited(program: Program, store: StoreFact) -> bool:
-    """Whether it is stored under a condition on the container's length."""
+def is_length_limited(program: Program, store: StoreFact) -> bool:
+    """Whether a condition on the container's length limits the store."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
             for node in walk(each.test):
@@ -282,12 +290,12 @@ def is_limited(program: Program, store: StoreFact) -> bool:
     return False
 
 
-def is_let_go_elsewhere(program: Program, store: StoreFact) -> bool:
-    return is_let_go(program, store.target, store.function)
+def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
+    return is_released(program, store.target, store.function)
 
 
-def is_let_go(program: Program, target: str, function: Function, around: LoopFact | None = None) -> bool:
-    """Whether what outlives a function is emptied or replaced anywhere in the file but where it is first made."""
+def is_released(program: Program, target: str, function: Function, within: LoopFact | None = None) -> bool:
+    """Whether a value that outlives a function is cleared or replaced anywhere in the file, except at its initialization."""
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
@@ -298,42 +306,45 @@ def is_let_go(program: Program, target: str, function: Function, around: LoopFac
     for store in program.stores:
         if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
             continue
-        if _is_never_called(program, store.function) or is_first_making(program, store):
+        if _is_never_called(program, store.function) or is_initialization(program, store):
             continue
         if ("." not in store.target) is not plain:
-            continue  # a variable that is called like the attribute
+            continue  # a variable with the same name as the attribute
         if not _may_be_same(program, store.function, store.target, function, target):
             continue
-        if store.uses_itself and not is_cut(store):
+        if store.uses_old_value and not is_shrunk(store):
             continue
         first_made = not store.loops and (
             isinstance(store.function.node, cst.Module) or (plain and _encloses(store.function, function))
         )
         if not first_made and store.function is not function:
             if plain and store.function.owns(store.target):
-                continue  # another function's own variable of that name
+                continue  # a local variable of another function
             return True
-        if store.function is function and not plain and (around is None or _within(store, around)):
+        if store.function is function and not plain and (within is None or _within(store, within)):
             return True
     return False
 
 
-def _may_be_same(program: Program, one: Function, path: str, other: Function, its: str) -> bool:
-    """Whether two paths of the same last name may lead to the same thing: `self.data` of two unrelated classes does not."""
-    if not (path.startswith("self.") and its.startswith("self.")) or path.count(".") + its.count(".") > 2:
+def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
+    """Whether two paths with the same last name may be the same object. `self.data` of unrelated classes is not."""
+    if (
+        not (path.startswith("self.") and other_path.startswith("self."))
+        or path.count(".") + other_path.count(".") > 2
+    ):
         return True
     first, second = one.class_name or "", other.class_name or ""
     return first == second or program.inherits(first, second) or program.inherits(second, first)
 
 
 def _is_never_called(program: Program, function: Function) -> bool:
-    """A `reset` that no one calls, or only once before the loop, while other methods of its class are called here."""
+    """Whether a `reset` is never called, or only before the loop, while other methods of its class are called."""
     known = program.classes.get(function.class_name or "")
     if known is None or function.name.startswith(("on_", "__")):
         return False
-    if function.sites:
-        return not any(site.loops or repeats(program, site.caller) for site in function.sites)
-    return any(each.sites for each in known.methods.values() if each.name != "__init__")
+    if function.call_sites:
+        return not any(site.loops or runs_every_step(program, site.caller) for site in function.call_sites)
+    return any(each.call_sites for each in known.methods.values() if each.name != "__init__")
 
 
 def _encloses(outer: Function, inner: Function) -> bool:
@@ -346,7 +357,7 @@ def _encloses(outer: Function, inner: Function) -> bool:
 
 
 def feeds_backward(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
-    """Whether a sum or list of a function is collected in order to go backward through it after the loop."""
+    """Whether values are accumulated for a backward pass after the loop."""
     wanted = {target}
     for _ in range(4):
         wanted |= {
@@ -363,17 +374,17 @@ def feeds_backward(program: Program, target: str, function: Function, loop: Loop
         if loop.first <= call.order <= loop.last:
             continue
         if call.order < loop.first and (loop.outer is None or loop.outer not in call.loops):
-            continue  # over before the loop began
+            continue  # finished before the loop
         if names_in(call.node) & wanted:
             return True
     return _returned_to_backward(program, function, wanted)
 
 
-def goes_backward_anywhere(program: Program, target: str) -> bool:
-    """Whether a backward pass in the file starts from something that has this name or is made of it."""
+def is_used_in_backward(program: Program, target: str) -> bool:
+    """Whether a backward pass in the file starts from this name or a value computed from it."""
     names = {last_name(target)}
     for _ in range(4):
-        for function in program.functions.values():  # what a function gives back, and what calls a model
+        for function in program.functions.values():  # results of functions, and of models
             if any(names & {last_name(path) for path in names_in(each)} for each in function.returned_nodes):
                 if function.name == "forward" and program.is_module_class(function.class_name):
                     return True
@@ -394,10 +405,10 @@ def goes_backward_anywhere(program: Program, target: str) -> bool:
 
 
 def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
-    """Whether a caller goes backward through what the function returns."""
+    """Whether a caller runs backward through the function's result."""
     if not any(names_in(each) & wanted for each in function.returned_nodes):
         return False
-    for site in function.sites:
+    for site in function.call_sites:
         given = [
             each
             for each in program.stores
@@ -412,7 +423,7 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
 
 
 def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
-    """Whether what is stored may still be there later: `loss` of a validation is not what an earlier loop went backward from."""
+    """Whether a stored value may still be current later. The `loss` of a validation is not the one of an earlier loop."""
     in_order = store.order < later.order
     shared = [loop for loop in store.loops if loop in later.loops]
     if not in_order and not shared:
@@ -423,15 +434,15 @@ def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
         and other.target == store.target
         and other.function is store.function
         and other.how == "assign"
-        and not other.uses_itself
-        and _is_passed_by(program, other, later)
+        and not other.uses_old_value
+        and _dominates(program, other, later)
         for other in program.stores
         if other is not store
     )
 
 
-def _is_passed_by(program: Program, first: Fact, later: Fact) -> bool:
-    """Whether who comes to `later` has come through `first`: all branches around the first are around both."""
+def _dominates(program: Program, first: Fact, later: Fact) -> bool:
+    """Whether every path to `later` passes `first`: all branches around `first` also contain `later`."""
     return all(
         program.inside(later.node, each)
         for each in program.ancestors(first.node)
@@ -444,5 +455,5 @@ def _within(fact: Fact, loop: LoopFact) -> bool:
 
 
 def is_in_step_code(program: Program, fact: Fact) -> bool:
-    """Whether something happens with every step."""
-    return any(is_step_loop(loop) for loop in fact.loops) or repeats(program, fact.function)
+    """Whether a fact occurs in every step."""
+    return any(is_step_loop(loop) for loop in fact.loops) or runs_every_step(program, fact.function)

@@ -1,16 +1,16 @@
-"""What a test says of the names in it: after `if torch.is_tensor(x)`, `x` is a tensor in one branch and none in the other."""
+"""Narrowing by tests: after `if torch.is_tensor(x)`, `x` is a tensor in one branch and not in the other."""
 
 import libcst as cst
 
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, string_value
 from legroom.diagnose.lint.flow.values import PLAIN, Value, ValueKind
 
-_OF_TENSORS = {"item", "detach", "requires_grad", "grad_fn", "backward", "cpu", "numpy"}
-"""Attributes by which people ask whether something is a tensor."""
+_TENSOR_ATTRIBUTES = {"item", "detach", "requires_grad", "grad_fn", "backward", "cpu", "numpy"}
+"""Attributes whose presence is used to test for a tensor."""
 
 
 def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds: bool) -> dict[str, Value]:
-    """The names that cannot be tensors where a test came out so (`holds`: true), each with what it is then."""
+    """The names that cannot be tensors if a test is true (`holds`) or false, with their values."""
     found: dict[str, Value] = {}
     for path in _tested(test, holds=not holds):
         known = names.get(path)
@@ -20,20 +20,20 @@ def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds:
 
 
 def _tested(test: cst.BaseExpression, *, holds: bool) -> set[str]:
-    """The paths that are asked to be tensors, where a test that comes out as `holds` is what says so."""
+    """The paths that a test with the result `holds` shows to be tensors."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return _tested(test.expression, holds=not holds)
     if not holds or not isinstance(test, cst.Call) or not test.args:
         return set()
-    asked = dotted(test.args[0].value)
+    tested = dotted(test.args[0].value)
     called = last_name(dotted(test.func) or "")
-    if asked is None:
+    if tested is None:
         return set()
     if called == "is_tensor":
-        return {asked}
-    if called == "hasattr" and len(test.args) > 1 and string_value(test.args[1].value) in _OF_TENSORS:
-        return {asked}
+        return {tested}
+    if called == "hasattr" and len(test.args) > 1 and string_value(test.args[1].value) in _TENSOR_ATTRIBUTES:
+        return {tested}
     if called == "isinstance" and len(test.args) > 1:
         classes = {last_name(path) for path in names_in(test.args[1].value)}
-        return {asked} if "Tensor" in classes else set()
+        return {tested} if "Tensor" in classes else set()
     return set()

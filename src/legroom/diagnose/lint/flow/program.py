@@ -1,7 +1,6 @@
-"""A file of code as the rules see it: its tree, its functions and classes, and what the flow analysis noted.
+"""A parsed file: its syntax tree, functions, classes, and the facts of the flow analysis.
 
-Positions are computed when a rule first asks for one: most files have no finding, and positions cost as much as
-everything else.
+Positions are computed on first use: most files have no findings, and computing positions takes as long as everything else.
 """
 
 import re
@@ -21,13 +20,13 @@ _MODULE_BASES = re.compile(r"(?:^|\.)(?:Module|LightningModule|PreTrainedModel|S
 
 
 @dataclass(slots=True, eq=False)
-class Class:
+class ClassInfo:
     name: str
     node: cst.ClassDef
     bases: tuple[str, ...]
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, Value] = field(default_factory=dict)
-    """What `self.x` was at the end of its methods."""
+    """The values of `self.x` at the end of the methods."""
 
 
 class Program:
@@ -42,13 +41,13 @@ class Program:
         self.imports = Imports(module, self.nodes)
         self.top = Function("", "", module, None, None)
         self.functions: dict[str, Function] = {"": self.top}
-        self.classes: dict[str, Class] = {}
+        self.classes: dict[str, ClassInfo] = {}
         self.calls: list[CallFact] = []
         self.stores: list[StoreFact] = []
         self.releases: list[ReleaseFact] = []
         self.loops: list[LoopFact] = []
         self.values: dict[cst.CSTNode, Value] = {}
-        """What each expression was when it was last reached."""
+        """The last value of each expression."""
         self._define(module, outer=self.top, class_name=None, prefix="")
 
     @cached_property
@@ -66,12 +65,12 @@ class Program:
         return wrapper.resolve(PositionProvider)
 
     def span(self, node: cst.CSTNode) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Where a node begins and ends: lines from 1, columns from 0."""
-        place = self._positions[node]
-        return (place.start.line, place.start.column), (place.end.line, place.end.column)
+        """The start and end of a node; lines start at 1, columns at 0."""
+        span = self._positions[node]
+        return (span.start.line, span.start.column), (span.end.line, span.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
-        """A node as it is written."""
+        """The source code of a node."""
         return self.module.code_for_node(node)
 
     def inside(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
@@ -89,7 +88,7 @@ class Program:
             current = self.parent.get(current)
 
     def statement_line(self, node: cst.CSTNode) -> cst.SimpleStatementLine | None:
-        """The line of plain statements that a node is part of."""
+        """The line of simple statements that contains a node."""
         for each in (node, *self.ancestors(node)):
             if isinstance(each, cst.SimpleStatementLine):
                 return each
@@ -140,7 +139,7 @@ class Program:
         """The function that a plain name means there."""
         current: Function | None = seen_from
         while current is not None:
-            found = self.functions.get(f"{current.place}.{name}" if current.place else name)
+            found = self.functions.get(f"{current.qualified_name}.{name}" if current.qualified_name else name)
             if found is not None and found.class_name is None:
                 return found
             current = current.outer
@@ -150,7 +149,7 @@ class Program:
         return self.values.get(node, UNKNOWN)
 
     def mentions(self, *names: str) -> bool:
-        """Whether an attribute or name of these occurs anywhere in the file."""
+        """Whether any of these names occurs in the file."""
         return not self._words.isdisjoint(names)
 
     @cached_property
@@ -158,7 +157,7 @@ class Program:
         return frozenset(node.value for node in self.nodes if isinstance(node, cst.Name))
 
     def _define(self, node: cst.CSTNode, *, outer: Function, class_name: str | None, prefix: str) -> None:
-        """Find the functions and classes below `node`."""
+        """Register the functions and classes below `node`."""
         pending = list(children(node))[::-1]
         while pending:
             current = pending.pop()
@@ -172,7 +171,7 @@ class Program:
     def _define_class(self, node: cst.ClassDef, outer: Function, prefix: str) -> None:
         name = node.name.value
         bases = tuple(found for base in node.bases if (found := self.imports.qualified(base.value)))
-        self.classes[name] = Class(name, node, bases)
+        self.classes[name] = ClassInfo(name, node, bases)
         self._define(node.body, outer=outer, class_name=name, prefix=f"{prefix}{name}.")
 
     def _define_function(
@@ -201,25 +200,25 @@ class Program:
                 local.update(_bound_names(each.target))
         function = Function(
             name=name,
-            place=f"{prefix}{name}",
+            qualified_name=f"{prefix}{name}",
             node=node,
             class_name=class_name,
             outer=outer,
             parameters=parameters,
-            declared_outside=frozenset(outside),
+            nonlocal_names=frozenset(outside),
             local_names=frozenset(local - set(parameters)),
             no_grad=any(
-                _turns_gradients_off(self.imports.qualified(_called(each.decorator)))
+                _disables_gradients(self.imports.qualified(_called(each.decorator)))
                 for each in node.decorators
             ),
         )
         if any(_is_setter(each.decorator) for each in node.decorators):
             name = function.name = f"{name}.setter"
-            function.place = f"{prefix}{name}"
-        self.functions[function.place] = function
+            function.qualified_name = f"{prefix}{name}"
+        self.functions[function.qualified_name] = function
         if class_name is not None and outer.class_name is None:
             self.classes[class_name].methods.setdefault(name, function)
-        self._define(node.body, outer=function, class_name=None, prefix=f"{function.place}.")
+        self._define(node.body, outer=function, class_name=None, prefix=f"{function.qualified_name}.")
 
 
 def _bound_names(target: cst.CSTNode) -> Iterator[str]:
@@ -239,5 +238,5 @@ def _called(node: cst.BaseExpression) -> cst.BaseExpression:
     return node.func if isinstance(node, cst.Call) else node
 
 
-def _turns_gradients_off(name: str | None) -> bool:
+def _disables_gradients(name: str | None) -> bool:
     return name is not None and name.rpartition(".")[2] in {"no_grad", "inference_mode"}

@@ -1,7 +1,7 @@
-"""Small questions about a libcst tree: its children in order, dotted names, what an import made a name mean.
+"""Queries on a libcst tree: children in order, dotted names, imports.
 
-libcst's own visitors rebuild every node they pass, and its scope metadata costs more than all rules together; a rule asks
-the same few questions again and again, so they are answered here over the plain nodes.
+libcst's visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few queries, which
+are implemented here on the plain nodes.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ _LAYOUT = {
     "star_arg_comma",
     "trailing_whitespace",
 }
-"""Fields that hold white space, brackets and signs."""
+"""Fields that contain whitespace, brackets and punctuation."""
 
 _DEFINITIONS = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 Loop = cst.For | cst.While
@@ -52,7 +52,7 @@ def _child_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
 
 
 class _NodeTypes(dict[type, bool]):
-    """Whether a type is a node, asked once for each: nodes are abstract base classes, and asking those is slow."""
+    """Caches whether a type is a node: `issubclass` is slow for abstract base classes."""
 
     def __missing__(self, kind: type) -> bool:
         self[kind] = issubclass(kind, cst.CSTNode)
@@ -63,7 +63,7 @@ _is_node = _NodeTypes()
 
 
 def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """What a node is made of, in the order of the text, without white space and signs."""
+    """The children of a node in source order, without whitespace and punctuation."""
     for name in _child_fields(type(node)):
         value = getattr(node, name)
         kind = type(value)
@@ -76,7 +76,7 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:
-    """A node and all below it, parents before children, in the order of the text."""
+    """A node and all its descendants in source order, parents first."""
     pending = [node]
     while pending:
         current = pending.pop()
@@ -97,7 +97,7 @@ def dotted(node: cst.CSTNode | None) -> str | None:
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
-    """As `dotted`, and a place in a container counts as the container: `history` for `history["loss"]`."""
+    """Like `dotted`, but an item of a container counts as the container: `history` for `history["loss"]`."""
     while True:
         if isinstance(node, cst.Subscript):
             node = node.value
@@ -110,24 +110,24 @@ def path_of(node: cst.CSTNode | None) -> str | None:
 
 
 def keys_of(node: cst.CSTNode | None) -> list[str | None]:
-    """The keys that lead from `path_of` a place to the place: `["train", "loss"]` for `history["train"]["loss"]`."""
+    """The keys from the container to the item: `["train", "loss"]` for `history["train"]["loss"]`."""
     if isinstance(node, cst.Subscript):
-        return [*keys_of(node.value), written_key(node)]
+        return [*keys_of(node.value), literal_key(node)]
     if isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
-        return [*keys_of(receiver(node)), written_key(node)]
+        return [*keys_of(receiver(node)), literal_key(node)]
     return []
 
 
-def written_key(node: cst.Subscript | cst.Call) -> str | None:
-    """`loss` of `history["loss"]` and `history.get("loss", 0)`; None where the key is computed."""
+def literal_key(node: cst.Subscript | cst.Call) -> str | None:
+    """`loss` for `history["loss"]` and `history.get("loss", 0)`; None if the key is not a literal."""
     if isinstance(node, cst.Call):
         return string_value(node.args[0].value) if node.args else None
     part = node.slice[0].slice if len(node.slice) == 1 else None
     return string_value(part.value) if isinstance(part, cst.Index) else None
 
 
-def held_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """What a new object holds of what it is made from: the parts of a tuple or dict, the arguments of `Transition(...)`."""
+def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """The parts that a new object contains: the items of a tuple or dict, the arguments of `Transition(...)`."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):
         return [each.value for each in expression.elements]
     if isinstance(expression, cst.Call):
@@ -137,35 +137,35 @@ def held_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
     return []
 
 
-def has_remainder(node: cst.CSTNode) -> bool:
-    """Whether `%` is in it somewhere, as in `ring[step % 8]`."""
+def has_modulo(node: cst.CSTNode) -> bool:
+    """Whether an expression contains `%`, as in `ring[step % 8]`."""
     return any(
         isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
     )
 
 
 def root(path: str) -> str:
-    """`self` of `self.losses`."""
+    """`self` for `self.losses`."""
     return path.partition(".")[0]
 
 
 def last_name(path: str) -> str:
-    """`losses` of `self.losses`."""
+    """`losses` for `self.losses`."""
     return path.rpartition(".")[2]
 
 
 def method_name(call: cst.Call) -> str | None:
-    """`append` in `losses.append(x)`; None for a call of a plain name."""
+    """`append` for `losses.append(x)`; None for a call of a plain name."""
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 
 
 def receiver(call: cst.Call) -> cst.BaseExpression | None:
-    """`losses` in `losses.append(x)`."""
+    """`losses` for `losses.append(x)`."""
     return call.func.value if isinstance(call.func, cst.Attribute) else None
 
 
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
-    """The argument given by that name."""
+    """The keyword argument with that name."""
     for argument in call.args:
         if argument.keyword is not None and argument.keyword.value == name:
             return argument
@@ -177,7 +177,7 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 
 def has_star(call: cst.Call) -> bool:
-    """Whether arguments come from elsewhere (`*args`, `**options`), so that one that is not seen may be there."""
+    """Whether a call has `*args` or `**options`, which may contain any argument."""
     return any(each.star for each in call.args)
 
 
@@ -195,7 +195,7 @@ def string_value(node: cst.CSTNode | None) -> str | None:
     return None
 
 
-_ENDS_HISTORY = {
+_WITHOUT_GRAPH = {
     "detach",
     "item",
     "tolist",
@@ -212,12 +212,12 @@ NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
-    """Every dotted path that an expression reads: `model.fc.weight` gives itself, `model.fc` and `model`."""
+    """All dotted paths that an expression reads; `model.fc.weight` includes `model.fc` and `model`."""
     return set(_paths(node, live=False))
 
 
-def live_names(node: cst.CSTNode) -> set[str]:
-    """As `names_in`, without what is only read detached, as a number or for its shape."""
+def names_with_graph(node: cst.CSTNode) -> set[str]:
+    """Like `names_in`, without names that are only read detached, as a number or for their shape."""
     return set(_paths(node, live=True))
 
 
@@ -229,13 +229,13 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
         if kind is cst.Name:
             yield current.value
         elif kind is cst.Attribute:
-            if live and current.attr.value in _ENDS_HISTORY:
+            if live and current.attr.value in _WITHOUT_GRAPH:
                 continue
             path = dotted(current)
             if path is not None:
                 yield path
             pending.append(current.value)
-        elif kind is cst.Arg:  # its keyword is the name of a parameter, not of a value
+        elif kind is cst.Arg:  # a keyword is the name of a parameter, not a value
             pending.append(current.value)
         elif live and (
             kind is cst.Comparison or (kind is cst.Call and dotted(current.func) in NUMBER_FUNCTIONS)
@@ -246,10 +246,10 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
 
 
 class Imports:
-    """What names mean by the imports of a file: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
+    """The full names of imported names: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
 
     def __init__(self, module: cst.Module, nodes: list[cst.CSTNode]) -> None:
-        self.meaning: dict[str, str] = {}
+        self.full_names: dict[str, str] = {}
         for node in nodes:
             if isinstance(node, cst.Import):
                 self._plain(node)
@@ -257,21 +257,21 @@ class Imports:
                 self._from(node)
 
     def qualified(self, node: cst.CSTNode | None) -> str | None:
-        """The full name of what an expression refers to; its own words where no import says more."""
+        """The full name that an expression refers to; the name as written if it is not imported."""
         path = dotted(node)
         if path is None:
             return None
         first, dot, rest = path.partition(".")
-        return self.meaning.get(first, first) + dot + rest
+        return self.full_names.get(first, first) + dot + rest
 
     def name_for(self, qualified: str) -> str | None:
-        """How this file may write `torch.no_grad`; None where nothing that leads to it is imported."""
+        """How this file can refer to `torch.no_grad`; None if no import leads to it."""
         best: str | None = None
-        for name, meaning in self.meaning.items():
-            if qualified == meaning:
+        for name, full_name in self.full_names.items():
+            if qualified == full_name:
                 return name
-            if qualified.startswith(meaning + ".") and (best is None or len(name) < len(best)):
-                best = name + qualified[len(meaning) :]
+            if qualified.startswith(full_name + ".") and (best is None or len(name) < len(best)):
+                best = name + qualified[len(full_name) :]
         return best
 
     def _plain(self, node: cst.Import) -> None:
@@ -280,9 +280,9 @@ class Imports:
             if full is None:
                 continue
             if each.asname is not None and isinstance(each.asname.name, cst.Name):
-                self.meaning[each.asname.name.value] = full
+                self.full_names[each.asname.name.value] = full
             else:
-                self.meaning[root(full)] = root(full)
+                self.full_names[root(full)] = root(full)
 
     def _from(self, node: cst.ImportFrom) -> None:
         source = dotted(node.module)
@@ -293,11 +293,11 @@ class Imports:
             if name is None:
                 continue
             alias = each.asname.name.value if each.asname and isinstance(each.asname.name, cst.Name) else name
-            self.meaning[alias] = f"{source}.{name}"
+            self.full_names[alias] = f"{source}.{name}"
 
 
 def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
-    """`loader` of `enumerate(tqdm(loader))`."""
+    """`loader` for `enumerate(tqdm(loader))`."""
     while isinstance(node, cst.Call) and (arguments := positional(node)):
         if method_name(node) in {"items", "values", "keys"}:
             break

@@ -1,7 +1,7 @@
-"""What a value may be, as far as its memory goes: above all, whether it carries an autograd graph.
+"""Abstract values of the flow analysis: above all, whether a value has an autograd graph.
 
-The tables say what PyTorch's functions and methods give back, and which names people use for models, losses and loaders
-where the code does not show what they are.
+The tables list what PyTorch's functions and methods return, and common names of models, losses and loaders, which are used if the
+code does not show what a name refers to.
 """
 
 import re
@@ -11,20 +11,20 @@ from enum import Enum, auto
 from functools import reduce
 
 
-def words(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 class ValueKind(Enum):
     UNKNOWN = auto()
     PLAIN = auto()
-    """A number, a text, a shape: no tensor."""
+    """A number, a string or a shape; not a tensor."""
     TENSOR = auto()
     """A tensor without a graph."""
     GRAPH = auto()
-    """A tensor that knows how it was computed, so that it keeps what led to it."""
+    """A tensor with an autograd graph, which keeps saved activations alive."""
     PARAMETER = auto()
-    """A leaf that requires gradients: what is computed from it has a graph."""
+    """A leaf that requires gradients; results computed from it have a graph."""
     MODEL = auto()
     CRITERION = auto()
     OPTIMIZER = auto()
@@ -37,50 +37,50 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known of a value."""
+    """What is known about a value."""
 
     kind: ValueKind
     element: "Value | None" = None
-    """What a container holds; of a dict, what is not in `keyed`."""
+    """The elements of a container; for a dict, those not in `items_by_key`."""
     items: "tuple[Value, ...] | None" = None
-    """What each place of a tuple holds."""
+    """The items of a tuple."""
     class_name: str | None = None
-    """The class of this file that it is an instance of."""
+    """The class of the instance, if it is defined in this file."""
     function: str | None = None
-    """The function of this file that it is, by its place: `make_logger.log`."""
+    """The qualified name of the function, if it is defined in this file."""
     bounded: bool = False
-    """A container that forgets by itself (`deque(maxlen=...)`)."""
+    """Whether the container has a limited size (`deque(maxlen=...)`)."""
     mapping: bool = False
-    """A dict, so that a new key makes it larger."""
-    sums: bool = False
-    """A `Counter`, which adds what it is updated with to what it has."""
-    keyed: "tuple[tuple[str, Value], ...]" = ()
-    """What a dict holds under keys that the code writes out: `{"step": 0, "losses": []}`."""
+    """Whether the container is a dict, which grows with new keys."""
+    is_counter: bool = False
+    """Whether the container is a `Counter`, whose `update` adds to existing values."""
+    items_by_key: "tuple[tuple[str, Value], ...]" = ()
+    """The values under literal keys of a dict: `{"step": 0, "losses": []}`."""
     host: bool = False
-    """A tensor that was moved to the host."""
+    """Whether a tensor was moved to host memory."""
     frozen: bool = False
-    """A model none of whose parameters takes gradients."""
+    """Whether no parameter of a model requires gradients."""
 
     @property
-    def carries_graph(self) -> bool:
-        """Whether keeping it keeps a graph."""
+    def has_graph(self) -> bool:
+        """Whether storing it keeps a graph alive."""
         if self.kind is ValueKind.GRAPH:
             return True
         if self.kind is ValueKind.CONTAINER or self.class_name is not None:
-            return any(each.carries_graph for each in self.inside)
+            return any(each.has_graph for each in self.contents)
         return False
 
     @property
-    def inside(self) -> "tuple[Value, ...]":
-        """All that a container is known to hold."""
-        return (*_unkeyed(self), *(value for _, value in self.keyed))
+    def contents(self) -> "tuple[Value, ...]":
+        """All known contents of a container."""
+        return (*_unkeyed(self), *(value for _, value in self.items_by_key))
 
-    def under(self, key: str | None) -> "Value | None":
-        """What a container holds under a key; None stands for one that the code does not write out."""
+    def get(self, key: str | None) -> "Value | None":
+        """The value under a key; None stands for a key that is not a literal."""
         if key is None:
-            return _all_of(self.inside)
-        named = dict(self.keyed).get(key)
-        return _all_of((*_unkeyed(self), *((named,) if named else ())))
+            return _join_all(self.contents)
+        named = dict(self.items_by_key).get(key)
+        return _join_all((*_unkeyed(self), *((named,) if named else ())))
 
     @property
     def is_tensor(self) -> bool:
@@ -107,57 +107,65 @@ def container(
     *,
     bounded: bool = False,
     mapping: bool = False,
-    keyed: tuple[tuple[str, Value], ...] = (),
+    items_by_key: tuple[tuple[str, Value], ...] = (),
 ) -> Value:
-    return Value(ValueKind.CONTAINER, element=element, bounded=bounded, mapping=mapping, keyed=keyed)
-
-
-def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
-    """The same container, holding this as well; `keys` lead to the container inside it that gets it."""
-    if keys:
-        inner = known.under(keys[0]) or container()
-        return with_item(known, keys[0], with_element(inner, element, keys[1:]))
-    return replace(_as_container(known), element=_all_of((*_unkeyed(known), pruned(element))), items=None)
-
-
-def with_item(known: Value, key: str | None, value: Value) -> Value:
-    """The same dict, with this under a key in the place of what was there."""
-    if key is None or (len(known.keyed) >= _MOST_KEYS and key not in dict(known.keyed)):
-        return with_element(known, value)
-    keyed = {**dict(known.keyed), key: pruned(value)}
-    return replace(
-        _as_container(known), element=_all_of(_unkeyed(known)), items=None, keyed=tuple(keyed.items())
+    return Value(
+        ValueKind.CONTAINER, element=element, bounded=bounded, mapping=mapping, items_by_key=items_by_key
     )
 
 
-_MOST_KEYS = 60
-"""A dict of more is a table, whose places are all alike."""
+def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
+    """The container with another element. `keys` lead to the nested container that receives it."""
+    if keys:
+        inner = known.get(keys[0]) or container()
+        return with_item(known, keys[0], with_element(inner, element, keys[1:]))
+    return replace(_as_container(known), element=_join_all((*_unkeyed(known), prune(element))), items=None)
 
 
-_DEEPEST = 2
+def with_item(known: Value, key: str | None, value: Value) -> Value:
+    """The dict with a new value under a key."""
+    if key is None or (len(known.items_by_key) >= _MAX_KEYS and key not in dict(known.items_by_key)):
+        return with_element(known, value)
+    items_by_key = {**dict(known.items_by_key), key: prune(value)}
+    return replace(
+        _as_container(known),
+        element=_join_all(_unkeyed(known)),
+        items=None,
+        items_by_key=tuple(items_by_key.items()),
+    )
 
 
-def pruned(value: Value, levels: int = _DEEPEST) -> Value:
-    """A value of which only so many levels of containers are told apart: one that is put into itself would have no end."""
-    if value.kind is not ValueKind.CONTAINER or not value.inside:
+_MAX_KEYS = 60
+"""The items of a larger dict are not distinguished."""
+
+
+_MAX_DEPTH = 2
+
+
+def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
+    """The value with a limited nesting depth. A container that contains itself would otherwise grow without end."""
+    if value.kind is not ValueKind.CONTAINER or not value.contents:
         return value
     if levels == 0:
-        return container(GRAPH if value.carries_graph else None, bounded=value.bounded, mapping=value.mapping)
-    inner = [pruned(each, levels - 1) for each in value.inside]
-    if all(new is old for new, old in zip(inner, value.inside, strict=True)):
+        return container(GRAPH if value.has_graph else None, bounded=value.bounded, mapping=value.mapping)
+    inner = [prune(each, levels - 1) for each in value.contents]
+    if all(new is old for new, old in zip(inner, value.contents, strict=True)):
         return value
-    rest = len(inner) - len(value.keyed)
+    rest = len(inner) - len(value.items_by_key)
     return replace(
         value,
         element=inner[0] if value.element is not None else None,
         items=tuple(inner[:rest]) if value.items is not None else None,
-        keyed=tuple((key, new) for (key, _), new in zip(value.keyed, inner[rest:], strict=True)),
+        items_by_key=tuple(
+            (key, new) for (key, _), new in zip(value.items_by_key, inner[rest:], strict=True)
+        ),
     )
 
 
 def _as_container(known: Value) -> Value:
     return replace(
-        container(bounded=known.bounded, mapping=known.mapping, keyed=known.keyed), sums=known.sums
+        container(bounded=known.bounded, mapping=known.mapping, items_by_key=known.items_by_key),
+        is_counter=known.is_counter,
     )
 
 
@@ -165,39 +173,39 @@ def _unkeyed(known: Value) -> tuple[Value, ...]:
     return known.items if known.items is not None else (known.element,) if known.element else ()
 
 
-def _all_of(values: Sequence[Value]) -> Value | None:
-    """What any of these may be."""
-    return reduce(joined, values) if values else None
+def _join_all(values: Sequence[Value]) -> Value | None:
+    """The join of several values; None if there are none."""
+    return reduce(join_values, values) if values else None
 
 
-def joined(first: Value, second: Value) -> Value:
-    """What a value may be that is the one or the other."""
+def join_values(first: Value, second: Value) -> Value:
+    """A value that may be either of two."""
     if first == second:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:
-        return _joined_containers(first, second)
+        return _join_containers(first, second)
     if first.kind is second.kind is ValueKind.UNKNOWN:
         return first if first.class_name or first.function else second
-    for kind in _STRONGEST:
+    for kind in _BY_PRECEDENCE:
         for value in (first, second):
             if value.kind is kind:
                 return value
     return UNKNOWN
 
 
-def _joined_containers(first: Value, second: Value) -> Value:
-    keyed = dict(first.keyed)
-    for key, value in second.keyed:
-        keyed[key] = joined(keyed[key], value) if key in keyed else value
+def _join_containers(first: Value, second: Value) -> Value:
+    items_by_key = dict(first.items_by_key)
+    for key, value in second.items_by_key:
+        items_by_key[key] = join_values(items_by_key[key], value) if key in items_by_key else value
     return container(
-        _all_of((*_unkeyed(first), *_unkeyed(second))),
+        _join_all((*_unkeyed(first), *_unkeyed(second))),
         bounded=first.bounded or second.bounded,
         mapping=first.mapping or second.mapping,
-        keyed=tuple(keyed.items()),
+        items_by_key=tuple(items_by_key.items()),
     )
 
 
-_STRONGEST = (
+_BY_PRECEDENCE = (
     ValueKind.GRAPH,
     ValueKind.MODEL,
     ValueKind.LOADER,
@@ -213,32 +221,34 @@ _STRONGEST = (
 )
 
 
-# What methods of a tensor with a graph give back; all others give a tensor with a graph.
-NUMBER_METHODS = words(
+# Methods of a tensor with a graph whose result has no graph; all other methods return a tensor with a graph.
+NUMBER_METHODS = split_words(
     "item tolist numpy size dim ndimension numel nelement stride element_size get_device is_contiguous "
     "data_ptr storage untyped_storage type backward register_hook retain_grad zero_ is_floating_point "
     "__format__ __str__ __repr__ __float__ __int__ __len__ __bool__"
 )
-GRAPHLESS_METHODS = words(
+GRAPHLESS_METHODS = split_words(
     "detach detach_ argmax argmin argsort eq ne gt ge lt le equal isnan isinf isfinite long int bool byte short "
     "nonzero sample sample_n multinomial sign round floor ceil any all logical_not logical_and logical_or "
     "unique bincount histc count_nonzero new_zeros new_ones new_full new_empty new_tensor requires_grad_"
 )
-MADE_LIKE_METHODS = words("type_as expand_as view_as reshape_as to")
-"""Of what they are given they take the type, place or shape."""
-VALUE_AND_INDEX_METHODS = words("max min topk sort mode median kthvalue cummax cummin")
-NUMBER_ATTRIBUTES = words("shape dtype device ndim requires_grad is_leaf is_cuda layout itemsize nbytes")
-GRAPHLESS_ATTRIBUTES = words("data grad")
-SELF_METHODS = words(
+MADE_LIKE_METHODS = split_words("type_as expand_as view_as reshape_as to")
+"""They use only the type, device or shape of their argument."""
+VALUE_AND_INDEX_METHODS = split_words("max min topk sort mode median kthvalue cummax cummin")
+NUMBER_ATTRIBUTES = split_words(
+    "shape dtype device ndim requires_grad is_leaf is_cuda layout itemsize nbytes"
+)
+GRAPHLESS_ATTRIBUTES = split_words("data grad")
+SELF_METHODS = split_words(
     "to cuda cpu half float double bfloat16 eval train requires_grad_ share_memory apply xpu mps type to_empty"
 )
-"""Methods of a model that give the model back."""
+"""Methods of a model that return the model."""
 
-TENSOR_FACTORIES = words(
+TENSOR_FACTORIES = split_words(
     "tensor zeros ones randn rand randint empty full arange linspace eye as_tensor from_numpy zeros_like ones_like "
     "randn_like rand_like empty_like full_like randperm normal bernoulli multinomial load"
 )
-GRAPHLESS_FUNCTIONS = GRAPHLESS_METHODS | words("isclose allclose is_tensor numel one_hot sign")
+GRAPHLESS_FUNCTIONS = GRAPHLESS_METHODS | split_words("isclose allclose is_tensor numel one_hot sign")
 
 LOSS_FUNCTIONS = re.compile(
     r"(?:^|_)(?:loss|criterion|cross_entropy|mse|nll|bce|kl_div|criteria)(?:$|_)|loss$|^criterion",
@@ -274,19 +284,19 @@ _VERBS = re.compile(
     r"^(?:add|build|check|compile|convert|copy|create|dispatch|download|eval|evaluate|export|fit|freeze|get|has|init|is|load|log|make"
     r"|move|plot|prepare|print|push|quantize|register|run|save|set|setup|shard|test|train|update|upload|validate|wrap)_"
 )
-"""What a function does, not what a thing is: `load_model`."""
+"""Names of functions, not of objects: `load_model`."""
 
 
-_ABOUT_A_MODEL = re.compile(
+_NOT_A_MODEL = re.compile(
     r"_to_|_(?:type|name|id|path|dir|arg|config|kwarg|size|class|cls|file|output|input|dim|key|card|version|parallel)s?$",
     re.IGNORECASE,
 )
-"""`model_name`, `model_type_to_module_name`: about a model, and none."""
+"""Names such as `model_name`, which are not models."""
 
 
-def by_name(name: str) -> Value:
-    """What people call by such a name, where the code says nothing else."""
-    if (_VERBS.match(name) and not LOADER_NAMES.search(name)) or _ABOUT_A_MODEL.search(name):
+def guess_from_name(name: str) -> Value:
+    """The value that a name usually has, if the code does not show it."""
+    if (_VERBS.match(name) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):
         return UNKNOWN
     if CRITERION_NAMES.search(name):
         return CRITERION

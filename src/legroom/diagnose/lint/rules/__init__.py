@@ -3,11 +3,11 @@
 from importlib import import_module
 from pkgutil import walk_packages
 
-from legroom.diagnose.lint.rule import Check
+from legroom.diagnose.lint.rule import RuleCheck
 
 _MODULES = [import_module(found.name) for found in walk_packages(__path__, f"{__name__}.") if not found.ispkg]
 
-RULES: dict[str, Check] = {
+RULES: dict[str, RuleCheck] = {
     module.CODE: module.check for module in sorted(_MODULES, key=lambda module: module.CODE)
 }
-"""Code → check, in the order of the codes."""
+"""The check of each code, in order."""

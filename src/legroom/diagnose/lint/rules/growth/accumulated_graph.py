@@ -39,25 +39,25 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.detaching import detached, is_scalar, is_used_as_tensor, parts_with_graph
+from legroom.diagnose.lint.detaching import detach_edits, is_scalar, is_used_as_tensor, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
-    goes_backward_anywhere,
     is_in_step_code,
-    is_let_go_elsewhere,
-    is_limited,
-    is_of_data,
-    object_stays,
+    is_length_limited,
+    is_released_elsewhere,
+    is_used_in_backward,
+    iterates_data,
+    object_survives,
     outlives_its_step,
 )
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
-    has_remainder,
-    live_names,
+    has_modulo,
     method_name,
     names_in,
+    names_with_graph,
     path_of,
     receiver,
     root,
@@ -66,7 +66,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
-from legroom.diagnose.lint.rules.growth.growing_tensor import is_joined_to_itself
+from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
 
 CODE = "LG101"
 
@@ -80,29 +80,31 @@ def check(program: Program) -> Iterator[Problem]:
         else:
             yield from _collected_at_once(program, store)
     for call in program.calls:
-        yield from _given_to_a_keeper(program, call)
+        yield from _passed_to_storing_function(program, call)
 
 
 def _collects_graph(program: Program, store: StoreFact) -> bool:
-    if not store.value.carries_graph or is_hook(program, store.function):
+    if not store.value.has_graph or is_hook(program, store.function):
         return False
-    if _is_given_by_the_caller(program, store):
-        return False  # told where it is given
+    if _is_passed_by_caller(program, store):
+        return False  # reported at the call
     if store.how in {"augment", "append"}:
         return True
     if store.how == "item":
-        if store.into.is_tensor:  # writing into a tensor adds to its graph, whatever the place
+        if store.previous.is_tensor:  # writing into a tensor extends its graph, at any index
             given = root(store.target) in store.function.parameters and root(store.target) != "self"
-            return store.into.kind is not ValueKind.PARAMETER and not given
-        into = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
-        return _averages_itself(store) or (store.varying_key and (store.mapping or store.into.kind in into))
+            return store.previous.kind is not ValueKind.PARAMETER and not given
+        growing = (ValueKind.CONTAINER, ValueKind.UNKNOWN)
+        return _averages_itself(store) or (
+            store.varying_key and (store.mapping or store.previous.kind in growing)
+        )
     return adds_to_itself(program, store)
 
 
 def _averages_itself(store: StoreFact) -> bool:
-    """`shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`: the graph of every step hangs on the one before."""
+    """`shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`: the graph of every step includes the previous one."""
     return (
-        store.uses_itself
+        store.uses_old_value
         and isinstance(store.expression, cst.BinaryOperation)
         and any(
             isinstance(each, (cst.Subscript, cst.Call))
@@ -120,8 +122,8 @@ def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
-    """Made from itself by arithmetic alone; what goes through a model is a state."""
-    if store.how != "assign" or not store.uses_itself or is_joined_to_itself(program, store):
+    """Whether the target is updated by arithmetic only. A value that passes through a model is a state (LG104)."""
+    if store.how != "assign" or not store.uses_old_value or is_concatenated_to_itself(program, store):
         return False
     if _is_sum_with(program, store.expression, store.target):
         return True
@@ -129,11 +131,11 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
     if other is not None:  # total = new_total
         made = [each for each in program.stores if each.target == other and each.order < store.order]
         return bool(made) and _is_sum_with(program, made[-1].expression, store.target)
-    return store.target in live_names(store.expression) and _is_arithmetic(program, store)
+    return store.target in names_with_graph(store.expression) and _is_arithmetic(program, store)
 
 
 def _is_arithmetic(program: Program, store: StoreFact) -> bool:
-    """`torch.stack([total, loss]).sum()`, `torch.cat([queue, keys])[-size:]`: only operations of torch are in between."""
+    """Whether the old value is used only by torch operations: `torch.stack([total, loss]).sum()`."""
     made = store.expression
     while isinstance(made, cst.Subscript):
         made = made.value
@@ -142,28 +144,30 @@ def _is_arithmetic(program: Program, store: StoreFact) -> bool:
         or dotted(each.func) in {"sum", "max", "min"}
         or program.value(receiver(each) or each.func).is_tensor
         for each in walk(store.expression)
-        if isinstance(each, cst.Call) and store.target in live_names(each)
+        if isinstance(each, cst.Call) and store.target in names_with_graph(each)
     )
 
 
-def _is_given_by_the_caller(program: Program, store: StoreFact) -> bool:
-    names = [name for name, each in store.function.keeps.items() if each.node is store.node]
-    return not _holds_graph_itself(store) and any(_is_given_as_it_is(store.function, name) for name in names)
+def _is_passed_by_caller(program: Program, store: StoreFact) -> bool:
+    names = [name for name, each in store.function.stored_parameters.items() if each.node is store.node]
+    return not _is_reported_at_store(store) and any(
+        _is_passed_directly(store.function, name) for name in names
+    )
 
 
-def _is_given_as_it_is(function: Function, name: str) -> bool:
-    """Whether callers give the value itself; what they make in a comprehension is easier mended where it is kept."""
+def _is_passed_directly(function: Function, name: str) -> bool:
+    """Whether callers pass the value itself. The result of a comprehension is easier to fix where it is stored."""
     new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
     return any(
-        not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).carries_graph
-        for site in function.sites
+        not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).has_graph
+        for site in function.call_sites
         for given, argument in function.receives(site.call)
         if given == name
     )
 
 
 def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
-    """`total + loss`, `0.9 * average + 0.1 * loss`, `[*losses, loss]`; `state = cell(x, state)` is another matter."""
+    """`total + loss`, `0.9 * average + 0.1 * loss`, `[*losses, loss]`, but not `state = cell(x, state)`."""
     if isinstance(expression, cst.BinaryOperation):
         return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))
     if isinstance(expression, cst.IfExp):
@@ -184,30 +188,30 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 
 def _key_is_new(program: Program, store: StoreFact, kept: LoopFact | Function) -> bool:
-    """Whether each step has a key of its own: one that goes through the same few names again replaces them."""
+    """Whether each step uses a new key. A key that repeats replaces the old value."""
     if store.how != "item" or _averages_itself(store):
         return True
-    if store.into.is_tensor:  # a tensor that a function fills and gives away is its result
-        return not isinstance(kept, LoopFact) or is_of_data(kept)
+    if store.previous.is_tensor:  # a tensor that a function fills and returns is its result
+        return not isinstance(kept, LoopFact) or iterates_data(kept)
     key = _key_of(store)
-    if not key or any(_goes_round(program, each) for each in key):
+    if not key or any(_key_repeats(program, each) for each in key):
         return False
     names = {name for each in key for name in names_in(each)}
     if not isinstance(kept, LoopFact):
         return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
-    if not store.mapping:  # a place of a list or tensor: a new one only by the loop's own count
+    if not store.mapping:  # an index of a list or tensor is new only if it depends on the loop
         return bool(names & kept.bound)
-    place = store.loops.index(kept)
-    inside, around = store.loops[place + 1 :], store.loops[:place]
-    if any(names & loop.bound and _goes_through_names(program, loop) for loop in around):
+    index = store.loops.index(kept)
+    inner, outer = store.loops[index + 1 :], store.loops[:index]
+    if any(names & loop.bound and _goes_through_names(program, loop) for loop in outer):
         return False  # for name, loader in loaders.items()
-    if names.difference(*(loop.bound for loop in inside)):
+    if names.difference(*(loop.bound for loop in inner)):
         return True
-    return any(_counts_data(loop, names, kept) for loop in inside)
+    return any(_counts_data(loop, names, kept) for loop in inner)
 
 
 def _goes_through_names(program: Program, loop: LoopFact) -> bool:
-    """Whether a loop goes through a few things that are listed, or that a dict has."""
+    """Whether a loop iterates over a literal list or over the keys of a dict."""
     over = loop.node.iter if isinstance(loop.node, cst.For) else None
     if isinstance(over, cst.Call):
         return method_name(over) in {"items", "keys"}
@@ -217,7 +221,7 @@ def _goes_through_names(program: Program, loop: LoopFact) -> bool:
 
 
 def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
-    """`for i, value in zip(indices.tolist(), values)`: the keys are those of a step's own samples."""
+    """`for i, value in zip(indices.tolist(), values)`: the keys are sample indices of the step."""
     if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
         return False
     source = loop.node.iter
@@ -232,38 +236,35 @@ def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
 
 
 def _key_of(store: StoreFact) -> list[cst.CSTNode]:
-    """What the place is called that something is put under: in brackets, or as `setattr` has it."""
+    """The key under which something is stored: a subscript, or the name argument of `setattr`."""
     if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
         return [store.node.args[0 if method_name(store.node) else 1].value]
     target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
     return [each.slice for each in target.slice] if isinstance(target, cst.Subscript) else []
 
 
-def _goes_round(program: Program, key: cst.CSTNode) -> bool:
-    """`ring[step % 8]`, also where the remainder was put under a name: old places are used again."""
-    if has_remainder(key):
+def _key_repeats(program: Program, key: cst.CSTNode) -> bool:
+    """`ring[step % 8]`, also if the remainder was assigned to a name first."""
+    if has_modulo(key):
         return True
     names = names_in(key)
-    return any(each.target in names and has_remainder(each.expression) for each in program.stores)
+    return any(each.target in names and has_modulo(each.expression) for each in program.stores)
 
 
 def _stored(program: Program, store: StoreFact) -> Problem:
-    suffix, edits, safe = detached(program, store, store.target)
-    if goes_backward_anywhere(program, store.target):
-        edits, remedy = [], f"Empty `{store.target}` once its step is over"
+    suffix, edits, safe = detach_edits(program, store, store.target)
+    if is_used_in_backward(program, store.target):
+        edits, remedy = [], f"Clear `{store.target}` after each step"
     else:
-        remedy = f"Keep {{}} without it: add `{suffix}`"
-    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_itself else "")
+        remedy = f"Store {{}} without its graph: add `{suffix}`"
+    parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
     if not parts:
-        edits, remedy = [], "Keep only what you need of it: numbers, or tensors without their graph"
-    what = _words(program, parts)
-    if store.how in {"augment", "assign"}:
-        message = f"`{store.target}` adds up {what} with its graph: the graph of every step stays alive"
-    else:
-        message = f"`{store.target}` collects {what} with its graph: the graph of every step stays alive"
+        edits, remedy = [], "Store only what you need: numbers or detached tensors"
+    what = _describe(program, parts)
+    action = "accumulates" if store.how in {"augment", "assign"} else "stores"
     return Problem(
         node=parts[0] if parts else store.expression,
-        message=message,
+        message=f"`{store.target}` {action} {what} with its autograd graph, which keeps the graph of every step alive",
         help=remedy.replace("{}", what),
         edits=tuple(edits),
         safe=safe,
@@ -271,28 +272,28 @@ def _stored(program: Program, store: StoreFact) -> Problem:
 
 
 def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """`losses = [step(batch) for batch in loader]`, `losses = list(steps(loader))`, where each step trains and gives its loss back."""
+    """`losses = [step(batch) for batch in loader]` or `losses = list(steps(loader))`, where each step trains and returns its loss."""
     expression = store.expression
     yield from _summed_at_once(program, store)
     if isinstance(expression, cst.ListComp):
-        made, edits_it = expression.elt, True
+        result, can_edit = expression.elt, True
     elif (
         isinstance(expression, cst.Call) and dotted(expression.func) in {"list", "tuple"} and expression.args
     ):
-        made, edits_it = expression.args[0].value, False
+        result, can_edit = expression.args[0].value, False
     else:
         return
-    yield from _mapped(program, store, made)
+    yield from _mapped(program, store, result)
     for call in program.calls:
         trains = call.local is not None and _trains(program, call.local)
-        if call.node is made and trains and program.value(made).carries_graph:
+        if call.node is result and trains and program.value(result).has_graph:
             suffix = ".detach()" if is_used_as_tensor(program, store, store.target) else ".item()"
             yield Problem(
-                node=made,
-                message=f"`{store.target}` collects what every step returns with its graph",
-                help=f"Keep it without: add `{suffix}`" + ("" if edits_it else " where it is given out"),
-                edits=tuple(append_to(program, made, suffix))
-                if edits_it and program.value(made).kind is ValueKind.GRAPH
+                node=result,
+                message=f"`{store.target}` stores the result of every step with its autograd graph",
+                help=f"Add `{suffix}`" + ("" if can_edit else " in the function that yields it"),
+                edits=tuple(append_to(program, result, suffix))
+                if can_edit and program.value(result).kind is ValueKind.GRAPH
                 else (),
             )
 
@@ -301,16 +302,16 @@ def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Ite
     """`list(map(step, loader))`."""
     if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
         step = program.function_named(dotted(made.args[0].value) or "", store.function)
-        if step is not None and step.returns.carries_graph and _trains(program, step):
+        if step is not None and step.returns.has_graph and _trains(program, step):
             yield Problem(
                 node=made,
-                message=f"`{store.target}` collects what every step returns with its graph",
-                help="Keep it without: return `.item()` or `.detach()`",
+                message=f"`{store.target}` stores the result of every step with its autograd graph",
+                help=f"Return `.item()` or `.detach()` from `{step.name}`",
             )
 
 
 def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """`total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients on, and nothing goes backward through it."""
+    """`total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a backward pass."""
     call = store.expression
     if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
         return
@@ -321,12 +322,12 @@ def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     if (
         over
         and program.value(made.elt).kind is ValueKind.GRAPH
-        and not goes_backward_anywhere(program, store.target)
+        and not is_used_in_backward(program, store.target)
     ):
         yield Problem(
             node=made.elt,
-            message=f"`{store.target}` adds up a result with its graph: the graph of every step stays alive",
-            help="Keep it without: add `.detach()`, or turn gradients off",
+            message=f"`{store.target}` accumulates a result with its autograd graph, which keeps the graph of every step alive",
+            help="Add `.detach()`, or disable gradients",
             edits=tuple(append_to(program, made.elt, ".detach()")),
         )
 
@@ -334,57 +335,57 @@ def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
 def _trains(program: Program, function: Function) -> bool:
     return (
         function.backward
-        or function.steps
+        or function.optimizer_step
         or any(loop.trains for loop in program.loops if loop.function is function)
     )
 
 
-def _given_to_a_keeper(program: Program, call: CallFact) -> Iterator[Problem]:
-    """`meter.update(loss)` where `update` is in this file and puts its argument into the object."""
-    if call.local is None or not call.local.keeps or not is_in_step_code(program, call):
+def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Problem]:
+    """`meter.update(loss)`, where `update` is defined in this file and stores its argument."""
+    if call.local is None or not call.local.stored_parameters or not is_in_step_code(program, call):
         return
-    site = next((each for each in call.local.sites if each.call is call.node), None)
+    site = next((each for each in call.local.call_sites if each.call is call.node), None)
     if site is None:
         return
-    for name, store in call.local.keeps.items():
+    for name, store in call.local.stored_parameters.items():
         value = site.values.get(name)
-        if value is None or not value.carries_graph or not _is_given_as_it_is(call.local, name):
+        if value is None or not value.has_graph or not _is_passed_directly(call.local, name):
             continue
-        if is_let_go_elsewhere(program, store) or is_limited(program, store) or _holds_graph_itself(store):
+        if (
+            is_released_elsewhere(program, store)
+            or is_length_limited(program, store)
+            or _is_reported_at_store(store)
+        ):
             continue
         if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or _replaces(program, call, store):
             continue
-        if root(store.target) == "self" and not object_stays(program, site):
+        if root(store.target) == "self" and not object_survives(program, site):
             continue
         if _is_passed_on(program, call.function, store):
-            continue  # told where it is given to this one
+            continue  # reported at the outer call
         if store.function is not call.local and _is_forward(program, call.local):
-            continue  # told where the model gives it on
-        if is_joined_to_itself(program, store):
+            continue  # reported in the model
+        if is_concatenated_to_itself(program, store):
             continue
-        argument = next(
-            (each.value for each in call.node.args if program.value(each.value).carries_graph), None
-        )
+        argument = next((each.value for each in call.node.args if program.value(each.value).has_graph), None)
         if argument is None:
             continue
         parts = parts_with_graph(program, argument)
         as_tensor = is_used_as_tensor(program, store, store.target) or isinstance(store.expression, cst.Call)
         number = all(is_scalar(program, part, store) for part in parts) and not as_tensor
         suffix = ".item()" if number else ".detach()"
-        what = _words(program, parts)
-        needed = goes_backward_anywhere(program, store.target)
+        what = _describe(program, parts)
+        needed = is_used_in_backward(program, store.target)
         yield Problem(
             node=parts[0] if parts else argument,
-            message=f"`{call.local.name}` keeps {what} with its graph in `{store.target}`, one more with every step",
-            help=f"Empty `{store.target}` once its step is over"
+            message=f"`{call.local.name}` stores {what} with its autograd graph in `{store.target}` in every step",
+            help=f"Clear `{store.target}` after each step"
             if needed
-            else f"Give it {what} without its graph: add `{suffix}`",
+            else f"Pass {what} without its graph: add `{suffix}`",
             edits=tuple(
                 edit
                 for part in parts
-                if program.value(part).kind is ValueKind.GRAPH
-                and not call.result.carries_graph
-                and not needed
+                if program.value(part).kind is ValueKind.GRAPH and not call.result.has_graph and not needed
                 for edit in append_to(program, part, suffix)
             ),
         )
@@ -396,34 +397,34 @@ def _is_forward(program: Program, function: Function) -> bool:
 
 
 def _is_passed_on(program: Program, function: Function, store: StoreFact) -> bool:
-    """Whether what a function gives to a keeper is given to it with its graph; what a model keeps is the model's affair."""
+    """Whether the function received the value with its graph from its caller. A model's `forward` is excluded."""
     return not _is_forward(program, function) and any(
         each.node is store.node
-        and any(site.values.get(name, UNKNOWN).carries_graph for site in function.sites)
-        for name, each in function.keeps.items()
+        and any(site.values.get(name, UNKNOWN).has_graph for site in function.call_sites)
+        for name, each in function.stored_parameters.items()
     )
 
 
 def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
-    """`recorder.record("loss", loss)`: under a name that this call gives, and gives again."""
+    """`recorder.record("loss", loss)`: the call passes a constant key, so the old value is replaced."""
     if store.how != "item" or _averages_itself(store) or call.local is None:
         return False
     key = _key_of(store)
-    if any(_goes_round(program, each) for each in key):
+    if any(_key_repeats(program, each) for each in key):
         return True
     names = {name for each in key for name in names_in(each)} - {"str", "int", "repr"}
     given = [argument.value for name, argument in call.local.receives(call.node) if name in names]
     return names <= set(call.local.parameters) and all(
-        isinstance(each, (cst.SimpleString, cst.Integer)) or _goes_round(program, each) for each in given
+        isinstance(each, (cst.SimpleString, cst.Integer)) or _key_repeats(program, each) for each in given
     )
 
 
-def _holds_graph_itself(store: StoreFact) -> bool:
-    """Told already where it is stored."""
-    return store.value.carries_graph and store.function.name == "forward"
+def _is_reported_at_store(store: StoreFact) -> bool:
+    """Whether the store itself is reported."""
+    return store.value.has_graph and store.function.name == "forward"
 
 
-def _words(program: Program, parts: list[cst.BaseExpression]) -> str:
+def _describe(program: Program, parts: list[cst.BaseExpression]) -> str:
     if len(parts) == 1 and (path := dotted(parts[0])) is not None:
         return f"`{path}`"
     if len(parts) == 1:

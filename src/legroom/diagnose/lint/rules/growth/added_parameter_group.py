@@ -43,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=call.node,
-            message="The optimizer gets one more parameter group, and its state, with every step",
+            message="The optimizer gets another parameter group, with its state, in every step",
             help="Add the group once, before the loop",
         )
 

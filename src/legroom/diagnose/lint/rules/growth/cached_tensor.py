@@ -52,20 +52,20 @@ def check(program: Program) -> Iterator[Problem]:
             )
             if (program.imports.qualified(called) or "") not in _CACHES:
                 continue
-            why = _why(program, function, decorator.decorator)
-            if why:
-                yield _problem(decorator.decorator, function, why)
+            reason = _reason(program, function, decorator.decorator)
+            if reason:
+                yield _problem(decorator.decorator, function, reason)
     for function, node, maker in _wrapped(program):
-        why = _why(program, function, maker)
-        if why:
-            yield _problem(node, function, why)
+        reason = _reason(program, function, maker)
+        if reason:
+            yield _problem(node, function, reason)
 
 
-def _problem(node: cst.CSTNode, function: Function, why: str) -> Problem:
+def _problem(node: cst.CSTNode, function: Function, reason: str) -> Problem:
     return Problem(
         node=node,
-        message=f"The cache of `{function.name}` {why}",
-        help="Cache by values in a dict that you can empty, or register a buffer",
+        message=f"The cache of `{function.name}` {reason}",
+        help="Use a dict that you can clear, keyed by values, or register a buffer",
     )
 
 
@@ -83,15 +83,15 @@ def _wrapped(program: Program) -> Iterator[tuple[Function, cst.Call, cst.BaseExp
             yield function, call.node, call.node.func
 
 
-def _why(program: Program, function: Function, decorator: cst.BaseExpression) -> str:
+def _reason(program: Program, function: Function, decorator: cst.BaseExpression) -> str:
     is_method = function.class_name is not None and function.parameters[:1] == ("self",)
     if is_method and program.is_module_class(function.class_name):
-        return "keeps the whole module, and the arguments and results of its calls"
-    given = any(value.is_tensor for site in function.sites for value in site.values.values())
+        return "retains the module and the arguments and results of its calls"
+    given = any(value.is_tensor for site in function.call_sites for value in site.values.values())
     if (_takes_tensors(function) or given) and not _is_limited(decorator):
-        return "keeps every tensor that it is called with"
-    if _makes_tensors(program, function) and (is_method or _is_unlimited(decorator)):
-        return "keeps every tensor that it makes" + (", and `self`" if is_method else "")
+        return "retains every tensor that it is called with"
+    if _returns_tensors(program, function) and (is_method or _is_unlimited(decorator)):
+        return "retains every tensor that it returns" + (", and `self`" if is_method else "")
     return ""
 
 
@@ -105,8 +105,8 @@ def _takes_tensors(function: Function) -> bool:
     return False
 
 
-def _makes_tensors(program: Program, function: Function) -> bool:
-    if any(each.is_tensor for each in (function.returns, *function.returns.inside)):
+def _returns_tensors(program: Program, function: Function) -> bool:
+    if any(each.is_tensor for each in (function.returns, *function.returns.contents)):
         return True
     returned = {each for node in function.returned_nodes for each in walk(node)}
     return function.returns.kind is ValueKind.UNKNOWN and any(
@@ -121,7 +121,7 @@ def _is_unlimited(decorator: cst.BaseExpression) -> bool:
 
 
 def _is_limited(decorator: cst.BaseExpression) -> bool:
-    """Whether someone has chosen how many it keeps; `lru_cache`'s own 128 is no one's choice."""
+    """Whether the code sets a limit. The default of `lru_cache` (128) does not count."""
     limit = _limit(decorator)
     return limit is not None and dotted(limit) != "None"
 

@@ -38,79 +38,79 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, append_to, replace
 from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.facts import StoreFact
-from legroom.diagnose.lint.flow.lifetimes import is_let_go_elsewhere, is_own, repeats, survives
+from legroom.diagnose.lint.flow.lifetimes import is_local, is_released_elsewhere, runs_every_step, survives
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     NUMBER_FUNCTIONS,
     children,
     dotted,
     last_name,
-    live_names,
     names_in,
+    names_with_graph,
     path_of,
     walk,
 )
-from legroom.diagnose.lint.flow.values import ValueKind, by_name
+from legroom.diagnose.lint.flow.values import ValueKind, guess_from_name
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself
-from legroom.diagnose.lint.rules.growth.growing_tensor import is_joined_to_itself
+from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
 from legroom.diagnose.lint.rules.usage.evaluation_with_gradients import evaluations_with_gradients
 
 CODE = "LG104"
 
 
 def check(program: Program) -> Iterator[Problem]:
-    told: set[cst.CSTNode] = set()
+    reported: set[cst.CSTNode] = set()
     evaluating = {loop for _, loop in evaluations_with_gradients(program)}
     for store in program.stores:
-        if store.no_grad or store.node in told or not _carries_itself_on(program, store):
+        if store.no_grad or store.node in reported or not _is_carried(program, store):
             continue
         in_loop = any(
             (loop.backward or loop in evaluating) and survives(program, store.target, loop)
             for loop in store.loops
         )
-        if in_loop or _is_kept_by_module(program, store):
-            told.add(store.node)
+        if in_loop or _is_stored_in_module(program, store):
+            reported.add(store.node)
             argument = _state_argument(store)
             yield Problem(
                 node=argument or store.expression,
-                message=f"`{store.target}` goes from step to step with its history: the graph reaches back to the "
+                message=f"`{store.target}` carries its autograd graph from step to step, so the graph reaches back to the "
                 "first step",
-                help=f"Detach it before it goes in: `{store.target}.detach()`",
+                help=f"Detach it first: `{store.target}.detach()`",
                 edits=_fix(program, store, argument),
                 safe=False,
             )
 
 
-def _carries_itself_on(program: Program, store: StoreFact) -> bool:
-    """`hidden = model(x, hidden)`, also by way of another name; sums and joined tensors are other matters."""
-    if not store.uses_itself or not store.value.carries_graph or is_joined_to_itself(program, store):
+def _is_carried(program: Program, store: StoreFact) -> bool:
+    """`hidden = model(x, hidden)`, also through another name; sums and concatenated tensors have their own rules."""
+    if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
-    if store.how == "append":  # what a window forgets, its successors still hang on
+    if store.how == "append":  # later values still depend on the values that a window dropped
         return store.bounded
     if store.how == "item":
-        if store.into.is_tensor or not isinstance(store.expression, cst.Call):
+        if store.previous.is_tensor or not isinstance(store.expression, cst.Call):
             return False
         return _state_argument(store) is not None or store.target not in names_in(store.expression)
     if store.how != "assign" or adds_to_itself(program, store):
         return False
-    if by_name(last_name(store.target)).kind is ValueKind.MODEL:  # self.model = wrapped
+    if guess_from_name(last_name(store.target)).kind is ValueKind.MODEL:  # self.model = wrapped
         return False
-    if isinstance(store.expression, cst.DictComp):  # of what was there before
+    if isinstance(store.expression, cst.DictComp):  # filters or converts the old dict
         return False
     if isinstance(store.expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):  # (loss, history): a chain
         return any(dotted(each.value) == store.target for each in store.expression.elements)
     if isinstance(store.expression, cst.Call) and names_a_loss(dotted(store.expression.func) or ""):
         return False
-    if _is_given_back(program, store):
+    if _returns_same_object(program, store):
         return False
     if store.target not in names_in(store.expression):
         return dotted(store.expression) is not None
     return _reads_with_history(program, store.expression, store.target)
 
 
-def _is_given_back(program: Program, store: StoreFact) -> bool:
-    """`state = train_step(state, batch)`, where `train_step` returns the very object that it was given."""
+def _returns_same_object(program: Program, store: StoreFact) -> bool:
+    """`state = train_step(state, batch)`, where `train_step` returns the object that it was passed."""
     call = next((each for each in program.calls if each.node is store.expression), None)
     if call is None or call.local is None or not call.local.returned_nodes:
         return False
@@ -122,23 +122,25 @@ def _is_given_back(program: Program, store: StoreFact) -> bool:
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
-    """Whether an expression reads a state with its graph: not by way of a function of this file that detaches it."""
+    """Whether an expression reads a state with its graph, not through a function of this file that detaches it."""
     if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
-    if isinstance(node, cst.BinaryOperation) and not program.value(node).carries_graph:
+    if isinstance(node, cst.BinaryOperation) and not program.value(node).has_graph:
         return False  # state.step + 1
     if isinstance(node, (cst.ListComp, cst.GeneratorExp)) and target in names_in(node.for_in.iter):
         made = any(isinstance(each, cst.Call) for each in walk(node.elt))
-        return made and bool(names_in(node.for_in.target) & live_names(node.elt))
+        return made and bool(names_in(node.for_in.target) & names_with_graph(node.elt))
     if isinstance(node, (cst.Name, cst.Attribute)):
-        return target in live_names(node)
+        return target in names_with_graph(node)
     return any(
-        _reads_with_history(program, each, target) for each in children(node) if target in live_names(each)
+        _reads_with_history(program, each, target)
+        for each in children(node)
+        if target in names_with_graph(each)
     )
 
 
 def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
-    """The state where it goes into a call as it is."""
+    """The state as an argument of a call."""
     for call in walk(store.expression):
         if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
             continue
@@ -152,46 +154,50 @@ def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
     return None
 
 
-def _is_kept_by_module(program: Program, store: StoreFact) -> bool:
-    """`self.hidden` in a model's forward, a global state in a step, that no one resets or detaches."""
-    return not is_own(store) and repeats(program, store.function) and not is_let_go_elsewhere(program, store)
+def _is_stored_in_module(program: Program, store: StoreFact) -> bool:
+    """`self.hidden` in a model's `forward`, or a global state in a step, that is never reset or detached."""
+    return (
+        not is_local(store)
+        and runs_every_step(program, store.function)
+        and not is_released_elsewhere(program, store)
+    )
 
 
 def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None) -> tuple[Edit, ...]:
     if argument is None or dotted(argument) is None or _is_object(store):
         return ()
     state = store.target
-    begins = [each for each in program.stores if each.target == state and each.node is not store.node]
-    known = [each for each in begins if dotted(each.expression) != "None"]
-    detached = _detached(state, known) if known else _of_any_form(state)
-    if detached and len(known) < len(begins):
+    initial = [each for each in program.stores if each.target == state and each.node is not store.node]
+    known = [each for each in initial if dotted(each.expression) != "None"]
+    detached = _detached(state, known) if known else _detach_any(state)
+    if detached and len(known) < len(initial):
         detached = f"None if {state} is None else {detached}"
     if detached == f"{state}.detach()":
         return tuple(append_to(program, argument, ".detach()"))
     return (replace(program, argument, detached),) if detached else ()
 
 
-def _detached(state: str, begins: list[StoreFact]) -> str:
-    """How to detach a state, by the forms in which it begins; "" where that cannot be said in a line."""
-    if all(each.value.is_tensor for each in begins):
+def _detached(state: str, initial: list[StoreFact]) -> str:
+    """An expression that detaches a state, given its initial values; "" if it does not fit in one line."""
+    if all(each.value.is_tensor for each in initial):
         return f"{state}.detach()"
-    if any(each.value.mapping or _is_object(each) for each in begins):
+    if any(each.value.mapping or _is_object(each) for each in initial):
         return ""
-    if not all(each.value.kind is ValueKind.CONTAINER for each in begins):
-        return _of_any_form(state)
-    if not all(part.is_tensor for each in begins for part in each.value.inside):
+    if not all(each.value.kind is ValueKind.CONTAINER for each in initial):
+        return _detach_any(state)
+    if not all(part.is_tensor for each in initial for part in each.value.contents):
         return ""
-    if any(isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation)) for each in begins):
+    if any(isinstance(each.expression, (cst.List, cst.ListComp, cst.BinaryOperation)) for each in initial):
         return f"[part.detach() for part in {state}]"
     return f"tuple(part.detach() for part in {state})"
 
 
 def _is_object(store: StoreFact) -> bool:
-    """`state = StreamState(...)`: only its class knows how it is detached."""
+    """`state = StreamState(...)`: how to detach it depends on its class."""
     made = store.expression.func if isinstance(store.expression, cst.Call) else None
     return store.value.class_name is not None or last_name(dotted(made) or "")[:1].isupper()
 
 
-def _of_any_form(state: str) -> str:
-    """What an LSTM gives is a tuple, what a GRU gives is none."""
+def _detach_any(state: str) -> str:
+    """An LSTM returns a tuple, a GRU a tensor."""
     return f"tuple(part.detach() for part in {state}) if isinstance({state}, tuple) else {state}.detach()"

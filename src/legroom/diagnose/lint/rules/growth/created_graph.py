@@ -39,7 +39,7 @@ def check(program: Program) -> Iterator[Problem]:
         if call.method in {"backward", "manual_backward"} and argument is not None and is_true(argument):
             yield Problem(
                 node=argument,
-                message="Gradients that keep their graph form a cycle with their parameters: the step's memory stays "
-                "until the garbage collector comes",
-                help="Use `torch.autograd.grad(..., create_graph=True)`, or remove it if no second derivative is wanted",
+                message="`create_graph=True` creates a reference cycle between parameters and gradients, so the memory of the step "
+                "stays allocated until the garbage collector runs",
+                help="Use `torch.autograd.grad(..., create_graph=True)`, or remove it if no second derivative is needed",
             )

@@ -33,10 +33,10 @@ import libcst as cst
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
-    is_let_go,
-    is_let_go_elsewhere,
-    is_limited,
-    is_own,
+    is_length_limited,
+    is_local,
+    is_released,
+    is_released_elsewhere,
     is_step_loop,
     survives,
 )
@@ -70,16 +70,16 @@ def check(program: Program) -> Iterator[Problem]:
         if on_module and any(loop.trains for loop in call.loops[-1:]) and not program.mentions("remove"):
             yield Problem(
                 node=call.node,
-                message="Every step registers one more hook, and none is removed",
-                help="Register it once, before the loop, or keep the handle and `handle.remove()` it",
+                message="A hook is registered in every step and never removed",
+                help="Register it once before the loop, or remove it with `handle.remove()`",
             )
     for store in program.stores:
         if not is_hook(program, store.function) or not _adds(program, store):
             continue
-        if store.bounded or is_limited(program, store) or is_let_go_elsewhere(program, store):
+        if store.bounded or is_length_limited(program, store) or is_released_elsewhere(program, store):
             continue
         kept = names_in(store.expression) & set(store.function.parameters)
-        if not kept or _is_number(store.expression) or is_own(store):
+        if not kept or _is_number(store.expression) or is_local(store):
             continue
         detached = any(
             isinstance(each, cst.Call) and method_name(each) in {"detach", "cpu", "item"}
@@ -87,9 +87,9 @@ def check(program: Program) -> Iterator[Problem]:
         )
         yield Problem(
             node=store.expression,
-            message=f"The hook adds to `{store.target}` with every pass, and nothing empties it",
-            help="Keep the last one only, or empty it after each step"
-            + ("" if detached else "; detach what is kept"),
+            message=f"The hook adds to `{store.target}` in every pass, and nothing clears it",
+            help="Keep only the last value, or clear it after each step"
+            + ("" if detached else "; detach stored tensors"),
             edits=()
             if detached
             else tuple(append_to(program, store.expression, ".detach()"))
@@ -99,7 +99,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_removed(program: Program, call: CallFact) -> bool:
-    """Whether who registers a hook takes it off again before it trains."""
+    """Whether the function that registers a hook removes it before it trains."""
     steps = [loop for loop in program.loops if loop.function is call.function and is_step_loop(loop)]
     return any(
         each.method == "remove"
@@ -111,9 +111,9 @@ def _is_removed(program: Program, call: CallFact) -> bool:
 
 
 def _adds(program: Program, store: StoreFact) -> bool:
-    """Whether each call makes the store larger: it appends, or puts something under a key that counts."""
+    """Whether each call adds to the container: it appends, or stores under a counter."""
     if store.how != "item":
-        return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_itself)
+        return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_old_value)
     key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
     if not isinstance(key, cst.Subscript):
         return False
@@ -127,7 +127,7 @@ def _adds(program: Program, store: StoreFact) -> bool:
 
 
 def is_hook(program: Program, function: Function) -> bool:
-    """Whether a function is registered as a hook, or made by one that is called for it."""
+    """Whether a function is registered as a hook, or returned by a function whose result is."""
     if not isinstance(function.node, cst.FunctionDef):
         return False
     for call in program.calls:
@@ -151,7 +151,7 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
         if not isinstance(each, cst.Call) or method_name(each) not in {"append", "extend"} or not each.args:
             continue
         target = path_of(receiver(each))
-        if target is None or is_let_go(program, target, call.function):
+        if target is None or is_released(program, target, call.function):
             continue
         if call.function.environment.get(target, UNKNOWN).bounded or _is_removed(program, call):
             continue
@@ -159,8 +159,8 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
             continue
         yield Problem(
             node=each,
-            message=f"The hook adds to `{target}` with every pass, and nothing empties it",
-            help="Keep the last one only, or empty it after each step; detach what is kept",
+            message=f"The hook adds to `{target}` in every pass, and nothing clears it",
+            help="Keep only the last value, or clear it after each step; detach stored tensors",
         )
 
 
@@ -173,8 +173,8 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
         return
     yield Problem(
         node=call.node,
-        message=f"The hook adds to `{target}` with every pass, and nothing empties it",
-        help="Keep the last one only, or empty it after each step",
+        message=f"The hook adds to `{target}` in every pass, and nothing clears it",
+        help="Keep only the last value, or clear it after each step",
     )
 
 

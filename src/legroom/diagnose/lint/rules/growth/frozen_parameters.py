@@ -40,19 +40,19 @@ CODE = "LG112"
 def check(program: Program) -> Iterator[Problem]:
     if not program.mentions("requires_grad", "requires_grad_"):
         return
-    frozen, thawed = _frozen_models(program)
+    frozen, unfrozen = _frozen_models(program)
     for call in program.calls:
         if call.result.kind is not ValueKind.OPTIMIZER or not positional(call.node):
             continue
         given = positional(call.node)[0].value
         of = receiver(given) if isinstance(given, cst.Call) and method_name(given) == "parameters" else None
         model = dotted(of)
-        if model is None or thawed or not _is_partly_frozen(model, frozen, call.order):
+        if model is None or unfrozen or not _is_partly_frozen(model, frozen, call.order):
             continue
         yield Problem(
             node=given,
-            message=f"The optimizer is given all parameters of `{model}`, some of which are frozen",
-            help="Give it those that require gradients",
+            message=f"The optimizer receives all parameters of `{model}`, but some of them are frozen",
+            help="Pass only the parameters that require gradients",
             edits=(
                 replace(
                     program,
@@ -70,16 +70,16 @@ def _is_partly_frozen(model: str, frozen: list[tuple[str, int]], before: int) ->
 
 
 def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
-    """Paths whose parameters are frozen, with their places, and whether anything is unfrozen."""
+    """Paths whose parameters are frozen, with their positions, and whether anything is unfrozen."""
     frozen: list[tuple[str, int]] = []
-    thawed = False
+    unfrozen = False
     for store in program.stores:
         if not store.target.endswith(".requires_grad") or store.how != "assign":
             continue
         if isinstance(store.expression, cst.Name) and store.expression.value == "False":
             frozen.extend((path, store.order) for path in _models_of(program, root(store.target), store.node))
         else:
-            thawed = True
+            unfrozen = True
     for call in program.calls:
         if call.method != "requires_grad_" or call.receiver.kind not in (
             ValueKind.MODEL,
@@ -88,7 +88,7 @@ def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
             continue
         path = dotted(receiver(call.node))
         if not call.node.args or not is_false(call.node.args[0]):
-            thawed = thawed or call.receiver.kind is ValueKind.PARAMETER or bool(path)
+            unfrozen = unfrozen or call.receiver.kind is ValueKind.PARAMETER or bool(path)
         elif path is not None:
             named = (
                 [path]
@@ -96,11 +96,11 @@ def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
                 else _models_of(program, root(path), call.node)
             )
             frozen.extend((each, call.order) for each in named)
-    return frozen, thawed
+    return frozen, unfrozen
 
 
 def _models_of(program: Program, name: str, node: cst.CSTNode) -> list[str]:
-    """The model whose parameters a loop goes through: `backbone` of `for p in backbone.parameters()`."""
+    """The model whose parameters a loop iterates over: `backbone` in `for p in backbone.parameters()`."""
     for each in program.ancestors(node):
         if isinstance(each, cst.For):
             return [

@@ -36,34 +36,34 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG116"
-_JOINING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
+_CONCATENATING = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
 _SAME_SIZE = {"detach", "contiguous", "clone", "cpu", "to", "float", "half"}
 
 
 def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
-        if not is_joined_to_itself(program, store):
+        if not is_concatenated_to_itself(program, store):
             continue
         kept = outlives_its_step(program, store)
-        if kept is None or not (store.value.carries_graph or not isinstance(kept, LoopFact) or kept.trains):
+        if kept is None or not (store.value.has_graph or not isinstance(kept, LoopFact) or kept.trains):
             continue
-        others = [each for each in _joined(program, store.expression) if path_of(each) != store.target]
+        others = [each for each in _concatenated(program, store.expression) if path_of(each) != store.target]
         detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
         with_graph = (
             [] if detached else [each for each in others if program.value(each).kind is ValueKind.GRAPH]
         )
         yield Problem(
             node=store.expression,
-            message=f"`{store.target}` is born anew and larger with every step"
-            + (", and keeps the graph of all of them" if with_graph else ""),
-            help="Collect parts without their graph in a list and join them once, or keep the last ones only",
+            message=f"`{store.target}` is recreated larger in every step"
+            + (", and keeps the graph of all steps alive" if with_graph else ""),
+            help="Collect detached tensors in a list and concatenate them once, or keep only the last ones",
             edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
         )
 
 
-def is_joined_to_itself(program: Program, store: StoreFact) -> bool:
+def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
     """`x = torch.cat([x, ...])`, also under one key: `cache["k"] = torch.cat([cache["k"], ...])`."""
-    parts = _joined(program, store.expression)
+    parts = _concatenated(program, store.expression)
     if store.how == "item":
         return not store.varying_key and any(
             isinstance(each, cst.Subscript) and path_of(each) == store.target for each in parts
@@ -71,16 +71,16 @@ def is_joined_to_itself(program: Program, store: StoreFact) -> bool:
     return store.how == "assign" and store.target in {dotted(each) for each in parts}
 
 
-def _joined(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """What `torch.cat([...])` joins, also where it is a branch of a choice or `.detach()` and the like follow."""
+def _concatenated(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    """The parts of `torch.cat([...])`, also in a conditional expression or followed by `.detach()` and similar."""
     if isinstance(expression, cst.IfExp):
-        return [*_joined(program, expression.body), *_joined(program, expression.orelse)]
+        return [*_concatenated(program, expression.body), *_concatenated(program, expression.orelse)]
     if not isinstance(expression, cst.Call):
         return []
     name = program.imports.qualified(expression.func) or ""
-    if not name.startswith("torch.") or name.rpartition(".")[2] not in _JOINING:
+    if not name.startswith("torch.") or name.rpartition(".")[2] not in _CONCATENATING:
         of = receiver(expression)
-        return _joined(program, of) if method_name(expression) in _SAME_SIZE and of is not None else []
+        return _concatenated(program, of) if method_name(expression) in _SAME_SIZE and of is not None else []
     given = positional(expression)[0] if positional(expression) else keyword(expression, "tensors")
     if given is None or not isinstance(given.value, (cst.List, cst.Tuple)):
         return []

@@ -40,17 +40,17 @@ CODE = "LG113"
 
 
 def check(program: Program) -> Iterator[Problem]:
-    told: set[LoopFact | Function] = set()
+    reported: set[LoopFact | Function] = set()
     for call in program.calls:
         if call.method != "step" or call.receiver.kind is not ValueKind.OPTIMIZER:
             continue
         loop = next((each for each in reversed(call.loops) if each.backward), None)
-        if loop is None and not (call.function.backward and call.function.sites):
+        if loop is None and not (call.function.backward and call.function.call_sites):
             continue
-        place: LoopFact | Function = loop if loop is not None else call.function
-        if place in told or _clears(program, call.function, frozenset()) or _is_closure_step(call.node):
+        scope: LoopFact | Function = loop if loop is not None else call.function
+        if scope in reported or _clears(program, call.function, frozenset()) or _is_closure_step(call.node):
             continue
-        told.add(place)
+        reported.add(scope)
         optimizer = dotted(receiver(call.node))
         line = program.statement_line(call.node)
         edits: tuple[Edit, ...] = ()
@@ -58,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
             edits = (line_after(program, line, f"{optimizer}.zero_grad(set_to_none=True)"),)
         yield Problem(
             node=call.node,
-            message="Nothing clears the gradients: each step adds to those of all steps before",
+            message="Gradients are never cleared, so each step adds to the gradients of all previous steps",
             help=f"Call `{optimizer or 'optimizer'}.zero_grad(set_to_none=True)` after the step",
             edits=edits,
             safe=False,
@@ -77,7 +77,7 @@ def _clears(program: Program, function: Function, seen: frozenset[Function]) -> 
         return True
     seen = seen | {function}
     called = {call.local for call in program.calls if call.function is function and call.local is not None}
-    callers = {site.caller for site in function.sites}
+    callers = {site.caller for site in function.call_sites}
     return any(_clears(program, each, seen) for each in called | callers)
 
 

@@ -31,7 +31,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_argument
 from legroom.diagnose.lint.flow.facts import CallFact
-from legroom.diagnose.lint.flow.lifetimes import repeats
+from legroom.diagnose.lint.flow.lifetimes import runs_every_step
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import is_true, keyword, method_name, names_in
 from legroom.diagnose.lint.rule import Problem
@@ -44,69 +44,69 @@ _PASSES = {"backward", "manual_backward"}
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         argument = keyword(call.node, "retain_graph")
-        if argument is None or not is_true(argument) or not _goes_back(call):
+        if argument is None or not is_true(argument) or not _is_backward(call):
             continue
-        repeated = bool(call.loops) or (bool(call.function.sites) and repeats(program, call.function))
-        if not repeated or _another_follows(program, call) or _is_the_same_graph_again(program, call):
+        repeated = bool(call.loops) or (
+            bool(call.function.call_sites) and runs_every_step(program, call.function)
+        )
+        if not repeated or _another_follows(program, call) or _reuses_graph(program, call):
             continue
-        if not (call.loops or call.method in _PASSES or call.function.steps):
-            continue  # a function that computes gradients and gives them back: its graph ends with it
+        if not (call.loops or call.method in _PASSES or call.function.optimizer_step):
+            continue  # a function that returns gradients: its graph is freed when it returns
         yield Problem(
             node=argument,
-            message="`retain_graph=True` keeps all activations until the next step, and no other backward pass needs them",
-            help="Remove it; if that fails, detach the state that is carried from step to step",
+            message="`retain_graph=True` keeps all activations alive until the next step, but no other backward pass uses them",
+            help="Remove it. If that fails, detach the state that is carried from step to step",
             edits=()
-            if _adds_up(program, call) or _carries_what_is_not_mended(program)
+            if _accumulates(program, call) or _has_unfixable_state(program)
             else (remove_argument(program, call.node, argument),),
             safe=False,
         )
 
 
-def _adds_up(program: Program, call: CallFact) -> bool:
-    """Whether what goes backward is a sum over all steps: without the argument the second step would fail."""
+def _accumulates(program: Program, call: CallFact) -> bool:
+    """Whether the loss is a sum over all steps. Without the argument, the second step would fail."""
     read = names_in(call.node)
     return any(
-        store.uses_itself and store.target in read and any(loop in store.loops for loop in call.loops)
+        store.uses_old_value and store.target in read and any(loop in store.loops for loop in call.loops)
         for store in program.stores
     )
 
 
-def _carries_what_is_not_mended(program: Program) -> bool:
-    """Whether a state goes from step to step for which there is no fix: without the argument the second step would fail."""
+def _has_unfixable_state(program: Program) -> bool:
+    """Whether a state without an automatic fix is carried between steps. Without the argument, the second step would fail."""
     return any(not problem.edits for problem in carried_state.check(program))
 
 
-def _goes_back(call: CallFact) -> bool:
+def _is_backward(call: CallFact) -> bool:
     return call.method in _PASSES or (call.name or "").endswith("autograd.grad")
 
 
 def _another_follows(program: Program, call: CallFact) -> bool:
-    """Whether a later backward pass of the same round may go through the same graph."""
+    """Whether a later backward pass of the same iteration may use the same graph."""
     loop = call.loops[-1] if call.loops else None
     for other in program.calls:
         if other.function is not call.function or other.order <= call.order or other.node is call.node:
             continue
-        if _goes_back(other) and (loop is None or loop.first <= other.order <= loop.last):
+        if _is_backward(other) and (loop is None or loop.first <= other.order <= loop.last):
             return True
     return False
 
 
-def _is_the_same_graph_again(program: Program, call: CallFact) -> bool:
-    """Whether every round goes backward through one graph that was made before the loop."""
+def _reuses_graph(program: Program, call: CallFact) -> bool:
+    """Whether every iteration runs backward through one graph that was created before the loop."""
     if not call.loops:
         return False
     loop = call.loops[-1]
     read = names_in(call.node)
     return not any(
-        loop.first <= store.order <= loop.last and store.target in read and not _is_taken(store.expression)
+        loop.first <= store.order <= loop.last and store.target in read and not _is_lookup(store.expression)
         for store in program.stores
-    ) and not any(
-        other.result.carries_graph and program.inside(other.node, call.node) for other in program.calls
-    )
+    ) and not any(other.result.has_graph and program.inside(other.node, call.node) for other in program.calls)
 
 
-def _is_taken(expression: cst.BaseExpression) -> bool:
-    """`losses.pop(name)`, `losses[name]`: computed before, and only fetched here."""
+def _is_lookup(expression: cst.BaseExpression) -> bool:
+    """`losses.pop(name)`, `losses[name]`: computed earlier and only read here."""
     while isinstance(expression, (cst.Subscript, cst.Attribute)) or (
         isinstance(expression, cst.Call) and method_name(expression) in {"pop", "popleft", "get"}
     ):

@@ -62,18 +62,18 @@ _HARMLESS = {
 
 
 def check(program: Program) -> Iterator[Problem]:
-    told: set[cst.ExceptHandler] = set()
+    reported: set[cst.ExceptHandler] = set()
     for call in program.calls:
         handler = call.handler
-        if handler is None or handler in told or not _may_be_memory(handler):
+        if handler is None or handler in reported or not _may_be_memory(handler):
             continue
         attempt = program.parent.get(handler)
-        if isinstance(attempt, cst.Try) and _tries_again(program, call, attempt):
-            told.add(handler)
+        if isinstance(attempt, cst.Try) and _is_retry(program, call, attempt):
+            reported.add(handler)
             yield Problem(
                 node=call.node,
-                message="The retry runs while the exception still holds every tensor of the failed attempt",
-                help="Note the failure in the except block and retry after it",
+                message="The retry runs while the exception still keeps every tensor of the failed attempt alive",
+                help="Record the failure in the except block and retry after it",
             )
 
 
@@ -83,10 +83,10 @@ def _may_be_memory(handler: cst.ExceptHandler) -> bool:
     return any(last_name(path) in _FAILURES for path in names_in(handler.type))
 
 
-def _tries_again(program: Program, call: CallFact, attempt: cst.Try) -> bool:
+def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:
     if call.method == "backward":
         return True
-    if call.receiver.kind is ValueKind.MODEL and call.result.carries_graph:
+    if call.receiver.kind is ValueKind.MODEL and call.result.has_graph:
         return True
     tried = {dotted(each.func) for each in walk(attempt.body) if isinstance(each, cst.Call)}
     name = dotted(call.node.func)
@@ -100,7 +100,7 @@ def _tries_again(program: Program, call: CallFact, attempt: cst.Try) -> bool:
 
 
 def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
-    """Whether the handlers speak of memory by name: what is called again there is the attempt."""
+    """Whether the handlers mention out-of-memory errors, so that a repeated call is a retry."""
     return any(
         "OutOfMemoryError" in (text := program.source(handler)) or "out of memory" in text
         for handler in attempt.handlers
@@ -110,6 +110,6 @@ def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
 def _works_on_tensors(program: Program, call: CallFact) -> bool:
     """Whether the function that is called again runs a model or a backward pass."""
     return any(
-        each.function is call.local and (each.method in {"backward", "step"} or each.result.carries_graph)
+        each.function is call.local and (each.method in {"backward", "step"} or each.result.has_graph)
         for each in program.calls
     )

@@ -74,8 +74,8 @@ def check(program: Program) -> Iterator[Problem]:
         if store.target.rpartition(".")[2] not in _SETTINGS and _is_tensor(program, store):
             yield Problem(
                 node=store.node,
-                message=f"`{store.target}` keeps a tensor for as long as the graph lives, past the backward pass",
-                help="Use `ctx.save_for_backward(...)` and read `ctx.saved_tensors` in backward",
+                message=f"`{store.target}` keeps a tensor alive as long as the graph, even after the backward pass",
+                help="Use `ctx.save_for_backward(...)` and read `ctx.saved_tensors` in `backward`",
             )
 
 
@@ -107,7 +107,7 @@ def _is_tensor(program: Program, store: StoreFact) -> bool:
 
 
 def _is_operation(program: Program, call: cst.Call) -> bool:
-    """Whether a function of torch is called on something."""
+    """Whether a call is a torch operation with arguments."""
     name = program.imports.qualified(call.func) or ""
     is_public = name.startswith("torch.") and "._" not in name and "distributed" not in name
     return bool(call.args) and is_public and not name.endswith("Size")

@@ -32,9 +32,9 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import is_in_step_code, is_own
+from legroom.diagnose.lint.flow.lifetimes import is_in_step_code, is_local
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import held_parts, names_in, walk
+from legroom.diagnose.lint.flow.syntax import contained_parts, names_in, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -53,29 +53,29 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         if store.handler is None and not is_in_step_code(program, store):
             continue
-        if store.how == "assign" and is_own(store) and not store.loops and not _goes_on(program, store):
+        if store.how == "assign" and is_local(store) and not store.loops and not _continues(program, store):
             continue
-        holds_more = store.handler is not None and _holds_more(program, store.handler)
+        retains_more = store.handler is not None and _retains_more(program, store.handler)
         yield Problem(
             node=kept[0],
-            message=f"`{store.target}` keeps the exception, its traceback and every tensor of the frames in it",
-            help="Keep its text (`str(error)`)"
-            + ("" if holds_more else ", or the exception without its frames"),
+            message=f"`{store.target}` stores the exception with its traceback, which keeps every tensor in its frames alive",
+            help="Store its text (`str(error)`)"
+            + ("" if retains_more else ", or the exception without its traceback"),
             edits=tuple(
                 edit
                 for each in kept
-                if isinstance(each, cst.Name) and not holds_more
+                if isinstance(each, cst.Name) and not retains_more
                 for edit in append_to(program, each, ".with_traceback(None)")
             ),
             safe=False,
         )
 
 
-def _holds_more(program: Program, handler: cst.ExceptHandler) -> bool:
-    """Whether an exception of this file keeps tensors beside its traceback: as attributes, or by the one that it came from."""
+def _retains_more(program: Program, handler: cst.ExceptHandler) -> bool:
+    """Whether an exception class of this file also retains tensors in attributes or through its cause."""
     caught = names_in(handler.type) if handler.type is not None else set()
     if any(
-        value.is_tensor or value.carries_graph
+        value.is_tensor or value.has_graph
         for name in caught & program.classes.keys()
         for value in program.classes[name].attributes.values()
     ):
@@ -90,7 +90,7 @@ def _holds_more(program: Program, handler: cst.ExceptHandler) -> bool:
 
 
 def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    inside = held_parts(expression)
+    inside = contained_parts(expression)
     return [part for each in inside for part in _parts(each)] if inside else [expression]
 
 
@@ -99,8 +99,8 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
     return any(call.node in inside for call in _work(program))
 
 
-def _goes_on(program: Program, store: StoreFact) -> bool:
-    """Whether the function computes again while it holds the exception; at its end it lets go by itself."""
+def _continues(program: Program, store: StoreFact) -> bool:
+    """Whether the function computes again while it stores the exception. The reference ends with the function."""
     if isinstance(store.function.node, cst.Module):
         return True
     return any(
@@ -110,7 +110,7 @@ def _goes_on(program: Program, store: StoreFact) -> bool:
 
 
 def _work(program: Program) -> Iterator[CallFact]:
-    """Calls that compute with tensors, themselves or in a function of this file."""
+    """Calls that compute with tensors, directly or in a function of this file."""
     working = {
         each.function
         for each in program.calls

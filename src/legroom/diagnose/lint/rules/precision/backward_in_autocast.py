@@ -31,7 +31,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.edits import Edit, has_text_of_several_lines
+from legroom.diagnose.lint.edits import Edit, has_multiline_string
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import is_false, keyword, last_name, method_name
@@ -61,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
         edits, safe = _fix(program, call)
         yield Problem(
             node=call.node,
-            message="The backward pass runs under autocast, which keeps its copies of the weights alive meanwhile",
+            message="The backward pass runs under autocast, which keeps its cast copies of the weights alive",
             help="End the autocast block before the backward pass",
             edits=tuple(edits),
             safe=safe,
@@ -69,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_under_autocast(program: Program, call: CallFact) -> bool:
-    """Whether the innermost autocast block around it is not there to switch it off."""
+    """Whether the innermost autocast block around the call is enabled."""
     for each in program.ancestors(call.node):
         if isinstance(each, cst.FunctionDef):
             return False
@@ -83,16 +83,16 @@ def _is_under_autocast(program: Program, call: CallFact) -> bool:
 def _fix(program: Program, call: CallFact) -> tuple[list[Edit], bool]:
     line = program.statement_line(call.node)
     block = program.parent.get(line) if line is not None else None
-    around = program.parent.get(block) if block is not None else None
-    if line is None or not isinstance(block, cst.IndentedBlock) or not isinstance(around, cst.With):
+    with_block = program.parent.get(block) if block is not None else None
+    if line is None or not isinstance(block, cst.IndentedBlock) or not isinstance(with_block, cst.With):
         return [], False
-    if not any(_is_autocast(program, item) for item in around.items) or len(around.items) != 1:
+    if not any(_is_autocast(program, item) for item in with_block.items) or len(with_block.items) != 1:
         return [], False
-    place = list(block.body).index(line)
-    rest = block.body[place:]
-    if place == 0 or any(has_text_of_several_lines(program, each) for each in rest):
+    index = list(block.body).index(line)
+    rest = block.body[index:]
+    if index == 0 or any(has_multiline_string(program, each) for each in rest):
         return [], False
-    (_, outer), _ = program.span(around)
+    (_, outer), _ = program.span(with_block)
     edits = []
     first = program.span(line)[0][0]
     last = program.span(block.body[-1])[1][0]

@@ -49,7 +49,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=call.node,
-            message="The gradients are still multiplied by the scaler's factor when they are clipped",
+            message="Gradients are clipped while they are still multiplied by the loss scale",
             help=f"Call `{scaled}.unscale_(optimizer)` first",
             edits=_fix(program, call, scaled),
             safe=False,
@@ -57,7 +57,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _scaled_backward(program: Program, call: CallFact) -> str | None:
-    """The scaler whose backward pass comes before."""
+    """The scaler of an earlier scaled backward pass."""
     for other in program.calls:
         if other.function is not call.function or other.order > call.order or other.method != "backward":
             continue

@@ -50,7 +50,7 @@ def check(program: Program) -> Iterator[Problem]:
             not isinstance(node, cst.Attribute)
             or node.attr.value != "data"
             or not _is_tensor(program, node.value)
-            or _is_given_another(program, node)
+            or _is_replaced(program, node)
             or _is_harmless(program, node)
         ):
             continue
@@ -60,8 +60,8 @@ def check(program: Program) -> Iterator[Problem]:
             edits = (Edit(start, end, "detach()"),)
         yield Problem(
             node=node.attr,
-            message=f"`{dotted(node) or '.data'}` is read and changed without autograd's knowledge",
-            help="Use `.detach()`, or `with torch.no_grad():` to change it",
+            message=f"`{dotted(node) or '.data'}` bypasses autograd, which does not notice changes to it",
+            help="Use `.detach()` to read it, or `with torch.no_grad():` to change it",
             edits=edits,
         )
 
@@ -74,9 +74,9 @@ def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_harmless(program: Program, node: cst.Attribute) -> bool:
-    """Whether only its form is asked for (`w.data.shape`), or it is given its first values, which no graph has seen yet."""
+    """Whether only metadata is read (`w.data.shape`), or the tensor is being initialized."""
     parent = program.parent.get(node)
-    if isinstance(parent, cst.Attribute) and parent.attr.value in _FORM:
+    if isinstance(parent, cst.Attribute) and parent.attr.value in _METADATA:
         return True
     for each in program.ancestors(node):
         if isinstance(each, cst.Call):
@@ -84,16 +84,16 @@ def _is_harmless(program: Program, node: cst.Attribute) -> bool:
             if called == "isinstance" or called.startswith("torch.nn.init."):
                 return True
         elif isinstance(each, cst.FunctionDef):
-            return _INITIALISES.search(each.name.value) is not None
+            return _INITIALIZES.search(each.name.value) is not None
     return False
 
 
-_FORM = NUMBER_ATTRIBUTES | {"size", "dim", "numel", "data_ptr", "type", "stride", "is_contiguous"}
-_INITIALISES = re.compile(r"^__init__$|(?:^|_)(?:init|initiali[sz]e|reset)(?:_|$)")
+_METADATA = NUMBER_ATTRIBUTES | {"size", "dim", "numel", "data_ptr", "type", "stride", "is_contiguous"}
+_INITIALIZES = re.compile(r"^__init__$|(?:^|_)(?:init|initiali[sz]e|reset)(?:_|$)")
 
 
-def _is_given_another(program: Program, node: cst.Attribute) -> bool:
-    """Whether the statement puts a whole new tensor into a parameter."""
+def _is_replaced(program: Program, node: cst.Attribute) -> bool:
+    """Whether the statement assigns a new tensor to a parameter."""
     for parent in program.ancestors(node):
         if isinstance(parent, cst.Assign):
             return any(
@@ -112,7 +112,7 @@ def _is_changed(program: Program, node: cst.Attribute) -> bool:
             return parent.target is child
         if isinstance(parent, cst.Attribute) and parent.attr.value.endswith("_") and parent.value is child:
             return True
-        if isinstance(parent, cst.Arg):  # a function may change what it is given: nn.init.normal_(w.data)
+        if isinstance(parent, cst.Arg):  # a function may modify its argument: nn.init.normal_(w.data)
             call = program.parent.get(parent)
             return isinstance(call, cst.Call) and (dotted(call.func) or "").endswith("_")
         if isinstance(parent, cst.SimpleStatementLine):

@@ -49,11 +49,11 @@ def check(program: Program) -> Iterator[Problem]:
         if isinstance(node, cst.ImportFrom):
             yield from _imported(program, node)
         elif isinstance(node, cst.Call):
-            yield from _spelled_out(program, node)
+            yield from _full_name(program, node)
 
 
 def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
-    """Whether it stands under a test of the version, or behind an import that failed."""
+    """Whether the code runs only for an old version: under a version check, or after a failed import."""
     for parent in program.ancestors(node):
         if isinstance(parent, cst.If) and re.search(
             r"version|hasattr", program.source(parent.test), re.IGNORECASE
@@ -65,8 +65,8 @@ def _is_for_old_versions(program: Program, node: cst.CSTNode) -> bool:
     return False
 
 
-def _spelled_out(program: Program, call: cst.Call) -> Iterator[Problem]:
-    """`torch.cuda.amp.autocast(...)`; names imported from there are told at their import."""
+def _full_name(program: Program, call: cst.Call) -> Iterator[Problem]:
+    """`torch.cuda.amp.autocast(...)`; imported names are reported at their import."""
     path = dotted(call.func) or ""
     name = program.imports.qualified(call.func) or ""
     if not _is_old(name) or not path.endswith(f"amp.{name.rpartition('.')[2]}"):
@@ -76,11 +76,11 @@ def _spelled_out(program: Program, call: cst.Call) -> Iterator[Problem]:
     device = name.split(".")[1]
     new = (
         program.imports.name_for(f"torch.amp.{name.rpartition('.')[2]}")
-        if "torch" in program.imports.meaning
+        if "torch" in program.imports.full_names
         else None
     )
     edits: tuple[Edit, ...] = ()
-    if new is not None and _can_be_given_a_device(call, name):
+    if new is not None and _accepts_device(call, name):
         edits = (replace(program, call.func, new), _device(program, call, device))
     yield Problem(
         node=call.func,
@@ -111,7 +111,7 @@ def _imported(program: Program, node: cst.ImportFrom) -> Iterator[Problem]:
         and not any(each is call.func for call in calls)
         for each in program.nodes
     )
-    can = known and not others and all(_can_be_given_a_device(call, names[_name(call)]) for call in calls)
+    can = known and not others and all(_accepts_device(call, names[_name(call)]) for call in calls)
     edits = (
         [replace(program, node.module, "torch.amp"), *(_device(program, call, device) for call in calls)]
         if can
@@ -120,7 +120,7 @@ def _imported(program: Program, node: cst.ImportFrom) -> Iterator[Problem]:
     yield Problem(
         node=node.module,
         message=f"`{source}` is deprecated",
-        help=f'Import from `torch.amp` and give the device first: `autocast("{device}")`',
+        help=f'Import from `torch.amp` and pass the device first: `autocast("{device}")`',
         edits=tuple(edits),
     )
 
@@ -133,8 +133,8 @@ def _is_old(name: str) -> bool:
     return name.startswith(tuple(f"{old}." for old in _OLD)) and name.rpartition(".")[2] in _NAMES
 
 
-def _can_be_given_a_device(call: cst.Call, name: str) -> bool:
-    """`autocast(False)` means `enabled`; the new one's second place is the dtype."""
+def _accepts_device(call: cst.Call, name: str) -> bool:
+    """`autocast(False)` sets `enabled`, but the second positional argument of the new function is the dtype."""
     return name.endswith("GradScaler") or not positional(call)
 
 

@@ -48,10 +48,10 @@ def check(program: Program) -> Iterator[Problem]:
         if reduction is not None and keyword(node, "reduction") is None:
             edits = [replace(program, given[0], f'reduction="{reduction}"')]
             edits += [remove_argument(program, node, each) for each in given[1:]]
-        words = " and ".join(f"`{each.keyword.value}`" for each in given if each.keyword is not None)
+        names = " and ".join(f"`{each.keyword.value}`" for each in given if each.keyword is not None)
         yield Problem(
             node=given[0],
-            message=f"{words} of `{dotted(node.func)}` {'are' if len(given) > 1 else 'is'} deprecated",
+            message=f"{names} of `{dotted(node.func)}` {'are' if len(given) > 1 else 'is'} deprecated",
             help=f'Use `reduction="{reduction or "mean"}"`',
             edits=tuple(edits),
         )

@@ -62,16 +62,16 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         batch = path_of(receiver(call.node))
         loop = next((each for each in reversed(call.loops) if batch and root(batch) in each.bound), None)
-        if loop is None or loop.iterates.kind is not ValueKind.LOADER:
+        if loop is None or loop.iterable.kind is not ValueKind.LOADER:
             continue
-        if loop.iterated in others and loop.iterated not in pinned:
+        if loop.iterable_path in others and loop.iterable_path not in pinned:
             continue
         if _is_same_name_rebound(program, call, batch):
             continue
         yield Problem(
             node=call.node,
-            message="The batch lies in pinned memory, yet the program waits for this copy",
-            help="Copy while the program goes on: add `non_blocking=True`",
+            message="The batch is in pinned memory, but this copy blocks the program",
+            help="Add `non_blocking=True`",
             edits=(add_argument(program, call.node, "non_blocking=True"),),
         )
 
@@ -90,7 +90,7 @@ def _moves_to_a_gpu(call: CallFact) -> bool:
 
 
 def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -> bool:
-    """Whether the name holds something else by now, such as a copy on the device."""
+    """Whether the name was reassigned before the call, for example to a copy on the device."""
     return any(
         store.target == batch
         and store.order < call.order
@@ -101,7 +101,7 @@ def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -
 
 
 def _loaders(program: Program) -> tuple[set[str], set[str]]:
-    """Names of loaders that pin, and of those that do not."""
+    """Names of loaders with and without pinned memory."""
     pinned: set[str] = set()
     others: set[str] = set()
     for store in program.stores:

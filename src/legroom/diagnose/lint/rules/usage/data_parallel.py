@@ -35,6 +35,6 @@ def check(program: Program) -> Iterator[Problem]:
         if name.startswith("torch.nn.") and name.endswith(".DataParallel"):
             yield Problem(
                 node=call.node,
-                message="`DataParallel` collects outputs and gradients on the first GPU, which runs out of memory first",
-                help="Use `DistributedDataParallel`, one process for each GPU",
+                message="`DataParallel` gathers outputs and gradients on the first GPU, which runs out of memory first",
+                help="Use `DistributedDataParallel` with one process per GPU",
             )

@@ -33,7 +33,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_statement
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
-from legroom.diagnose.lint.flow.lifetimes import is_step_loop, repeats
+from legroom.diagnose.lint.flow.lifetimes import is_step_loop, runs_every_step
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import walk
 from legroom.diagnose.lint.flow.values import ValueKind
@@ -56,18 +56,18 @@ def check(program: Program) -> Iterator[Problem]:
         if in_step:
             yield Problem(
                 node=call.node,
-                message="Emptying the cache makes every step wait and ask the driver for the same memory again",
-                help="Remove it: what is in use stays in use, what is free is used again",
+                message="`empty_cache()` makes every step wait and allocate the same memory from the driver again",
+                help="Remove it: PyTorch reuses free memory, and `empty_cache()` does not free memory in use",
                 edits=tuple(remove_statement(program, call.node)),
             )
 
 
 def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
-    """Steps, not epochs: no loop of steps inside it."""
-    if not (is_step_loop(loop) or loop.iterates.kind is ValueKind.LOADER) or _recovers(program, loop):
+    """A loop over steps, not epochs: it contains no other loop over steps."""
+    if not (is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER) or _recovers(program, loop):
         return False
     return not any(
-        other.outer is loop and (is_step_loop(other) or other.iterates.kind is ValueKind.LOADER)
+        other.outer is loop and (is_step_loop(other) or other.iterable.kind is ValueKind.LOADER)
         for other in program.loops
     ) and not any(
         call.local is not None and loop in call.loops and _has_step_loop(program, call.local)
@@ -76,7 +76,7 @@ def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
 
 
 def _recovers(program: Program, loop: LoopFact) -> bool:
-    """Whether the loop handles out-of-memory errors: then the cache may be emptied after one."""
+    """Whether the loop handles out-of-memory errors, after which emptying the cache is useful."""
     return any(
         isinstance(each, cst.ExceptHandler)
         and ("OutOfMemoryError" in (text := program.source(each)) or "out of memory" in text)
@@ -85,7 +85,7 @@ def _recovers(program: Program, loop: LoopFact) -> bool:
 
 
 def _has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Whether a function, or one that it calls, goes through steps."""
+    """Whether a function, or one that it calls, contains a loop over steps."""
     if function in seen:
         return False
     if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
@@ -95,12 +95,12 @@ def _has_step_loop(program: Program, function: Function, seen: frozenset[Functio
 
 
 def _is_step_function(program: Program, call: CallFact) -> bool:
-    """Whether the function is one step itself: a backward pass or an optimizer step stands in it."""
+    """Whether the function is a step itself: it contains a backward pass or an optimizer step."""
     is_step = any(
         each.function is call.function and not each.loops and each.method in {"backward", "step"}
         for each in program.calls
     )
-    return is_step and repeats(program, call.function) and not _has_step_loop(program, call.function)
+    return is_step and runs_every_step(program, call.function) and not _has_step_loop(program, call.function)
 
 
 def _is_conditional(program: Program, call: CallFact) -> bool:

@@ -43,16 +43,16 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.edits import Edit, line_before, under_with
+from legroom.diagnose.lint.edits import Edit, line_before, wrap_in_with
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.lifetimes import feeds_backward
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import is_false, last_name, live_names, names_in, receiver, walk
+from legroom.diagnose.lint.flow.syntax import is_false, last_name, names_in, names_with_graph, receiver, walk
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG201"
-_BY_FRAMEWORKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
+_FRAMEWORK_HOOKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
 _HARMLESS = {
     "print",
     "float",
@@ -77,60 +77,64 @@ def check(program: Program) -> Iterator[Problem]:
         edits, safe = _fix(program, call, loop)
         yield Problem(
             node=_model_call(program, call).node,
-            message="This evaluates with gradients on: every operation keeps what a backward pass would need",
-            help="Put it under `with torch.no_grad():`, or `torch.inference_mode()`",
+            message="The evaluation runs with gradients enabled, so every operation saves tensors for a backward pass",
+            help="Wrap it in `with torch.no_grad():` or `with torch.inference_mode():`",
             edits=tuple(edits),
             safe=safe,
         )
 
 
 def evaluations_with_gradients(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
-    """The first call of a model in each evaluation, and the loop that evaluates if there is one."""
-    told: set[LoopFact | Function] = set()
+    """The first model call in each evaluation, and the evaluation loop if there is one."""
+    reported: set[LoopFact | Function] = set()
     for call in program.calls:
-        if call.no_grad or not _runs_a_model(program, call) or call.function.grad_is_chosen:
+        if call.no_grad or not _runs_a_model(program, call) or call.function.grad_mode_varies:
             continue
         loop = _outermost_without_training(call)
-        place: LoopFact | Function = loop if loop is not None else call.function
-        if place in told or not _is_evaluation(program, call, loop) or _wants_gradients(program, call, loop):
+        scope: LoopFact | Function = loop if loop is not None else call.function
+        if (
+            scope in reported
+            or not _is_evaluation(program, call, loop)
+            or _needs_gradients(program, call, loop)
+        ):
             continue
-        told.add(place)
+        reported.add(scope)
         yield call, loop
 
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
-    """Whether a call runs a model with gradients on, itself or in a function of this file."""
-    if not call.result.carries_graph or call.function.name in _BY_FRAMEWORKS:
+    """Whether a call runs a model with gradients enabled, directly or in a function of this file."""
+    if not call.result.has_graph or call.function.name in _FRAMEWORK_HOOKS:
         return False
     if call.receiver.kind is ValueKind.MODEL:
-        if _is_only_called_like_one(program, call):
+        if _only_has_model_name(program, call):
             return False
         return any(each.kind is not ValueKind.PARAMETER for each in call.arguments)  # on data
-    if call.local is None or call.local.grad_is_chosen:
+    if call.local is None or call.local.grad_mode_varies:
         return False
     return bool(call.loops) and any(
-        each.function is call.local and each.receiver.kind is ValueKind.MODEL and each.result.carries_graph
+        each.function is call.local and each.receiver.kind is ValueKind.MODEL and each.result.has_graph
         for each in program.calls
     )
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """Where the model is called: in the function that the evaluation calls, if it is one of this file that only it calls."""
+    """The call of the model itself, if the evaluation calls a function of this file that has no other callers."""
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
         or function is None
-        or len({site.call for site in function.sites}) != 1
+        or len({site.call for site in function.call_sites}) != 1
     ):
         return call
     inside = (
         each for each in program.calls if each.function is function and each.receiver.kind is ValueKind.MODEL
     )
-    return next((each for each in inside if each.result.carries_graph), call)
+    return next((each for each in inside if each.result.has_graph), call)
 
 
-def _is_only_called_like_one(program: Program, call: CallFact) -> bool:
-    """`writer.generator(name, value)`: a method with a model's name, of something unknown, whose result no one wants."""
+def _only_has_model_name(program: Program, call: CallFact) -> bool:
+    """`writer.generator(name, value)`: a method with a model-like name on an unknown object, whose result is unused."""
     of = receiver(call.node)
     return (
         of is not None
@@ -151,45 +155,44 @@ def _outermost_without_training(call: CallFact) -> LoopFact | None:
 
 def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
     if any(each.trains for each in call.loops) and loop is None:
-        return _is_switched_to_evaluation(program, call, within=call.loops[-1]) is True
-    if loop is None and (call.function.backward or call.function.steps):
+        return _is_in_eval_mode(program, call, within=call.loops[-1]) is True
+    if loop is None and (call.function.backward or call.function.optimizer_step):
         return False
     if isinstance(call.function.node, cst.FunctionDef) and program.is_module_class(call.function.class_name):
         return False
     if call.function.name.startswith("test_"):
         return False
-    switched = _is_switched_to_evaluation(program, call)
+    switched = _is_in_eval_mode(program, call)
     if loop is None:
         return bool(switched) and not _trains_anywhere(program, call.function)
     named = bool(EVALUATION_NAMES.search(call.function.name))
     over_test_data = any(
-        EVALUATION_NAMES.search(last_name(each.iterated)) for each in call.loops if each.iterated
+        EVALUATION_NAMES.search(last_name(each.iterable_path)) for each in call.loops if each.iterable_path
     )
     if switched or over_test_data or (named and switched is None):
-        return loop.computes
-    if isinstance(loop.node, cst.For) and program.value(_begins_with(loop.node.iter)).kind is ValueKind.MODEL:
-        return False  # over a model's own parts
-    return loop.computes and switched is None and not _gives_graph_away(program, call, loop)
+        return loop.runs_model
+    if (
+        isinstance(loop.node, cst.For)
+        and program.value(_root_expression(loop.node.iter)).kind is ValueKind.MODEL
+    ):
+        return False  # iterates over the parts of a model
+    return loop.runs_model and switched is None and not _results_escape(program, call, loop)
 
 
-def _begins_with(node: cst.BaseExpression) -> cst.BaseExpression:
-    """`model` of `model.graph.nodes`."""
+def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
+    """`model` for `model.graph.nodes`."""
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         node = node.func if isinstance(node, cst.Call) else node.value
     return node
 
 
-def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
-    """Whether someone else may go backward through what the loop computes."""
+def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
+    """Whether other code may run backward through the results of the loop."""
     function = call.function
-    if function.returns.carries_graph or (not function.returned_nodes and _yields(function)):
+    if function.returns.has_graph or (not function.returned_nodes and _yields(function)):
         return True
     for store in program.stores:
-        if (
-            store.function is function
-            and loop.first <= store.order <= loop.last
-            and store.value.carries_graph
-        ):
+        if store.function is function and loop.first <= store.order <= loop.last and store.value.has_graph:
             outlives = (
                 "." in store.target or store.target in function.parameters or not function.owns(store.target)
             )
@@ -199,7 +202,7 @@ def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
                 return True
     called = {each.local for each in program.calls if each.function is function and loop in each.loops}
     if any(
-        store.function in called and store.value.carries_graph and not store.function.owns(store.target)
+        store.function in called and store.value.has_graph and not store.function.owns(store.target)
         for store in program.stores
     ):
         return True
@@ -212,7 +215,7 @@ def _gives_graph_away(program: Program, call: CallFact, loop: LoopFact) -> bool:
         and (other.name or "") not in _HARMLESS
         and other.method not in _HARMLESS_METHODS
         and not other.receiver.is_tensor
-        and any(each.carries_graph for each in other.arguments)
+        and any(each.has_graph for each in other.arguments)
         for other in program.calls
     )
 
@@ -221,10 +224,8 @@ def _yields(function: Function) -> bool:
     return any(isinstance(each, cst.Yield) for each in walk(function.body, into_functions=False))
 
 
-def _is_switched_to_evaluation(
-    program: Program, call: CallFact, within: LoopFact | None = None
-) -> bool | None:
-    """Whether the last switch before the call, in its function, was `.eval()`; None where there is none."""
+def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
+    """Whether the last `.eval()` or `.train()` before the call, in its function, was `.eval()`; None if there is none."""
     last = None
     for other in program.calls:
         if (
@@ -249,11 +250,11 @@ def _trains_anywhere(program: Program, function: Function) -> bool:
     )
 
 
-def _wants_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
-    """Saliency, attacks, penalties: gradients of something are taken without a training step."""
+def _needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
+    """Whether gradients are computed without a training step, as in saliency maps, attacks and penalties."""
     first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
     if loop is None and call.loops:
-        return _goes_backward(program, call)
+        return _is_used_in_backward(program, call)
     for other in program.calls:
         if other.function is not call.function or not first <= other.order <= last:
             continue
@@ -264,7 +265,7 @@ def _wants_gradients(program: Program, call: CallFact, loop: LoopFact | None) ->
     results = {
         store.target
         for store in program.stores
-        if store.function is call.function and first <= store.order <= last and store.value.carries_graph
+        if store.function is call.function and first <= store.order <= last and store.value.has_graph
     }
     return any(
         other.function is call.function
@@ -275,15 +276,15 @@ def _wants_gradients(program: Program, call: CallFact, loop: LoopFact | None) ->
     )
 
 
-def _goes_backward(program: Program, call: CallFact) -> bool:
-    """Whether what this one call gives goes backward."""
+def _is_used_in_backward(program: Program, call: CallFact) -> bool:
+    """Whether a backward pass uses the result of this call."""
     results = {
         store.target
         for store in program.stores
         if store.function is call.function and program.inside(call.node, store.expression)
     }
     for store in program.stores:
-        if store.function is call.function and results & live_names(store.expression):
+        if store.function is call.function and results & names_with_graph(store.expression):
             results.add(store.target)
     return any(
         other.function is call.function and other.method == "backward" and names_in(other.node) & results
@@ -296,7 +297,7 @@ def _fix(program: Program, call: CallFact, loop: LoopFact | None) -> tuple[list[
     if name is None:
         return [], False
     function = call.function
-    safe = not function.returns.carries_graph
+    safe = not function.returns.has_graph
     only_evaluates = (
         isinstance(function.node, cst.FunctionDef)
         and not _trains_anywhere(program, function)
@@ -305,15 +306,17 @@ def _fix(program: Program, call: CallFact, loop: LoopFact | None) -> tuple[list[
     )
     if only_evaluates and isinstance(function.node, cst.FunctionDef):
         first = function.node.asynchronous or function.node
-        return [_above_def(program, function.node, f"@{name}()")], safe if first is function.node else False
+        return [
+            _insert_decorator(program, function.node, f"@{name}()")
+        ], safe if first is function.node else False
     if loop is not None:
-        return under_with(program, loop.node, f"{name}()"), safe
+        return wrap_in_with(program, loop.node, f"{name}()"), safe
     line = program.statement_line(call.node)
-    return (under_with(program, line, f"{name}()") if line is not None else []), safe
+    return (wrap_in_with(program, line, f"{name}()") if line is not None else []), safe
 
 
-def _above_def(program: Program, node: cst.FunctionDef, code: str) -> Edit:
-    """A decorator below those that are there: `staticmethod` must stay the outermost."""
+def _insert_decorator(program: Program, node: cst.FunctionDef, code: str) -> Edit:
+    """Insert a decorator below existing ones: `staticmethod` must stay the outermost."""
     if not node.decorators:
         return line_before(program, node, code)
     (line, _), _ = program.span(node.name)

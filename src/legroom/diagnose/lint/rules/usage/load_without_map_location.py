@@ -54,28 +54,28 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         if len(positional(call.node)) > 1 or _is_small(program, call):
             continue
-        into_state = _goes_into_a_model(program, call)
+        into_state = _is_loaded_into_model(program, call)
         if not ranks and not (into_state and cuda):
             continue
         yield Problem(
             node=call.node,
-            message="Every rank loads onto the device that the checkpoint was saved from"
+            message="Every rank loads the checkpoint onto the device that it was saved from"
             if ranks
-            else "The checkpoint is loaded onto the GPU, beside the weights that are there already",
-            help='Load to the host: `map_location="cpu"`',
+            else "The checkpoint is loaded onto the GPU in addition to the model's own weights",
+            help='Load to host memory: add `map_location="cpu"`',
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
             safe=into_state,
         )
 
 
 def _is_small(program: Program, call: CallFact) -> bool:
-    """The state of a scheduler, a scaler or a random generator: nothing to speak of."""
+    """Whether the file holds the state of a scheduler, a scaler or a random generator, which is small."""
     line = program.statement_line(call.node)
     return line is not None and bool(_SMALL.search(program.source(line)))
 
 
-def _goes_into_a_model(program: Program, call: CallFact) -> bool:
-    """Whether the result, or something of it, is given to `load_state_dict`."""
+def _is_loaded_into_model(program: Program, call: CallFact) -> bool:
+    """Whether the result, or a part of it, is passed to `load_state_dict`."""
     loaded = {
         store.target
         for store in program.stores

@@ -45,7 +45,7 @@ def check(program: Program) -> Iterator[Problem]:
     epochs = [
         loop.outer
         for loop in program.loops
-        if loop.outer is not None and (loop.iterates.kind is ValueKind.LOADER or loop.trains)
+        if loop.outer is not None and (loop.iterable.kind is ValueKind.LOADER or loop.trains)
     ]
     epochs += [
         call.loops[-1]
@@ -60,8 +60,8 @@ def check(program: Program) -> Iterator[Problem]:
         if epochs:
             yield Problem(
                 node=call.node,
-                message="No one tells this sampler the epoch: every epoch has the same order",
-                help="Call `sampler.set_epoch(epoch)` at the beginning of each epoch",
+                message="The epoch of this sampler is never set, so every epoch has the same order",
+                help="Call `sampler.set_epoch(epoch)` at the start of each epoch",
                 edits=_fix(program, call, [each.node for each in epochs]),
                 safe=False,
             )

@@ -42,8 +42,8 @@ def check(program: Program) -> Iterator[Problem]:
         if program.value(given).kind is ValueKind.MODEL and dotted(given) is not None:
             yield Problem(
                 node=given,
-                message=f"`{dotted(given)}` is saved as an object, bound to its code and its device",
-                help="Save its state: `.state_dict()`",
+                message=f"`{dotted(given)}` is saved as a pickled object, which depends on its code and its device",
+                help="Save its state: add `.state_dict()`",
                 edits=tuple(append_to(program, given, ".state_dict()")),
                 safe=False,
             )

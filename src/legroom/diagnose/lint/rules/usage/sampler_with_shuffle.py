@@ -47,7 +47,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=shuffle,
-            message="A loader with a sampler cannot shuffle: this raises a ValueError",
-            help="Remove `shuffle=True`; the sampler decides the order",
+            message="A DataLoader with a sampler cannot shuffle: this raises a ValueError",
+            help="Remove `shuffle=True`; the sampler determines the order",
             edits=(remove_argument(program, call.node, shuffle),),
         )
