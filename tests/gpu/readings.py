@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Category, Step
-from legroom.observe.cuda.address_owners import Sighting
-from legroom.observe.cuda.history_events import Batch, Moment, Pending
-from legroom.observe.cuda.markers import Mark, Marks
+from legroom.observe.cuda.address_owners import OwnedAddresses
+from legroom.observe.cuda.history_events import LoaderBatch, PendingEvent, TickRecord
+from legroom.observe.cuda.markers import Marker, Markers
 
 PROJECT = "/home/someone/project"
 """Stands for the folder that the script ran in."""
@@ -28,32 +28,32 @@ class Reading:
 
     trace: list[dict[str, Any]]
     segments: list[dict[str, Any]]
-    marks: list[Mark]
-    moments: list[Moment]
+    markers: list[Marker]
+    records: list[TickRecord]
     settings: dict[str, Any]
-    began: float
+    started: float
     after_gap: bool
 
-    def new_marks(self) -> Marks:
-        """Marks as they were when the reading was made, with the entries stamped as they stamp."""
+    def new_markers(self) -> Markers:
+        """Markers as they were when the reading was made, with the entries stamped as they stamp."""
         stamps: list[str] = []
-        marks = Marks()
-        marks.start(stamps.append)
-        marks._marks = [Mark(*mark) for mark in self.marks]
+        markers = Markers()
+        markers.start(stamps.append)
+        markers._markers = [Marker(*mark) for mark in self.markers]
         for entry in self.trace:
             if entry["mark"] is None:
                 entry["user_metadata"] = ""
             else:
                 tick, activity, module = entry["mark"]
-                marks._prefix = f"L{tick}"
-                marks.at_work(activity, module)
+                markers._prefix = f"L{tick}"
+                markers.enter_module(activity, module)
                 entry["user_metadata"] = stamps[-1]
-        marks.tick = self.marks[-1].tick
-        return marks
+        markers.tick = self.markers[-1].tick
+        return markers
 
 
 def save(
-    path: Path, reading: Mapping[str, Any], marks: Marks, moments: Sequence[Moment], project: Path
+    path: Path, reading: Mapping[str, Any], markers: Markers, records: Sequence[TickRecord], project: Path
 ) -> None:
     """Write one reading, with each stack once."""
     stacks: dict[str, int] = {}
@@ -64,7 +64,7 @@ def save(
         return kept | {"stack": stacks.setdefault(json.dumps(frames), len(stacks))}
 
     def stamped(entry: Mapping[str, Any]) -> dict[str, Any]:
-        mark = marks.read(entry.get("user_metadata") or "", entry["time_us"])
+        mark = markers.read(entry.get("user_metadata") or "", entry["time_us"])
         return packed(entry) | {"mark": mark and [mark.tick, mark.activity, mark.module]}
 
     data = {
@@ -73,10 +73,10 @@ def save(
             packed(segment) | {"blocks": [packed(block) for block in segment["blocks"]]}
             for segment in reading["segments"]
         ],
-        "marks": marks._marks,
-        "moments": [_plain(moment) for moment in moments],
+        "marks": markers._markers,
+        "moments": [_plain(record) for record in records],
         "settings": reading["settings"],
-        "began": reading["began"],
+        "began": reading["started"],
         "after_gap": reading["after_gap"],
         "stacks": [json.loads(stack) for stack in stacks],
     }
@@ -103,10 +103,10 @@ def load(path: Path) -> Reading:
             unpacked(segment) | {"blocks": [unpacked(block) for block in segment["blocks"]]}
             for segment in data["segments"]
         ],
-        marks=[Mark(*mark) for mark in data["marks"]],
-        moments=[_moment(*moment) for moment in data["moments"]],
+        markers=[Marker(*mark) for mark in data["marks"]],
+        records=[_tick_record(*record) for record in data["moments"]],
         settings=data["settings"],
-        began=data["began"],
+        started=data["began"],
         after_gap=data["after_gap"],
     )
 
@@ -133,18 +133,20 @@ def _neutral(file: str, project: Path) -> str:
     return file.replace(str(Path(torch.__file__).parent), _TORCH).replace(str(project), PROJECT)
 
 
-def _plain(moment: Moment) -> list[Any]:
-    if isinstance(moment, Sighting):
-        return ["sighting", moment.tick, str(moment.category), moment.addresses, moment.about]
-    if isinstance(moment, Batch):
-        return ["batch", moment.tick, sorted(moment.sizes)]
-    return ["pending", moment.tick, list(moment.event) if isinstance(moment.event, Step) else None]
+def _plain(record: TickRecord) -> list[Any]:
+    if isinstance(record, OwnedAddresses):
+        return ["sighting", record.tick, str(record.category), record.addresses, record.details]
+    if isinstance(record, LoaderBatch):
+        return ["batch", record.tick, sorted(record.sizes)]
+    return ["pending", record.tick, list(record.event) if isinstance(record.event, Step) else None]
 
 
-def _moment(kind: str, tick: int, *rest: Any) -> Moment:
+def _tick_record(kind: str, tick: int, *rest: Any) -> TickRecord:
     if kind == "sighting":
-        category, addresses, about = rest
-        return Sighting(tick, Category(category), addresses, [(size, module) for size, module in about])
+        category, addresses, details = rest
+        return OwnedAddresses(
+            tick, Category(category), addresses, [(size, module) for size, module in details]
+        )
     if kind == "batch":
-        return Batch(tick, frozenset(rest[0]))
-    return Pending(tick, Step(*rest[0]))
+        return LoaderBatch(tick, frozenset(rest[0]))
+    return PendingEvent(tick, Step(*rest[0]))

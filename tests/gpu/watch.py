@@ -32,9 +32,9 @@ def main(capture: str, script: str, folder: str | None = None) -> int:
         except Exception:
             traceback.print_exc()
             code = 1
-        began = time.perf_counter()
+        started = time.perf_counter()
         recorded.finish()
-        print(f"reading at the end took {time.perf_counter() - began:.3f} s", file=sys.stderr)
+        print(f"reading at the end took {time.perf_counter() - started:.3f} s", file=sys.stderr)
     writer.close()
     return code
 
@@ -48,12 +48,12 @@ def _record_readings(folder: Path, stem: str) -> None:
         number += 1
         settings = options["settings"].as_dict()
         reading = {**options, "trace": trace, "segments": segments, "settings": settings}
-        moments = [
-            m for m in options["moments"] if not (hasattr(m, "event") and not hasattr(m.event, "step"))
+        records = [
+            m for m in options["records"] if not (hasattr(m, "event") and not hasattr(m.event, "step"))
         ]
         if options["failure"] is None:
             readings.save(
-                folder / f"{stem}_{number}.json.gz", reading, self.marks, moments, Path(__file__).parents[2]
+                folder / f"{stem}_{number}.json.gz", reading, self.markers, records, Path(__file__).parents[2]
             )
         return original(self, trace, segments, **options)
 

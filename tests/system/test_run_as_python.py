@@ -174,5 +174,5 @@ def test_a_folder_that_cannot_be_written_to_is_no_reason_not_to_run(legroom, wri
     done = legroom("run", *GPU, str(script), cwd=folder)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "No capture is kept. " in done.stderr
-    assert "(with -o)" in done.stderr
+    assert "path with `-o`." in " ".join(done.stderr.split())
     assert not list(tmp_path.rglob("*.legroom"))

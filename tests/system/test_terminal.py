@@ -41,5 +41,5 @@ def test_what_the_script_prints_is_whole(write, legroom_on_terminal):
     assert re.search(r"legroom  step \d+  .* allocated", output)
     lines = screen(output)
     assert lines[1:10] == [*(f"step {step}" for step in range(8)), "100%|##########|"]
-    assert lines[11].startswith("Finished after 8 steps in ")
+    assert lines[11].startswith("Finished after 8 steps (")
     assert not any("s/step" in line for line in lines)

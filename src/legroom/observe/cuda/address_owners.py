@@ -2,7 +2,7 @@
 
 The allocator's history knows addresses, not tensors. So at a few moments the tensors whose role is certain are looked
 at, and their addresses noted with the tick (see `cuda_marks`): whatever block lies there at that tick has that role
-for its whole life. Only addresses are kept; modules and optimizers are held weakly, tensors not at all.
+for its whole block. Only addresses are kept; modules and optimizers are held weakly, tensors not at all.
 """
 
 import weakref
@@ -16,28 +16,28 @@ from torch import nn
 from legroom.memory.events import Category
 
 
-class Sighting(NamedTuple):
+class OwnedAddresses(NamedTuple):
     """At `tick`, tensors of one role were here."""
 
     tick: int
     category: Category
     addresses: list[int]
     """Where each begins; 0 for one that was not on a device."""
-    about: list[tuple[int, str]]
+    details: list[tuple[int, str]]
     """The bytes of each, and the module that it belongs to ("" for none)."""
 
 
-class Sightings:
+class AddressOwners:
     """What has been seen so far."""
 
-    KEEP_PASSING = 4096
-    """Sightings of gradients and inputs: of the steps that a history can reach back to."""
-    KEEP_STANDING = 64
-    """Sightings of parameters, buffers and optimizer state."""
+    KEEP_TRANSIENT = 4096
+    """AddressOwners of gradients and inputs: of the steps that a history can reach back to."""
+    KEEP_PERSISTENT = 64
+    """AddressOwners of parameters, buffers and optimizer state."""
 
     def __init__(self) -> None:
-        self.passing: deque[Sighting] = deque(maxlen=self.KEEP_PASSING)
-        self.standing: deque[Sighting] = deque(maxlen=self.KEEP_STANDING)
+        self.transient: deque[OwnedAddresses] = deque(maxlen=self.KEEP_TRANSIENT)
+        self.persistent: deque[OwnedAddresses] = deque(maxlen=self.KEEP_PERSISTENT)
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._optimizers: dict[int, _Optimizer] = {}
         self._modules: dict[int, str] = {}
@@ -45,23 +45,25 @@ class Sightings:
 
     # --- moments
 
-    def root_begins(self, root: nn.Module, arguments: tuple[Any, ...], tick: int) -> None:
+    def root_called(self, root: nn.Module, arguments: tuple[Any, ...], tick: int) -> None:
         """A module that no other called begins its forward pass."""
         known = self._roots.get(id(root))
         if known is None or known() is not root:
             self._roots[id(root)] = weakref.ref(root)
-            self._see_module(root, tick)
+            self._add_root(root, tick)
         inputs = [tensor for tensor in tensors_in(arguments) if tensor.is_cuda and tensor.grad_fn is None]
         if inputs:
-            self.passing.append(_sighting(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
+            self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
-    def optimizer_begins(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
         """Every gradient is there now."""
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
-            self.standing.append(
-                _sighting(tick, Category.PARAMETER, ((p, self._module_of(p)) for p in _parameters(optimizer)))
+            self.persistent.append(
+                _owned_addresses(
+                    tick, Category.PARAMETER, ((p, self._module_of(p)) for p in _parameters(optimizer))
+                )
             )
         try:
             addresses = [
@@ -72,40 +74,40 @@ class Sightings:
             return
         if addresses == known.addresses:
             addresses = known.addresses
-        elif len(addresses) != len(known.about):
-            known.about = [
+        elif len(addresses) != len(known.details):
+            known.details = [
                 (parameter.nbytes, self._module_of(parameter)) for parameter in _parameters(optimizer)
             ]
         known.addresses = addresses
-        self.passing.append(Sighting(tick, Category.GRADIENT, addresses, known.about))
+        self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
-    def optimizer_ends(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
+    def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
         """Its state is born in its first step, or in its second where the first was skipped."""
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1
-            self.standing.append(self._state_of(optimizer, tick))
+            self.persistent.append(self._state_of(optimizer, tick))
 
-    def everything(self, tick: int) -> list[Sighting]:
+    def everything(self, tick: int) -> list[OwnedAddresses]:
         """All that can be seen now, the most certain first."""
         found = []
         for reference in list(self._roots.values()):
             root = reference()
             if root is not None:
-                found.extend(self._sightings_of(root, tick))
+                found.extend(self._owners_in(root, tick))
         for known in list(self._optimizers.values()):
             optimizer = known.reference()
             if optimizer is not None:
                 parameters = list(_parameters(optimizer))
                 found.append(
-                    _sighting(tick, Category.PARAMETER, ((p, self._module_of(p)) for p in parameters))
+                    _owned_addresses(tick, Category.PARAMETER, ((p, self._module_of(p)) for p in parameters))
                 )
                 found.append(_gradients(tick, ((p, self._module_of(p)) for p in parameters)))
                 found.append(self._state_of(optimizer, tick))
                 del parameters
         return found
 
-    def any_gradient(self) -> bool:
+    def has_gradients(self) -> bool:
         """Whether a backward pass has left a gradient in a module seen."""
         for reference in list(self._roots.values()):
             root = reference()
@@ -119,28 +121,28 @@ class Sightings:
 
     # --- looking
 
-    def _see_module(self, root: nn.Module, tick: int) -> None:
+    def _add_root(self, root: nn.Module, tick: int) -> None:
         if len(self._roots) > 256:
             self._roots = {key: known for key, known in self._roots.items() if known() is not None}
-        self.standing.extend(self._sightings_of(root, tick))
+        self.persistent.extend(self._owners_in(root, tick))
 
-    def _sightings_of(self, root: nn.Module, tick: int) -> list[Sighting]:
+    def _owners_in(self, root: nn.Module, tick: int) -> list[OwnedAddresses]:
         own = type(root).__name__
         named = [(parameter, name.rpartition(".")[0] or own) for name, parameter in root.named_parameters()]
         for parameter, module in named:
             self._modules[id(parameter)] = module
         buffers = [(buffer, name.rpartition(".")[0] or own) for name, buffer in root.named_buffers()]
         return [
-            _sighting(tick, Category.PARAMETER, named),
-            _sighting(tick, Category.BUFFER, buffers),
+            _owned_addresses(tick, Category.PARAMETER, named),
+            _owned_addresses(tick, Category.BUFFER, buffers),
             _gradients(tick, named),
         ]
 
     def _module_of(self, parameter: Any) -> str:
         return self._modules.get(id(parameter), "")
 
-    def _state_of(self, optimizer: torch.optim.Optimizer, tick: int) -> Sighting:
-        return _sighting(
+    def _state_of(self, optimizer: torch.optim.Optimizer, tick: int) -> OwnedAddresses:
+        return _owned_addresses(
             tick,
             Category.OPTIMIZER_STATE,
             (
@@ -158,7 +160,7 @@ class _Optimizer:
         self.reference = weakref.ref(optimizer)
         self.steps = 0
         self.addresses: list[int] = []
-        self.about: list[tuple[int, str]] = []
+        self.details: list[tuple[int, str]] = []
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
@@ -166,23 +168,23 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
         yield from group["params"]
 
 
-def _gradients(tick: int, named: Iterable[tuple[Any, str]]) -> Sighting:
+def _gradients(tick: int, named: Iterable[tuple[Any, str]]) -> OwnedAddresses:
     present = ((p.grad, module) for p, module in named if p.is_leaf and p.grad is not None)
-    return _sighting(tick, Category.GRADIENT, present)
+    return _owned_addresses(tick, Category.GRADIENT, present)
 
 
-def _sighting(tick: int, category: Category, tensors: Iterable[tuple[Any, str]]) -> Sighting:
+def _owned_addresses(tick: int, category: Category, tensors: Iterable[tuple[Any, str]]) -> OwnedAddresses:
     addresses: list[int] = []
-    about: list[tuple[int, str]] = []
+    details: list[tuple[int, str]] = []
     for tensor, module in tensors:
         tensor = getattr(tensor, "_local_tensor", tensor)  # a shard's own memory
         try:
             if tensor.is_cuda:
                 addresses.append(tensor.data_ptr())
-                about.append((tensor.nbytes, module))
+                details.append((tensor.nbytes, module))
         except (RuntimeError, NotImplementedError):  # no memory of its own
             continue
-    return Sighting(tick, category, addresses, about)
+    return OwnedAddresses(tick, category, addresses, details)
 
 
 def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:

@@ -1,6 +1,6 @@
-"""Allocations that failed on a real GPU: what was true at that moment, and which of them the script got to see.
+"""Allocations that failed on a real GPU: what was true at that record, and which of them the script got to see.
 
-The allocator calls an observer at every failure, before anything is raised. Not every failure becomes an error: cuDNN
+The allocator api an observer at every failure, before anything is raised. Not every failure becomes an error: cuDNN
 tries its algorithms until one finds the workspace it wants, and swallows the failures on the way. So the observer only
 notes figures; when a `torch.OutOfMemoryError` comes into being, the last failure noted is the one that it is about.
 By then the failed operation's own temporaries are gone, but the history still knows them.
@@ -17,43 +17,45 @@ import torch
 
 from legroom.gpus.usage import other_processes
 from legroom.observe.cuda import torch_api
-from legroom.observe.cuda.address_owners import Sightings
-from legroom.observe.cuda.history_events import Failure
-from legroom.observe.cuda.torch_api import CudaCalls
+from legroom.observe.cuda.address_owners import AddressOwners
+from legroom.observe.cuda.history_events import AllocationFailure
+from legroom.observe.cuda.torch_api import CudaApi
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.holders.holders import HolderSurvey, survey_holders
 
 
-class Failures:
+class FailureObserver:
     """Watches allocations fail, from `watch` to `close`."""
 
-    MOST_LOOKS = 16
+    MAX_SURVEYS = 16
     """How often the script's variables are searched for what holds the memory: a script that probes for the largest
     batch fails often, and knows why."""
 
-    def __init__(self, calls: CudaCalls, sightings: Sightings, on_error: Callable[[Failure], None]) -> None:
+    def __init__(
+        self, api: CudaApi, owners: AddressOwners, on_error: Callable[[AllocationFailure], None]
+    ) -> None:
         """`on_error(failure)` is called for each error that the script sees."""
-        self._calls = calls
-        self._sightings = sightings
+        self._api = api
+        self._owners = owners
         self._on_error = on_error
-        self._last: Failure | None = None
-        self._looks = 0
+        self._last: AllocationFailure | None = None
+        self._surveys = 0
         self._closed = False
         self._restore: Callable[[], None] | None = None
-        self._swallowed = 0
+        self._hidden = 0
 
     def watch(self) -> None:
-        self._calls.observe_failures(self._failed)
-        self._restore = self._calls.watch_errors(self._error_made)
+        self._api.on_failed_allocation(self._failed)
+        self._restore = self._api.on_oom_error(self._error_created)
 
     def close(self) -> None:
         self._closed = True
         if self._restore is not None:
             self._restore()
 
-    def take_swallowed(self) -> int:
+    def take_hidden_failures(self) -> int:
         """How many failures no error came of, since this was last asked."""
-        number, self._swallowed = self._swallowed + (self._last is not None), 0
+        number, self._hidden = self._hidden + (self._last is not None), 0
         self._last = None
         return number
 
@@ -61,19 +63,19 @@ class Failures:
         if self._closed:
             return
         try:
-            figures = self._calls.figures(device)
+            figures = self._api.figures(device)
             op, module = self._backward_operation()
-            self._swallowed += self._last is not None
-            self._last = Failure(
-                device, wanted, limit, self._calls.capacity(device), free, figures.allocated, figures.reserved,
+            self._hidden += self._last is not None
+            self._last = AllocationFailure(
+                device, wanted, limit, self._api.capacity(device), free, figures.allocated, figures.reserved,
                 figures.reserved - figures.active - figures.inactive_split, figures.inactive_split, module, op != "", op,
             )  # fmt: skip
             if self._restore is None:
-                self._error_made("")
+                self._error_created("")
         except Exception:  # whatever goes wrong in looking, the script gets its own error, not ours
             self._last = None
 
-    def _error_made(self, text: str) -> None:
+    def _error_created(self, text: str) -> None:
         failure, self._last = self._last, None
         if failure is None or self._closed:
             return
@@ -81,17 +83,17 @@ class Failures:
             op = failure.op or operation_at(_innermost_frame())
             self._on_error(
                 failure._replace(
-                    message=text, survey=self._look_around(), op=op, others=other_processes(failure.device)
+                    message=text, survey=self._survey_holders(), op=op, others=other_processes(failure.device)
                 )
             )
         except Exception:  # as above: an error in an error would take its place
             return
 
-    def _look_around(self) -> HolderSurvey | None:
+    def _survey_holders(self) -> HolderSurvey | None:
         """Who holds what, where that is still asked."""
-        if self._looks >= self.MOST_LOOKS:
+        if self._surveys >= self.MAX_SURVEYS:
             return None
-        self._looks += 1
+        self._surveys += 1
         frame = _script_frame()
         try:
             return survey_holders(frame, _measure)
@@ -107,7 +109,7 @@ class Failures:
         for nearby in around:
             for following, _ in nearby.next_functions:
                 parameter = getattr(following, "variable", None)  # of a node that accumulates a gradient
-                module = self._sightings.module_of(parameter) if parameter is not None else ""
+                module = self._owners.module_of(parameter) if parameter is not None else ""
                 if module:
                     return node.name(), module
         return node.name(), ""
@@ -131,7 +133,7 @@ def _innermost_frame() -> FrameType | None:
 def operation_at(frame: FrameType | None) -> str:
     """The name of the function that a frame is calling, as its source says it: `relu` in `layer(x).relu()`.
 
-    The allocator does not name operations. Empty where the source is not at hand, or calls by an operator's sign.
+    The allocator does not name operations. Empty where the source is not at hand, or api by an operator's sign.
     """
     if frame is None:
         return ""

@@ -1,15 +1,15 @@
 """A run on a real GPU, from the CUDA allocator's own history.
 
 While the script runs, almost nothing happens: the allocator notes what it does, with Python stacks, in a ring of
-bounded length; calls of modules and optimizers stamp those notes with the step, phase and module (`cuda_marks`,
+bounded length; api of modules and optimizers stamp those notes with the step, phase and module (`cuda_marks`,
 `cuda_modules`), and a few addresses are noted (`cuda_sightings`). No tensor is kept alive and the device is never synchronised. At the end of each step
 the allocator's statistics are read once.
 
-The ring is read, and turned into events (`cuda_trace`), at three moments only:
+The ring is read, and turned into events (`cuda_trace`), at three records only:
 
 - at the end of the run;
 - when the script gets a `torch.OutOfMemoryError` (`cuda_failures`);
-- when the step with the highest peak so far is about to be overwritten: it began three quarters of a ring ago. So the
+- when the step with the highest peak so far is about to be overwritten: it started three quarters of a ring ago. So the
   peak is never lost; and where each step is higher than the one before (a leak), the newest is the highest, and nothing
   is ever due.
 
@@ -40,13 +40,20 @@ from legroom.memory.annotations import (
 )
 from legroom.memory.events import Event, Sink, Step
 from legroom.memory.garbage_collection import no_garbage_collection
-from legroom.observe.cuda.address_owners import Sightings, tensors_in
-from legroom.observe.cuda.failures import Failures
-from legroom.observe.cuda.history_events import Batch, DeviceHistory, Failure, Moment, Pending, Timed
-from legroom.observe.cuda.markers import OPTIMIZER, OTHER, Marks
-from legroom.observe.cuda.module_markers import StampedModules
-from legroom.observe.cuda.step_peaks import Peaks
-from legroom.observe.cuda.torch_api import CudaCalls, Figures
+from legroom.observe.cuda.address_owners import AddressOwners, tensors_in
+from legroom.observe.cuda.failures import FailureObserver
+from legroom.observe.cuda.history_events import (
+    AllocationFailure,
+    DeviceHistory,
+    LoaderBatch,
+    PendingEvent,
+    TickRecord,
+    TimedEvent,
+)
+from legroom.observe.cuda.markers import OPTIMIZER, OTHER, Markers
+from legroom.observe.cuda.module_markers import ModuleMarkers
+from legroom.observe.cuda.step_peaks import StepPeaks
+from legroom.observe.cuda.torch_api import AllocatorStats, CudaApi
 from legroom.observe.holders import autograd_graph
 from legroom.observe.producer import MemoryStats
 from legroom.observe.training import TrainingClock
@@ -56,15 +63,15 @@ FIRST_ENTRIES = 20_000
 RING_STEPS = 8
 """How many steps the ring should hold: enough to see what grows. (A step of ResNet-50 makes about 2,700 entries, one of
 a large language model 20,000.) Not more, because reading costs about 10 µs per entry, in the middle of the run."""
-LEAST_ENTRIES, MOST_ENTRIES = 5_000, 100_000
+MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """An entry with its stack takes about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4
 """The first steps tell how many entries a step makes."""
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """Where no step ends (inference without a loader), the statistics are read this often instead, as modules run."""
 
 
-def _harmless(method: Callable[..., None]) -> Callable[..., None]:
+def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
     """Whatever goes wrong in watching, the script goes on as if it were not watched, and the record says why."""
 
     @functools.wraps(method)
@@ -74,7 +81,7 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
         try:
             method(self, *args, **kwargs)
         except Exception as error:
-            self._give_up(method.__name__, error)
+            self._stop_after_error(method.__name__, error)
 
     return guarded
 
@@ -82,17 +89,17 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
 class CudaHistory:
     """Watches the CUDA devices of this process, from entering to `finish`."""
 
-    def __init__(self, sink: Sink, calls: CudaCalls | None = None, peaks: Peaks | None = None) -> None:
+    def __init__(self, sink: Sink, api: CudaApi | None = None, peaks: StepPeaks | None = None) -> None:
         self._sink = sink
-        self._calls = calls or CudaCalls()
-        self._peaks = peaks or Peaks()
-        self._marks = Marks()
-        self._sightings = Sightings()
-        self._modules = StampedModules(self._marks, self._root_begins, self._activity_outside)
+        self._api = api or CudaApi()
+        self._peaks = peaks or StepPeaks()
+        self._markers = Markers()
+        self._owners = AddressOwners()
+        self._modules = ModuleMarkers(self._markers, self._root_called, self._activity_outside)
         self._clock = TrainingClock(
-            on_step_end=self._step_ended, on_optimizer=self._optimizer_at_work, on_batch=self._batch_given
+            on_step_end=self._step_ended, on_optimizer=self._optimizer_stepped, on_batch=self._batch_loaded
         )
-        self._failures = Failures(self._calls, self._sightings, self._error_seen)
+        self._failures = FailureObserver(self._api, self._owners, self._on_oom_error)
         self._unpacking = contextlib.ExitStack()
         self._histories: dict[int, DeviceHistory] = {}
         self._rings: dict[int, _Ring] = {}
@@ -101,30 +108,30 @@ class CudaHistory:
         """Length of the rings."""
         self._next_entries = FIRST_ENTRIES
         """... after the next reading."""
-        self._most_per_step = 0
-        self._batches: deque[Batch] = deque(maxlen=Sightings.KEEP_PASSING)
-        self._pending: deque[tuple[int, Pending]] = deque()
+        self._max_per_step = 0
+        self._batches: deque[LoaderBatch] = deque(maxlen=AddressOwners.KEEP_TRANSIENT)
+        self._pending: deque[tuple[int, PendingEvent]] = deque()
         """Each with the entries that its device had had by then."""
-        self._began = time.time()
-        self._told_until = 0.0
-        self._looked = time.perf_counter()
+        self._started = time.time()
+        self._emitted_until = 0.0
+        self._checked = time.perf_counter()
         self._progress = (0, 0.0)
         self._in_gap = False
         """Whether the sink has been told of steps without their entries."""
         self._is_ready = False
-        self._records = False
+        self._is_recording = False
         self._is_off = False
         """For good: finished, broken, or in a forked child."""
 
     # --- what a session asks
 
     def __enter__(self) -> "CudaHistory":
-        self._began = time.time()
+        self._started = time.time()
         self._unpacking.enter_context(autograd_graph.unpack_until_packed())
         self._modules.attach()
         self._clock.attach()
-        _silence_in_children(self)
-        self._calls.when_ready(self._begin)
+        _stop_in_children(self)
+        self._api.when_ready(self._begin)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -143,7 +150,7 @@ class CudaHistory:
     def memory_stats(self, device: int) -> MemoryStats:
         if not self._is_ready:
             return MemoryStats(0, 0, 0, 0)
-        figures = self._calls.figures_of(self._peaks.statistics(device))
+        figures = self._api.parse_stats(self._peaks.statistics(device))
         ring = self._rings.get(device) or _Ring()
         return MemoryStats(
             figures.allocated,
@@ -157,22 +164,22 @@ class CudaHistory:
 
     # --- starting and stopping
 
-    @_harmless
+    @_never_raises
     def _begin(self) -> None:
         """CUDA is initialised."""
-        reason = self._calls.start(self._entries)
-        self._records = reason is None
+        reason = self._api.start(self._entries)
+        self._is_recording = reason is None
         if reason is not None:
-            self._later(0, HistoryUnavailable(self._seconds, reason))
+            self._emit_later(0, HistoryUnavailable(self._seconds, reason))
         else:
-            self._marks.start(self._calls.stamper())
+            self._markers.start(self._api.stamp_setter())
             self._failures.watch()
         self._peaks.install()
         self._is_ready = True
 
-    @_harmless
+    @_never_raises
     def _read_last(self) -> None:
-        if self._records:
+        if self._is_recording:
             self._read()
         else:
             self._flush_pending()
@@ -186,18 +193,18 @@ class CudaHistory:
         self._clock.detach()
         self._failures.close()
         self._peaks.restore()
-        if self._records:
-            self._records = False
-            self._marks.stop()
-            self._calls.stop()
+        if self._is_recording:
+            self._is_recording = False
+            self._markers.stop()
+            self._api.stop()
 
-    def _give_up(self, where: str, error: Exception) -> None:
+    def _stop_after_error(self, where: str, error: Exception) -> None:
         text = f"watching the GPU ended early, in {where.strip('_')}: {type(error).__name__}: {error}"
         self._turn_off()
         self._flush_pending()
-        self._tell(RecordingFailed(self._seconds, text))
+        self._emit(RecordingFailed(self._seconds, text))
 
-    def silence(self) -> None:
+    def stop_in_child(self) -> None:
         """In a forked child, nothing is watched and nothing is told."""
         self._is_off = True
         self._modules.detach()
@@ -206,108 +213,110 @@ class CudaHistory:
 
     @property
     def _seconds(self) -> float:
-        return time.time() - self._began
+        return time.time() - self._started
 
     # --- what the script does
 
-    @_harmless
-    def _root_begins(
+    @_never_raises
+    def _root_called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], activity: str, path: str
     ) -> None:
         self._clock.model_called()
-        if not self._records:
+        if not self._is_recording:
             return
-        tick = self._marks.advance(activity, path)
+        tick = self._markers.advance(activity, path)
         with torch._C.DisableTorchFunction():
-            self._sightings.root_begins(module, (args, kwargs), tick)
-        if time.perf_counter() - self._looked > LOOK_SECONDS:
-            self._look()
+            self._owners.root_called(module, (args, kwargs), tick)
+        if time.perf_counter() - self._checked > CHECK_SECONDS:
+            self._check_peaks()
 
     def _activity_outside(self) -> str:
         return OPTIMIZER if self._clock.in_optimizer else OTHER
 
-    @_harmless
-    def _optimizer_at_work(self, optimizer: torch.optim.Optimizer, done: bool) -> None:
-        if not self._records:
+    @_never_raises
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, done: bool) -> None:
+        if not self._is_recording:
             return
-        tick = self._marks.advance(OTHER if done else OPTIMIZER)
+        tick = self._markers.advance(OTHER if done else OPTIMIZER)
         with torch._C.DisableTorchFunction():
             if done:
-                self._sightings.optimizer_ends(optimizer, tick)
+                self._owners.after_optimizer_step(optimizer, tick)
             else:
-                self._sightings.optimizer_begins(optimizer, tick)
+                self._owners.before_optimizer_step(optimizer, tick)
 
-    @_harmless
-    def _batch_given(self, batch: Any) -> None:
+    @_never_raises
+    def _batch_loaded(self, batch: Any) -> None:
         with torch._C.DisableTorchFunction():
-            if not self._clock.trains and self._sightings.any_gradient():
+            if not self._clock.trains and self._owners.has_gradients():
                 self._clock.trains = True  # a backward pass was there, so batches are no steps
-            if self._records:
+            if self._is_recording:
                 sizes = frozenset(tensor.nbytes for tensor in tensors_in((batch,)))
-                self._batches.append(Batch(self._marks.advance(OTHER), sizes))
+                self._batches.append(LoaderBatch(self._markers.advance(OTHER), sizes))
 
-    @_harmless
+    @_never_raises
     def _step_ended(self, step: int, seconds: float) -> None:
         self._progress = (step + 1, seconds)
-        self._marks.step = step + 1
-        if self._records:
-            self._marks.advance(OTHER)
+        self._markers.step = step + 1
+        if self._is_recording:
+            self._markers.advance(OTHER)
         if not self._is_ready:
-            self._later(0, Step(self._seconds, step, seconds, 0, 0, 0, 0, 0))
+            self._emit_later(0, Step(self._seconds, step, seconds, 0, 0, 0, 0, 0))
             return
         for device in self._devices_in_use():
             statistics, peak_allocated, peak_reserved = self._peaks.end_step(device)
-            figures = self._calls.figures_of(statistics)
+            figures = self._api.parse_stats(statistics)
             event = Step(
                 self._seconds, step, seconds, device, figures.allocated, figures.reserved, peak_allocated, peak_reserved
             )  # fmt: skip
-            self._later(figures.entries, event)
-            self._consider(device, figures, peak_allocated, peak_reserved)
+            self._emit_later(figures.entries, event)
+            self._update_ring(device, figures, peak_allocated, peak_reserved)
         if step < LEARNING_STEPS:
-            self._fit_rings()
-        self._look_done()
+            self._resize_rings()
+        self._after_check()
 
     # --- when to read
 
-    def _fit_rings(self) -> None:
+    def _resize_rings(self) -> None:
         """Make the rings as long as the largest step so far wants them: longer now, shorter at the next reading."""
-        if not self._records:
+        if not self._is_recording:
             return
-        self._most_per_step = max([self._most_per_step, *(ring.last for ring in self._rings.values())])
-        self._next_entries = min(max(RING_STEPS * self._most_per_step, LEAST_ENTRIES), MOST_ENTRIES)
+        self._max_per_step = max([self._max_per_step, *(ring.last for ring in self._rings.values())])
+        self._next_entries = min(max(RING_STEPS * self._max_per_step, MIN_ENTRIES), MAX_ENTRIES)
         if self._next_entries > self._entries:
             if all(ring.since_reading < self._entries for ring in self._rings.values()):
-                self._calls.grow(self._next_entries)
+                self._api.grow(self._next_entries)
                 self._entries = self._next_entries
             else:
                 self._read()
 
-    def _look(self) -> None:
+    def _check_peaks(self) -> None:
         """Between steps: is there a peak to be read before it is lost?"""
         for device in self._devices_in_use():
-            figures = self._calls.figures_of(self._peaks.statistics(device))
-            self._consider(device, figures, figures.peak_allocated, figures.peak_reserved)
-        self._look_done()
+            figures = self._api.parse_stats(self._peaks.statistics(device))
+            self._update_ring(device, figures, figures.peak_allocated, figures.peak_reserved)
+        self._after_check()
 
-    def _look_done(self) -> None:
-        self._looked = time.perf_counter()
-        if not self._records:
+    def _after_check(self) -> None:
+        self._checked = time.perf_counter()
+        if not self._is_recording:
             self._flush_pending()
         elif any(ring.age_of_peak >= self._entries * 3 // 4 for ring in self._rings.values()):
             self._read()
-        self._tell_lost_steps()
+        self._emit_lost_steps()
 
-    def _consider(self, device: int, figures: Figures, peak_allocated: int, peak_reserved: int) -> None:
-        self._rings.setdefault(device, _Ring()).consider(figures.entries, peak_allocated, peak_reserved)
+    def _update_ring(
+        self, device: int, figures: AllocatorStats, peak_allocated: int, peak_reserved: int
+    ) -> None:
+        self._rings.setdefault(device, _Ring()).update(figures.entries, peak_allocated, peak_reserved)
 
     def _devices_in_use(self) -> Sequence[int]:
         """Those that hold memory. Which ones do is asked anew now and then."""
         if not self._rings or self._progress[0] % 64 == 0:
-            every = range(self._calls.device_count())
-            return [device for device in every if self._calls.figures(device).reserved] or [0]
+            every = range(self._api.device_count())
+            return [device for device in every if self._api.figures(device).reserved] or [0]
         return list(self._rings)
 
-    def _tell_lost_steps(self) -> None:
+    def _emit_lost_steps(self) -> None:
         """Steps whose entries are overwritten by now wait for nothing more."""
         while self._pending:
             entries, pending = self._pending[0]
@@ -317,60 +326,60 @@ class CudaHistory:
                 return
             self._pending.popleft()
             self._begin_gap()
-            self._tell(pending.event)
+            self._emit(pending.event)
 
     def _begin_gap(self) -> None:
         if not self._in_gap:
             self._in_gap = True
-            self._tell(GapStarted(self._told_until))
+            self._emit(GapStarted(self._emitted_until))
 
     # --- reading
 
-    def _error_seen(self, failure: Failure) -> None:
+    def _on_oom_error(self, failure: AllocationFailure) -> None:
         progress = self._modules.progress
         self._read(failure)
         if progress is not None:
-            self._tell(ForwardProgress(self._seconds, progress))
+            self._emit(ForwardProgress(self._seconds, progress))
         if self._clock.in_optimizer:
             self._clock.interrupted()
-            self._marks.advance(OTHER)
+            self._markers.advance(OTHER)
 
-    @_harmless
-    def _read(self, failure: Failure | None = None) -> None:
+    @_never_raises
+    def _read(self, failure: AllocationFailure | None = None) -> None:
         """Turn the rings into events."""
-        moments = self._moments()
-        swallowed = self._failures.take_swallowed()
-        if swallowed:
-            moments.append(Pending(self._marks.tick, LibraryRetries(self._seconds, swallowed)))
+        records = self._records_by_tick()
+        hidden = self._failures.take_hidden_failures()
+        if hidden:
+            records.append(PendingEvent(self._markers.tick, LibraryRetries(self._seconds, hidden)))
         with no_garbage_collection():  # it would look through a million small objects, again and again
-            snapshot = self._calls.snapshot(self._next_entries)
-            told = self._events_of(snapshot, moments, failure)
+            snapshot = self._api.snapshot(self._next_entries)
+            told = self._events_of(snapshot, records, failure)
             del snapshot
-        self._marks.forget_stamps()
+        self._markers.clear_stamps()
         for device, ring in self._rings.items():
-            ring.was_read(self._calls.figures(device).entries)
+            ring.was_read(self._api.figures(device).entries)
         self._entries = self._next_entries
         for _, event in told:
-            self._tell(event)
+            self._emit(event)
 
     def _events_of(
-        self, snapshot: dict[str, Any], moments: Sequence[Moment], failure: Failure | None
-    ) -> list[Timed]:
+        self, snapshot: dict[str, Any], records: Sequence[TickRecord], failure: AllocationFailure | None
+    ) -> list[TimedEvent]:
         """What every device's history tells, in order."""
         traces = snapshot["device_traces"]
         if any(self._is_overwritten(device, trace) for device, trace in enumerate(traces)):
             self._begin_gap()
         after_gap, self._in_gap = self._in_gap, False
-        settings = settings_of(snapshot.get("allocator_settings", {}))
-        told: list[Timed] = []
+        settings = parse_settings(snapshot.get("allocator_settings", {}))
+        told: list[TimedEvent] = []
         for device, trace in enumerate(traces):
             segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
             if trace or segments or device in self._histories or device == 0:
                 told += self._history_of(device).read(
                     trace,
                     segments,
-                    began=self._began,
-                    moments=[moment for moment in moments if _concerns(moment, device)],
+                    started=self._started,
+                    records=[record for record in records if _belongs_to(record, device)],
                     settings=settings,
                     failure=failure if failure is not None and failure.device == device else None,
                     after_gap=after_gap,
@@ -381,42 +390,42 @@ class CudaHistory:
     def _is_overwritten(self, device: int, trace: Sequence[Any]) -> bool:
         """Whether entries are missing: the ring was full, or the script itself has meddled with the history."""
         ring = self._rings.get(device)
-        made = 0 if ring is None else self._calls.figures(device).entries - ring.read_at
+        made = 0 if ring is None else self._api.figures(device).entries - ring.read_at
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
-    def _moments(self) -> list[Moment]:
+    def _records_by_tick(self) -> list[TickRecord]:
         """Everything noted since the last reading, in order, and what can be seen now."""
         with torch._C.DisableTorchFunction():
-            now = self._sightings.everything(self._marks.tick + 1)
-        noted: list[Moment] = [
-            *self._sightings.standing,
-            *self._sightings.passing,
+            now = self._owners.everything(self._markers.tick + 1)
+        noted: list[TickRecord] = [
+            *self._owners.persistent,
+            *self._owners.transient,
             *self._batches,
             *(pending for _, pending in self._pending),
         ]
-        self._sightings.standing.clear()
-        self._sightings.passing.clear()
+        self._owners.persistent.clear()
+        self._owners.transient.clear()
         self._batches.clear()
         self._pending.clear()
-        noted.sort(key=lambda moment: moment.tick)
+        noted.sort(key=lambda record: record.tick)
         return [*noted, *now]
 
     def _history_of(self, device: int) -> DeviceHistory:
         history = self._histories.get(device)
         if history is None:
-            sizes = self._calls.workspace_sizes(device)
-            history = self._histories[device] = DeviceHistory(device, self._marks, self._numbers, sizes)
+            sizes = self._api.workspace_sizes(device)
+            history = self._histories[device] = DeviceHistory(device, self._markers, self._numbers, sizes)
         return history
 
-    def _later(self, entries: int, event: Step | Annotation) -> None:
-        self._pending.append((entries, Pending(self._marks.tick, event)))
+    def _emit_later(self, entries: int, event: Step | Annotation) -> None:
+        self._pending.append((entries, PendingEvent(self._markers.tick, event)))
 
     def _flush_pending(self) -> None:
         while self._pending:
-            self._tell(self._pending.popleft()[1].event)
+            self._emit(self._pending.popleft()[1].event)
 
-    def _tell(self, event: Event) -> None:
-        self._told_until = max(getattr(event, "time", 0.0), self._told_until)
+    def _emit(self, event: Event) -> None:
+        self._emitted_until = max(getattr(event, "time", 0.0), self._emitted_until)
         self._sink(event)
 
 
@@ -434,7 +443,7 @@ class _Ring:
         self._peak_began: int | None = None
         """The entries made before the step with the highest peak; None once that was read."""
 
-    def consider(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
+    def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
         """A step (or a stretch of the run without steps) has ended, with these peaks."""
         if peak_allocated > self.peak_allocated or peak_reserved > self.peak_reserved:
             self.peak_allocated = max(peak_allocated, self.peak_allocated)
@@ -445,7 +454,7 @@ class _Ring:
 
     @property
     def age_of_peak(self) -> int:
-        """Entries made since the highest step began; 0 when that was read."""
+        """Entries made since the highest step started; 0 when that was read."""
         return 0 if self._peak_began is None else self.entries - self._peak_began
 
     @property
@@ -457,8 +466,8 @@ class _Ring:
         self.read_at = entries
 
 
-def settings_of(said: dict[str, Any]) -> AllocatorSettings:
-    """The allocator's settings as a snapshot tells them, as far as they change what a block is charged."""
+def parse_settings(said: dict[str, Any]) -> AllocatorSettings:
+    """The allocator's settings as a snapshot tells them, as far as they change what a block is block_size."""
     max_split_size = said.get("max_split_size", -1)
     divisions = tuple(said.get("roundup_power2_divisions", {}).values())
     default = AllocatorSettings()
@@ -471,17 +480,17 @@ def settings_of(said: dict[str, Any]) -> AllocatorSettings:
     )
 
 
-def _concerns(moment: Moment, device: int) -> bool:
+def _belongs_to(record: TickRecord, device: int) -> bool:
     """Addresses differ between devices; events name theirs, or none and then belong to the first."""
-    return not isinstance(moment, Pending) or getattr(moment.event, "device", 0) == device
+    return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 
-def _silence_in_children(history: CudaHistory) -> None:
+def _stop_in_children(history: CudaHistory) -> None:
     reference = weakref.ref(history)
 
-    def silence() -> None:
+    def stop_in_child() -> None:
         known = reference()
         if known is not None:
-            known.silence()
+            known.stop_in_child()
 
-    os.register_at_fork(after_in_child=silence)
+    os.register_at_fork(after_in_child=stop_in_child)

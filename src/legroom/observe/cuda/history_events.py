@@ -2,7 +2,7 @@
 
 The state at its beginning is compared with what the sink has been told so far, and the difference told first; so the
 sink's picture is whole at any time, even after entries were lost. Then one pass forwards follows every block, and
-a second one over the lives so found says what they were and where they belong (`cuda_lives`).
+a second one over the blocks_by_address so found says what they were and where they belong (`cuda_lives`).
 """
 
 import sys
@@ -13,48 +13,48 @@ from typing import Any, NamedTuple
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import GapEnded, HolderCoverage, OtherProcesses
 from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, SegmentChange, Tag
-from legroom.observe.cuda.address_owners import Sighting
+from legroom.observe.cuda.address_owners import OwnedAddresses
 from legroom.observe.cuda.block_lifetimes import (
-    Life,
+    BlockLifetime,
+    LibraryWorkspaces,
     ModuleLines,
-    Workspaces,
+    apply_holder_categories,
     category_of,
+    locate_backward_blocks,
     phase_of,
-    place_backward,
-    see_holders,
 )
-from legroom.observe.cuda.block_sizes import Blocks
+from legroom.observe.cuda.block_sizes import BlocksInUse
 from legroom.observe.cuda.initial_state import (
-    GROWTH,
-    Beginning,
+    SEGMENT_ACTIONS,
     Entry,
-    beginning,
+    InitialState,
+    initial_state,
     largest_free_block,
 )
-from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Mark, Marks
+from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marker, Markers
 from legroom.observe.cuda.stacks import NO_STACK, Stack, Stacks
 from legroom.observe.holders.holders import HolderSurvey, StepStorage
 
 
-class Batch(NamedTuple):
+class LoaderBatch(NamedTuple):
     """A loader gave a batch with tensors of these sizes."""
 
     tick: int
     sizes: frozenset[int]
 
 
-class Pending(NamedTuple):
+class PendingEvent(NamedTuple):
     """An event that stands before the first entry of its tick."""
 
     tick: int
     event: Event
 
 
-Moment = Sighting | Batch | Pending
+TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
 """What is known to have happened at a tick, and has to find its place among the entries."""
 
 
-class Failure(NamedTuple):
+class AllocationFailure(NamedTuple):
     """What was seen of a failed allocation: the figures when it failed, and the error that came of it."""
 
     device: int
@@ -80,7 +80,7 @@ class Failure(NamedTuple):
     """Which other processes are on the device, in a sentence."""
 
 
-Timed = tuple[float, Event]
+TimedEvent = tuple[float, Event]
 """An event, and the time by which those of several devices are put in order."""
 
 
@@ -88,15 +88,19 @@ class DeviceHistory:
     """What the sink knows of one device, and how to tell it the rest."""
 
     def __init__(
-        self, device: int, marks: Marks, numbers: "count[int]", workspace_sizes: frozenset[int] = frozenset()
+        self,
+        device: int,
+        markers: Markers,
+        numbers: "count[int]",
+        workspace_sizes: frozenset[int] = frozenset(),
     ) -> None:
         """`numbers`: gives every block of every device a number of its own."""
         self.device = device
-        self.marks = marks
+        self.markers = markers
         self.numbers = numbers
-        self.workspaces = Workspaces(workspace_sizes)
+        self.workspaces = LibraryWorkspaces(workspace_sizes)
         self.lines = ModuleLines()
-        self.lives: dict[int, Life] = {}
+        self.blocks_by_address: dict[int, BlockLifetime] = {}
         """By address, those that the sink holds for alive."""
         self.reserved = 0
         self.passes = 0
@@ -107,21 +111,21 @@ class DeviceHistory:
         trace: Sequence[Entry],
         segments: Sequence[Mapping[str, Any]],
         *,
-        began: float = 0.0,
-        moments: Sequence[Moment] = (),
+        started: float = 0.0,
+        records: Sequence[TickRecord] = (),
         settings: AllocatorSettings | None = None,
-        failure: Failure | None = None,
+        failure: AllocationFailure | None = None,
         after_gap: bool = False,
-    ) -> list[Timed]:
+    ) -> list[TimedEvent]:
         """The events since the last reading.
 
-        `trace` and `segments` are this device's, as a snapshot gives them; `began` is the run's beginning in Unix
-        seconds; `moments` come in the order of their ticks. `failure` is what the last `oom` entry was (the earlier
-        ones a library swallowed). `after_gap`: entries are missing before the first of these; the sink has been told so.
+        `trace` and `segments` are this device's, as a snapshot gives them; `started` is the run's beginning in Unix
+        seconds; `records` come in the order of their ticks. `failure` is what the last `oom` entry was (the earlier
+        ones a library hidden). `after_gap`: entries are missing before the first of these; the sink has been told so.
         """
-        reading = _Reading(self, trace, segments, began, moments, settings)
-        reading.start_from(beginning(trace, segments), after_gap)
-        reading.follow(trace, failure)
+        reading = _Reading(self, trace, segments, started, records, settings)
+        reading.start_from(initial_state(trace, segments), after_gap)
+        reading.process_entries(trace, failure)
         return reading.told()
 
 
@@ -133,23 +137,23 @@ class _Reading:
         history: DeviceHistory,
         trace: Sequence[Entry],
         segments: Sequence[Mapping[str, Any]],
-        began: float,
-        moments: Sequence[Moment],
+        started: float,
+        records: Sequence[TickRecord],
         settings: AllocatorSettings | None,
     ) -> None:
         self._history = history
-        self._marks = history.marks
+        self._markers = history.markers
         self._segments = segments
-        self._began = began
-        self._moments = list(reversed(moments))
+        self._started = started
+        self._records_by_tick = list(reversed(records))
         self._stacks = Stacks()
-        self._blocks = Blocks(settings)
-        self._told: list[tuple[float, Event | Life]] = []
-        """In order; a life stands for its Alloc until everything is known of it."""
-        self._earlier = list(history.lives.values())
-        self._passes: list[list[tuple[Life, bool]]] = []
+        self._blocks = BlocksInUse(settings)
+        self._told: list[tuple[float, Event | BlockLifetime]] = []
+        """In order; a block stands for its Alloc until everything is known of it."""
+        self._earlier = list(history.blocks_by_address.values())
+        self._passes: list[list[tuple[BlockLifetime, bool]]] = []
         self._time = self._seconds(trace[0]) if trace else 0.0
-        self._mark = self._first_mark(trace)
+        self._marker = self._first_marker(trace)
         self._batch: frozenset[int] = frozenset()
         self._in_pass = False
         """Whether the last allocation was the autograd engine's."""
@@ -162,96 +166,99 @@ class _Reading:
 
     # --- the state before the first entry
 
-    def start_from(self, start: Beginning, after_gap: bool) -> None:
+    def start_from(self, start: InitialState, after_gap: bool) -> None:
         history = self._history
-        for address, life in list(history.lives.items()):
+        for address, block in list(history.blocks_by_address.items()):
             found = start.blocks.get(address)
-            if found is None or found.requested != life.requested:
-                del history.lives[address]
-                self._tell(Free(self._time, life.id))
+            if found is None or found.requested != block.requested:
+                del history.blocks_by_address[address]
+                self._emit(Free(self._time, block.id))
         if start.reserved != history.reserved:
-            self._tell(SegmentChange(self._time, history.device, start.reserved - history.reserved))
+            self._emit(SegmentChange(self._time, history.device, start.reserved - history.reserved))
             history.reserved = start.reserved
         for address, size in start.segments.items():
             self._blocks.add_segment(address, size)
         for address in sorted(start.blocks, reverse=True):
             found = start.blocks[address]
-            known = history.lives.get(address)
-            charged = known.charged if known is not None else found.charged
-            charged = self._blocks.add_earlier(address, found.requested, charged)
+            known = history.blocks_by_address.get(address)
+            block_size = known.block_size if known is not None else found.block_size
+            block_size = self._blocks.add_initial(address, found.requested, block_size)
             if known is None:
                 stack = self._stacks.read(found.frames)
-                self._born(address, found.requested, charged, found.stream, stack, OTHER, Phase.OTHER)
+                self._add_block(address, found.requested, block_size, found.stream, stack, OTHER, Phase.OTHER)
         if after_gap:
-            self._moments = [moment for moment in self._moments if not self._is_stale(moment)]
-        self._pass_moments(self._mark.tick)
+            self._records_by_tick = [record for record in self._records_by_tick if not self._is_stale(record)]
+        self._process_records(self._marker.tick)
         if after_gap:
-            self._tell(GapEnded(self._time))
+            self._emit(GapEnded(self._time))
 
-    def _is_stale(self, moment: Moment) -> bool:
+    def _is_stale(self, record: TickRecord) -> bool:
         """Whether it is about blocks that came and went among the lost entries."""
-        passing = isinstance(moment, Sighting) and moment.category in (Category.GRADIENT, Category.INPUT)
-        return passing and moment.tick < self._mark.tick
+        transient = isinstance(record, OwnedAddresses) and record.category in (
+            Category.GRADIENT,
+            Category.INPUT,
+        )
+        return transient and record.tick < self._marker.tick
 
-    def _first_mark(self, trace: Sequence[Entry]) -> Mark:
+    def _first_marker(self, trace: Sequence[Entry]) -> Marker:
         for entry in trace:
-            mark = self._marks.read(entry.get("user_metadata") or "", entry["time_us"])
+            mark = self._markers.read(entry.get("user_metadata") or "", entry["time_us"])
             if mark is not None:
                 return mark
-        return self._marks.at(self._marks.tick)
+        return self._markers.at(self._markers.tick)
 
     # --- forwards through the entries
 
-    def follow(self, trace: Sequence[Entry], failure: Failure | None) -> None:
+    def process_entries(self, trace: Sequence[Entry], failure: AllocationFailure | None) -> None:
         last_failure = max((i for i, entry in enumerate(trace) if entry["action"] == "oom"), default=-1)
         for position, entry in enumerate(trace):
             action = entry["action"]
             self._time = max(self._time, self._seconds(entry))
-            mark = self._marks.read(entry.get("user_metadata") or "", entry["time_us"])
+            mark = self._markers.read(entry.get("user_metadata") or "", entry["time_us"])
             if mark is not None and mark.activity != BACKWARD:
-                self._reach(mark)
+                self._advance_to(mark)
             if action == "alloc":
                 self._allocated(entry, mark)
             elif action == "free_requested":
                 self._freed(entry["addr"], mark)
-            elif action in GROWTH:
+            elif action in SEGMENT_ACTIONS:
                 self._segment(entry)
             elif position == last_failure and failure is not None:
                 self._failed(failure, entry["size"], self._stacks.read(entry.get("frames")))
-        self._pass_moments(sys.maxsize)
+        self._process_records(sys.maxsize)
         if failure is not None and last_failure < 0:
             self._failed(failure, failure.wanted, NO_STACK)
 
-    def _reach(self, mark: Mark) -> None:
+    def _advance_to(self, mark: Marker) -> None:
         """The program went on to `mark`. (A thread that has not been told of a new tick still stamps an old one.)"""
-        if mark.tick > self._mark.tick:
-            self._pass_moments(mark.tick)
-            if mark.step != self._mark.step:
+        if mark.tick > self._marker.tick:
+            self._process_records(mark.tick)
+            if mark.step != self._marker.step:
                 self._graph_open = False
-        if mark.tick >= self._mark.tick:
-            self._mark = mark
+        if mark.tick >= self._marker.tick:
+            self._marker = mark
 
-    def _pass_moments(self, tick: int) -> None:
-        while self._moments and self._moments[-1].tick <= tick:
-            moment = self._moments.pop()
-            if isinstance(moment, Sighting):
-                self._see(moment)
-            elif isinstance(moment, Batch):
-                self._batch = moment.sizes
+    def _process_records(self, tick: int) -> None:
+        while self._records_by_tick and self._records_by_tick[-1].tick <= tick:
+            record = self._records_by_tick.pop()
+            if isinstance(record, OwnedAddresses):
+                self._see(record)
+            elif isinstance(record, LoaderBatch):
+                self._batch = record.sizes
             else:
-                self._tell(moment.event)
+                self._emit(record.event)
 
-    def _see(self, sighting: Sighting) -> None:
-        for address, (size, module) in zip(sighting.addresses, sighting.about, strict=False):
-            start = self._blocks.holding(address) if address else None
-            life = self._history.lives.get(start) if start is not None else None
-            if life is not None and address + size <= life.address + life.charged:
-                life.see(sighting.category, module)
+    def _see(self, owned: OwnedAddresses) -> None:
+        for address, (size, module) in zip(owned.addresses, owned.details, strict=False):
+            start = self._blocks.block_at(address) if address else None
+            block = self._history.blocks_by_address.get(start) if start is not None else None
+            if block is not None and address + size <= block.address + block.block_size:
+                block.see(owned.category, module)
 
-    def _allocated(self, entry: Entry, mark: Mark | None) -> None:
+    def _allocated(self, entry: Entry, mark: Marker | None) -> None:
         stack = self._stacks.read(entry.get("frames"))
         by_engine = self._is_by_engine(mark, stack)
-        activity = BACKWARD if by_engine or stack.in_backward else self._mark.activity
+        activity = BACKWARD if by_engine or stack.in_backward else self._marker.activity
         if activity == BACKWARD:
             if not self._in_pass:
                 self._begin_pass()
@@ -259,25 +266,25 @@ class _Reading:
             self._in_pass = False
             self._graph_open = activity == FORWARD or (self._graph_open and activity != OPTIMIZER)
         requested = entry["size"]
-        charged = self._blocks.add(entry["addr"], requested)
+        block_size = self._blocks.add(entry["addr"], requested)
         while self._blocks.corrected:
             address, corrected = self._blocks.corrected.popitem()
-            self._history.lives[address].charged = corrected
+            self._history.blocks_by_address[address].block_size = corrected
         phase = phase_of(activity, self._graph_open)
-        life = self._born(entry["addr"], requested, charged, entry["stream"], stack, activity, phase)
-        life.is_batch_sized = requested in self._batch
-        life.passes_at_birth = self._history.passes
+        block = self._add_block(entry["addr"], requested, block_size, entry["stream"], stack, activity, phase)
+        block.is_batch_sized = requested in self._batch
+        block.passes_at_allocation = self._history.passes
         if activity == BACKWARD:
-            life.module = mark.module if mark is not None and mark.activity == BACKWARD else ""
-            life.from_engine = by_engine and not life.module
-            self._passes[-1].append((life, False))
+            block.module = mark.module if mark is not None and mark.activity == BACKWARD else ""
+            block.from_engine = by_engine and not block.module
+            self._passes[-1].append((block, False))
         elif activity in (FORWARD, INFERENCE):
-            life.module = self._mark.module
-            self._history.lines.note(life.module, stack.frame)
+            block.module = self._marker.module
+            self._history.lines.note(block.module, stack.frame)
 
-    def _is_by_engine(self, mark: Mark | None, stack: Stack) -> bool:
+    def _is_by_engine(self, mark: Marker | None, stack: Stack) -> bool:
         """Whether one of the autograd engine's threads made this allocation."""
-        if mark is None or not self._marks.tells_threads:
+        if mark is None or not self._markers.identifies_threads:
             return stack.from_engine
         return mark.activity == BACKWARD
 
@@ -286,100 +293,100 @@ class _Reading:
         self._history.passes += 1
         self._passes.append([])
 
-    def _born(
+    def _add_block(
         self,
         address: int,
         requested: int,
-        charged: int,
+        block_size: int,
         stream: int,
         stack: Stack,
         activity: str,
         phase: Phase,
-    ) -> Life:
+    ) -> BlockLifetime:
         history = self._history
-        life = Life(next(history.numbers), address, requested, charged, stream, self._time)
-        life.step, life.activity, life.phase = self._mark.step, activity, phase
-        life.frame, life.op = stack.frame, stack.op
-        replaced = history.lives.get(address)
+        block = BlockLifetime(next(history.numbers), address, requested, block_size, stream, self._time)
+        block.step, block.activity, block.phase = self._marker.step, activity, phase
+        block.frame, block.op = stack.frame, stack.op
+        replaced = history.blocks_by_address.get(address)
         if replaced is not None:  # its end is missing from the history
-            self._tell(Free(self._time, replaced.id))
-        history.lives[address] = life
-        self._told.append((self._time, life))
-        return life
+            self._emit(Free(self._time, replaced.id))
+        history.blocks_by_address[address] = block
+        self._told.append((self._time, block))
+        return block
 
-    def _freed(self, address: int, mark: Mark | None) -> None:
+    def _freed(self, address: int, mark: Marker | None) -> None:
         self._blocks.remove(address)
-        life = self._history.lives.pop(address, None)
-        if life is None:
+        block = self._history.blocks_by_address.pop(address, None)
+        if block is None:
             return
         unstamped = mark is None or mark.activity == BACKWARD
-        by_engine = unstamped if self._marks.tells_threads else self._in_pass
-        life.freed_in = BACKWARD if by_engine else self._mark.activity
-        life.freed_by_module = mark is not None and mark.module != ""
-        life.passes_seen = self._history.passes - life.passes_at_birth
+        by_engine = unstamped if self._markers.identifies_threads else self._in_pass
+        block.freed_in = BACKWARD if by_engine else self._marker.activity
+        block.freed_by_module = mark is not None and mark.module != ""
+        block.passes_since = self._history.passes - block.passes_at_allocation
         if by_engine and self._in_pass:
-            self._passes[-1].append((life, True))
-        self._tell(Free(self._time, life.id))
+            self._passes[-1].append((block, True))
+        self._emit(Free(self._time, block.id))
 
     def _segment(self, entry: Entry) -> None:
-        change = GROWTH[entry["action"]] * entry["size"]
+        change = SEGMENT_ACTIONS[entry["action"]] * entry["size"]
         self._history.reserved += change
         if entry["action"] == "segment_alloc":
             self._blocks.add_segment(entry["addr"], entry["size"])
         elif entry["action"] == "segment_free":
             self._blocks.remove_segment(entry["addr"])
-        self._tell(SegmentChange(self._time, self._history.device, change))
+        self._emit(SegmentChange(self._time, self._history.device, change))
 
-    def _failed(self, failure: Failure, requested: int, stack: Stack) -> None:
+    def _failed(self, failure: AllocationFailure, requested: int, stack: Stack) -> None:
         """Memory ran out here. A backward operation's line is found when all places are (see `told`)."""
         in_backward = failure.in_backward or stack.in_backward
         oom = Oom(
             self._time, failure.device, requested, failure.capacity, failure.limit, failure.allocated,
             failure.reserved, failure.cached, failure.fragmented,
             max(self._blocks.largest_gap(), largest_free_block([s for s in self._segments if s.get("is_expandable")])),
-            max(failure.capacity - failure.free - failure.reserved, 0), self._mark.step,
-            Phase.BACKWARD if in_backward else phase_of(self._mark.activity, self._graph_open),
-            failure.module if in_backward else self._mark.module, stack.frame, failure.op or stack.op, failure.message,
+            max(failure.capacity - failure.free - failure.reserved, 0), self._marker.step,
+            Phase.BACKWARD if in_backward else phase_of(self._marker.activity, self._graph_open),
+            failure.module if in_backward else self._marker.module, stack.frame, failure.op or stack.op, failure.message,
         )  # fmt: skip
-        self._tell(oom)
+        self._emit(oom)
         self._failed_in, self._survey = oom.phase, failure.survey
         if failure.survey is not None:
             made = [
-                StepStorage(life.address, life.charged, life.frame, life.activity == BACKWARD)
-                for life in self._history.lives.values()
-                if life.step == self._mark.step
+                StepStorage(block.address, block.block_size, block.frame, block.activity == BACKWARD)
+                for block in self._history.blocks_by_address.values()
+                if block.step == self._marker.step
             ]
             holders = failure.survey.holders(made, oom.module)
             for holder in holders.largest:
-                self._tell(holder)
-            self._tell(HolderCoverage(self._time, holders.total_bytes))
+                self._emit(holder)
+            self._emit(HolderCoverage(self._time, holders.total_bytes))
         if failure.others:
-            self._tell(OtherProcesses(self._time, failure.others))
+            self._emit(OtherProcesses(self._time, failure.others))
 
-    # --- what the lives were
+    # --- what the blocks_by_address were
 
-    def told(self) -> list[Timed]:
+    def told(self) -> list[TimedEvent]:
         """Everything in order, with hindsight."""
         history = self._history
-        for life in history.lives.values():
-            life.passes_seen = history.passes - life.passes_at_birth
+        for block in history.blocks_by_address.values():
+            block.passes_since = history.passes - block.passes_at_allocation
         if self._failed_in is not None:
-            see_holders(
-                history.lives.values(),
+            apply_holder_categories(
+                history.blocks_by_address.values(),
                 history.workspaces,
                 {} if self._survey is None else self._survey.categories(),
                 in_backward=self._failed_in is Phase.BACKWARD,
             )
-        place_backward(self._passes, history.lines)
-        events: list[Timed] = []
-        for life in self._earlier:
-            self._judge(life)
-            if life.category is not life.told:
-                life.told = life.category
-                events.append((self._told[0][0] if self._told else self._time, Tag(life.id, life.category)))
+        locate_backward_blocks(self._passes, history.lines)
+        events: list[TimedEvent] = []
+        for block in self._earlier:
+            self._categorize(block)
+            if block.category is not block.told:
+                block.told = block.category
+                events.append((self._told[0][0] if self._told else self._time, Tag(block.id, block.category)))
         for time, item in self._told:
-            if isinstance(item, Life):
-                self._judge(item)
+            if isinstance(item, BlockLifetime):
+                self._categorize(item)
                 events.append((time, self._alloc(item)))
             elif isinstance(item, Oom) and item.frame is None:
                 events.append((time, item._replace(frame=self._line_of_failure(item))))
@@ -387,29 +394,29 @@ class _Reading:
                 events.append((time, item))
         return events
 
-    def _judge(self, life: Life) -> None:
-        if life.category is Category.WORKSPACE and life.freed_in is not None:
-            self._history.workspaces.release(life)
-        life.category = category_of(life, self._history.workspaces)
+    def _categorize(self, block: BlockLifetime) -> None:
+        if block.category is Category.WORKSPACE and block.freed_in is not None:
+            self._history.workspaces.release(block)
+        block.category = category_of(block, self._history.workspaces)
 
-    def _alloc(self, life: Life) -> Alloc:
-        life.told = life.category
-        frame = life.frame or self._history.lines.find(life.module)
+    def _alloc(self, block: BlockLifetime) -> Alloc:
+        block.told = block.category
+        frame = block.frame or self._history.lines.find(block.module)
         return Alloc(
-            life.time, life.id, life.requested, life.charged, self._history.device, life.stream, life.category,
-            life.phase, life.step, life.module, frame, life.op,
+            block.time, block.id, block.requested, block.block_size, self._history.device, block.stream, block.category,
+            block.phase, block.step, block.module, frame, block.op,
         )  # fmt: skip
 
     def _line_of_failure(self, oom: Oom) -> Frame | None:
         """Of the module whose backward operation failed, else of what the pass last had to do with."""
         line = self._history.lines.find(oom.module)
         if line is None and oom.phase is Phase.BACKWARD and self._passes:
-            lines = (life.frame for life, _ in reversed(self._passes[-1]) if life.frame is not None)
+            lines = (block.frame for block, _ in reversed(self._passes[-1]) if block.frame is not None)
             line = next(lines, None)
         return line
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         self._told.append((self._time, event))
 
     def _seconds(self, entry: Entry) -> float:
-        return max(float(entry["time_us"]) / 1e6 - self._began, 0.0)
+        return max(float(entry["time_us"]) / 1e6 - self._started, 0.0)

@@ -36,7 +36,7 @@ PHASES: dict[str, Phase] = {
 _STAMP = re.compile(r"L(\d+)([fnbpo])(\d+)")
 
 
-class Mark(NamedTuple):
+class Marker(NamedTuple):
     """What the loop was doing from a tick on."""
 
     tick: int
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
     module: str
 
 
-class Marks:
+class Markers:
     """The ticks of a run, and the stamp of the moment."""
 
     KEEP = 200_000
@@ -61,9 +61,9 @@ class Marks:
         self._modules: list[str] = []
         self._codes: dict[str, str] = {}
         """Module → how stamps name it: its place in the list."""
-        self._marks = [Mark(0, 0, OTHER, "")]
+        self._markers = [Marker(0, 0, OTHER, "")]
         self._times = [clock() // 1000]
-        self._known: dict[str, Mark] = {}
+        self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
         """The history begins. `stamp` sets this thread's text, or None where torch cannot."""
@@ -79,16 +79,16 @@ class Marks:
     def advance(self, activity: str, module: str = "") -> int:
         """A moment worth finding again: gives its tick."""
         self.tick = tick = self.tick + 1
-        self._marks.append(Mark(tick, self.step, activity, module))
+        self._markers.append(Marker(tick, self.step, activity, module))
         self._times.append(self._clock() // 1000)
-        if len(self._marks) > 2 * self.KEEP:
-            del self._marks[: self.KEEP], self._times[: self.KEEP]
+        if len(self._markers) > 2 * self.KEEP:
+            del self._markers[: self.KEEP], self._times[: self.KEEP]
         if self._stamp is not None:
             self._prefix = f"L{tick}"
-            self.at_work(activity, module)
+            self.enter_module(activity, module)
         return tick
 
-    def at_work(self, activity: str, module: str) -> None:
+    def enter_module(self, activity: str, module: str) -> None:
         """Another module is at work."""
         if self._stamp is not None:
             code = self._codes.get(module)
@@ -99,29 +99,29 @@ class Marks:
         elif self._recording:
             self.advance(activity, module)
 
-    def read(self, stamp: str, microseconds: int) -> Mark | None:
+    def read(self, stamp: str, microseconds: int) -> Marker | None:
         """What an entry's stamp says; None for an entry of a thread that set none."""
         if self._stamp is None:
-            return self._marks[max(bisect_right(self._times, microseconds) - 1, 0)]
+            return self._markers[max(bisect_right(self._times, microseconds) - 1, 0)]
         known = self._known.get(stamp)
         if known is None:
             found = _STAMP.fullmatch(stamp)
             if found is None:
                 return None
             tick, activity, module = found.groups()
-            known = Mark(int(tick), self.at(int(tick)).step, activity, self._modules[int(module)])
+            known = Marker(int(tick), self.at(int(tick)).step, activity, self._modules[int(module)])
             self._known[stamp] = known
         return known
 
-    def at(self, tick: int) -> Mark:
+    def at(self, tick: int) -> Marker:
         """What the loop was doing from `tick` on."""
-        return self._marks[min(max(tick - self._marks[0].tick, 0), len(self._marks) - 1)]
+        return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
-    def forget_stamps(self) -> None:
+    def clear_stamps(self) -> None:
         """A history has been read: its stamps will not come again."""
         self._known.clear()
 
     @property
-    def tells_threads(self) -> bool:
+    def identifies_threads(self) -> bool:
         """Whether an entry says which thread made it."""
         return self._stamp is not None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, Marks
+from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, Markers
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
 
@@ -21,13 +21,13 @@ OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
 """Given the module, what it is called with, the activity and its path."""
 
 
-class StampedModules:
-    """Writes the path of the innermost module at work into the marks. The compiler sees nothing of it."""
+class ModuleMarkers:
+    """Writes the path of the innermost module at work into the markers. The compiler sees nothing of it."""
 
-    def __init__(self, marks: Marks, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
+    def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
         """`on_root` is called when a module that no other called begins; `activity_outside()` says what the program
         is doing once it has ended."""
-        self._marks = marks
+        self._markers = markers
         self._on_root = on_root
         self._activity_outside = activity_outside
         self._path = ""
@@ -35,29 +35,29 @@ class StampedModules:
         self._names: dict[int, str] = {}
         """`id` of each module under the root at work → its path."""
         self._entered = 0
-        """Calls of modules since the root began."""
+        """Calls of modules since the root started."""
         self._known = ModuleNames()
         self._recomputes = False
         """Whether a checkpoint, in the backward pass, computes again what it had not kept."""
         self._is_attached = False
         self._original: Callable[..., Any] | None = None
-        self._stand_in: Callable[..., Any] | None = None
+        self._replacement: Callable[..., Any] | None = None
 
     def attach(self) -> None:
         """Without torch's private method, modules, forward passes and inputs cannot be told."""
         original = getattr(nn.Module, "_call_impl", None)
         if original is not None:
             self._is_attached = True
-            self._original, self._stand_in = original, self._standing_in_for(original)
-            nn.Module._call_impl = self._stand_in  # type: ignore[method-assign]
+            self._original, self._replacement = original, self._replacement_for(original)
+            nn.Module._call_impl = self._replacement  # type: ignore[method-assign]
 
     def detach(self) -> None:
         self._is_attached = False
-        if self._original is not None and getattr(nn.Module, "_call_impl", None) is self._stand_in:
+        if self._original is not None and getattr(nn.Module, "_call_impl", None) is self._replacement:
             nn.Module._call_impl = self._original  # type: ignore[method-assign]
 
-    def _standing_in_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        at_work = self._marks.at_work
+    def _replacement_for(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        enter_module = self._markers.enter_module
 
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if _is_compiling() or not self._is_attached:
@@ -66,7 +66,7 @@ class StampedModules:
             if outer:
                 self._entered += 1
                 self._path = path = self._names.get(id(module)) or type(module).__name__
-                at_work(self._activity(), path)
+                enter_module(self._activity(), path)
             else:
                 self._begin_root(module, args, kwargs)
             try:
@@ -74,9 +74,9 @@ class StampedModules:
             finally:
                 self._path = outer
                 if outer:
-                    at_work(self._activity(), outer)
+                    enter_module(self._activity(), outer)
                 else:
-                    at_work(BACKWARD if self._recomputes else self._activity_outside(), "")
+                    enter_module(BACKWARD if self._recomputes else self._activity_outside(), "")
 
         return _call_impl
 
@@ -97,6 +97,6 @@ class StampedModules:
         self._path = path = self._names.get(id(module)) or type(module).__name__
         self._entered = 1
         if self._recomputes:
-            self._marks.at_work(BACKWARD, path)
+            self._markers.enter_module(BACKWARD, path)
         else:
             self._on_root(module, args, kwargs, self._activity(), path)

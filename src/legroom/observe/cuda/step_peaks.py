@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-_Kept = dict[tuple[str, ...], int]
+_SavedPeaks = dict[tuple[str, ...], int]
 
 
-class Peaks:
+class StepPeaks:
     """Stands between the script and the allocator's statistics."""
 
     READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
@@ -23,9 +23,9 @@ class Peaks:
     def __init__(self, namespace: Any = torch._C) -> None:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _SavedPeaks] = {}
         """Device → figure → its peak since the script's last reset, as far as taken away."""
-        self._cut_off: dict[int, tuple[int, int]] = {}
+        self._peaks_before_reset: dict[int, tuple[int, int]] = {}
         """Device → allocated and reserved peaks that a reset by the script cut off within the present step."""
         self._exit = ExitStack()
 
@@ -46,7 +46,7 @@ class Peaks:
     def statistics(self, device: int) -> dict[str, Any]:
         """As the script would see them."""
         statistics = self._read(device)
-        self._put_back(device, statistics)
+        self._restore_peaks(device, statistics)
         return statistics
 
     def end_step(self, device: int) -> tuple[dict[str, Any], int, int]:
@@ -58,7 +58,7 @@ class Peaks:
             if peak > kept.get(path, -1):
                 kept[path] = peak
         self._originals[self.RESETTERS[0]](device)
-        return statistics, *self._highest(statistics, self._cut_off.pop(device, (0, 0)))
+        return statistics, *self._highest(statistics, self._peaks_before_reset.pop(device, (0, 0)))
 
     def _read(self, device: int) -> dict[str, Any]:
         statistics: dict[str, Any] = self._originals[self.READERS[0]](device)
@@ -69,7 +69,7 @@ class Peaks:
         reserved = statistics["reserved_bytes"]["all"]["peak"]
         return max(allocated, other[0]), max(reserved, other[1])
 
-    def _put_back(self, device: int, statistics: dict[str, Any]) -> None:
+    def _restore_peaks(self, device: int, statistics: dict[str, Any]) -> None:
         kept = self._kept.get(device)
         if kept:
             for path, figures in _leaves(statistics):
@@ -78,15 +78,15 @@ class Peaks:
     def _reader(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
         def read(device: int) -> Any:
             statistics = original(device)
-            self._put_back(device, statistics)
+            self._restore_peaks(device, statistics)
             return statistics
 
         return read
 
     def _resetter(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
         def reset(device: int) -> Any:
-            so_far = self._cut_off.get(device, (0, 0))
-            self._cut_off[device] = self._highest(self._read(device), so_far)
+            so_far = self._peaks_before_reset.get(device, (0, 0))
+            self._peaks_before_reset[device] = self._highest(self._read(device), so_far)
             self._kept.pop(device, None)
             return original(device)
 

@@ -27,7 +27,7 @@ Observer = Callable[[int, int, int, int], None]
 """Device, bytes wanted from it, bytes that this process may have of it, bytes it has free."""
 
 
-class Figures(NamedTuple):
+class AllocatorStats(NamedTuple):
     """The allocator's own statistics of one device."""
 
     allocated: int = 0
@@ -42,7 +42,7 @@ class Figures(NamedTuple):
     """How many entries the history has been given so far, overwritten ones included."""
 
 
-class CudaCalls:
+class CudaApi:
     """The real allocator. Tests put one of their own in its place."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class CudaCalls:
 
     def snapshot(self, entries: int) -> dict[str, Any]:
         """All blocks, and the history since the last call of this; from now on, record the last `entries`."""
-        with _compiler_left_alone():
+        with _without_compiler_import():
             taken: dict[str, Any] = torch.cuda.memory._snapshot()
         self._options["max_entries"] = entries
         record = torch.cuda.memory._record_memory_history
@@ -105,7 +105,7 @@ class CudaCalls:
     def stop(self) -> None:
         torch.cuda.memory._record_memory_history(None)
 
-    def stamper(self) -> Callable[[str], None] | None:
+    def stamp_setter(self) -> Callable[[str], None] | None:
         """What sets the text that this thread's entries are stamped with."""
         if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
             return None
@@ -119,15 +119,15 @@ class CudaCalls:
         nested: dict[str, Any] = torch._C._cuda_memoryStats(device)
         return nested
 
-    def figures(self, device: int) -> Figures:
-        return self.figures_of(self.statistics(device))
+    def figures(self, device: int) -> AllocatorStats:
+        return self.parse_stats(self.statistics(device))
 
-    def figures_of(self, statistics: dict[str, Any]) -> Figures:
+    def parse_stats(self, statistics: dict[str, Any]) -> AllocatorStats:
         allocated, reserved = statistics["allocated_bytes"]["all"], statistics["reserved_bytes"]["all"]
         blocks, segments = statistics["allocation"]["all"], statistics["segment"]["all"]
         entries = blocks["allocated"] + self._entries_per_free * blocks["freed"]
         entries += segments["allocated"] + segments["freed"]
-        return Figures(
+        return AllocatorStats(
             allocated["current"],
             reserved["current"],
             allocated["peak"],
@@ -145,13 +145,13 @@ class CudaCalls:
 
     # --- failures
 
-    def observe_failures(self, observer: Observer) -> None:
+    def on_failed_allocation(self, observer: Observer) -> None:
         """`observer` is called at each failed allocation, before anything is raised. It can never be taken away."""
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(observer)
 
-    def watch_errors(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
+    def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
         """`watcher(text)` is called for each `torch.OutOfMemoryError` that comes into being in Python, and so for
         each failure that a script can see. Gives what ends that, or None where it is impossible."""
         error = torch.OutOfMemoryError
@@ -174,7 +174,7 @@ class CudaCalls:
 
 
 @contextlib.contextmanager
-def _compiler_left_alone() -> Iterator[None]:
+def _without_compiler_import() -> Iterator[None]:
     """To name frames, torch asks whether its compiler is there in a way that imports it, which takes seconds.
 
     A program that has not imported it has no code that it wrote, so there is nothing to ask.

@@ -17,7 +17,7 @@ from legroom.memory.annotations import RecordingFailed
 from legroom.memory.events import Alloc, Category, Event, Frame, Phase, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
-from legroom.observe.cuda.step_peaks import Peaks
+from legroom.observe.cuda.step_peaks import StepPeaks
 
 
 class Net(nn.Module):
@@ -326,7 +326,7 @@ def test_two_runs_of_one_process_do_not_disturb_each_other(monkeypatch: pytest.M
 
 def test_a_compiled_step_passes_through_without_a_break() -> None:
     cuda, events = SimulatedCuda(), list[Event]()
-    with CudaHistory(events.append, cuda, Peaks(cuda)):
+    with CudaHistory(events.append, cuda, StepPeaks(cuda)):
         model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager", fullgraph=True)
         for _ in range(3):
             F.mse_loss(model(torch.randn(4, 8)), torch.zeros(4, 8)).backward()

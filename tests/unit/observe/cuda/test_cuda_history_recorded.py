@@ -13,18 +13,18 @@ from legroom.observe.cuda.history_events import DeviceHistory
 from legroom.observe.cuda.torch_api import workspace_sizes
 from legroom.units import MiB
 
-FOLDER = Path(__file__).parents[2] / "data" / "cuda_readings"
-SCRIPTS = Path(__file__).parents[2] / "gpu" / "scripts"
+FOLDER = Path(__file__).parents[3] / "data" / "cuda_readings"
+SCRIPTS = Path(__file__).parents[3] / "gpu" / "scripts"
 
 
 def events_of(name: str) -> list[Event]:
     reading = readings.load(FOLDER / f"h200_{name}.json.gz")
-    history = DeviceHistory(0, reading.new_marks(), count(1), workspace_sizes((9, 0), {}))
+    history = DeviceHistory(0, reading.new_markers(), count(1), workspace_sizes((9, 0), {}))
     told = history.read(
         reading.trace,
         reading.segments,
-        began=reading.began,
-        moments=reading.moments,
+        started=reading.started,
+        records=reading.records,
         settings=AllocatorSettings.from_dict(reading.settings),
         after_gap=reading.after_gap,
     )

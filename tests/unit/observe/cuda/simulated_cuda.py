@@ -2,7 +2,7 @@
 
 Every storage that an operation makes becomes an entry at the storage's own address, with the Python stack, and a
 second one when it dies. What the autograd engine does happens, as on a GPU, on a thread of its own: no stack but that
-of Python code the engine calls, and a stamp of its own. While it is entered, tensors say that they are on a GPU.
+of Python code the engine api, and a stamp of its own. While it is entered, tensors say that they are on a GPU.
 """
 
 import sys
@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from legroom.memory.events import Event
 from legroom.observe.cuda import history
 from legroom.observe.cuda.history import CudaHistory
-from legroom.observe.cuda.step_peaks import Peaks
-from legroom.observe.cuda.torch_api import CudaCalls, Observer
+from legroom.observe.cuda.step_peaks import StepPeaks
+from legroom.observe.cuda.torch_api import CudaApi, Observer
 from legroom.observe.dispatch.backward_engine import current_node
 
 CAPACITY = 1 << 34
@@ -30,7 +30,7 @@ _PLUMBING = ("/_python_dispatch.py", "/_dynamo/eval_frame.py")
 _ENGINE = graph._engine_run_backward.__code__
 
 
-class SimulatedCuda(CudaCalls):
+class SimulatedCuda(CudaApi):
     """Keeps the history and the figures."""
 
     def __init__(self, *, limit: int = CAPACITY, can_stamp: bool = True) -> None:
@@ -88,7 +88,7 @@ class SimulatedCuda(CudaCalls):
     def stop(self) -> None:
         self._ring.clear()
 
-    def stamper(self) -> Callable[[str], None] | None:
+    def stamp_setter(self) -> Callable[[str], None] | None:
         return self._set_stamp if self._can_stamp else None
 
     def statistics(self, device: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class SimulatedCuda(CudaCalls):
     def workspace_sizes(self, device: int) -> frozenset[int]:
         return frozenset()
 
-    def observe_failures(self, observer: Observer) -> None:
+    def on_failed_allocation(self, observer: Observer) -> None:
         self._observer = observer
 
     def _set_stamp(self, text: str) -> None:
@@ -202,11 +202,11 @@ class Simulation:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, entries: int | None = None, **options: Any) -> None:
         if entries is not None:
-            for name in ("FIRST_ENTRIES", "LEAST_ENTRIES", "MOST_ENTRIES"):
+            for name in ("FIRST_ENTRIES", "MIN_ENTRIES", "MAX_ENTRIES"):
                 monkeypatch.setattr(history, name, entries)
         self.cuda = SimulatedCuda(**options)
         self.events: list[Event] = []
-        self.history = CudaHistory(self.events.append, self.cuda, Peaks(self.cuda))
+        self.history = CudaHistory(self.events.append, self.cuda, StepPeaks(self.cuda))
         self._monkeypatch = monkeypatch
         self._mode = _Mode(self.cuda)
 

@@ -19,7 +19,7 @@ from legroom.memory.ledger import Ledger
 from legroom.observe.cuda import failures
 from legroom.observe.cuda.failures import operation_at
 from legroom.observe.cuda.history import CudaHistory
-from legroom.observe.cuda.step_peaks import Peaks
+from legroom.observe.cuda.step_peaks import StepPeaks
 
 MiB = 1 << 20
 
@@ -212,7 +212,7 @@ def test_trouble_of_ours_ends_the_watching_and_not_the_script(monkeypatch: pytes
     def broken(*args: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(simulation.history._sightings, "root_begins", broken)
+    monkeypatch.setattr(simulation.history._owners, "root_called", broken)
     with simulation:
         model = Wide()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -228,7 +228,7 @@ def test_without_a_history_the_steps_remain() -> None:
             return "cudaMallocAsync keeps none"
 
     cuda, events = NoHistory(), list[Event]()
-    with CudaHistory(events.append, cuda, Peaks(cuda)):
+    with CudaHistory(events.append, cuda, StepPeaks(cuda)):
         model = Wide()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from legroom.observe.cuda import stacks
-from legroom.observe.cuda.history import settings_of
-from legroom.observe.cuda.markers import FORWARD, OPTIMIZER, OTHER, Marks
-from legroom.observe.cuda.torch_api import CudaCalls, workspace_sizes
+from legroom.observe.cuda.history import parse_settings
+from legroom.observe.cuda.markers import FORWARD, OPTIMIZER, OTHER, Markers
+from legroom.observe.cuda.torch_api import CudaApi, workspace_sizes
 from legroom.units import MiB
 
 
@@ -17,7 +17,7 @@ def test_cuda_is_not_initialised_for_us(monkeypatch: pytest.MonkeyPatch) -> None
     queued = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
     called = []
-    CudaCalls().when_ready(lambda: called.append(True))
+    CudaApi().when_ready(lambda: called.append(True))
     assert (len(queued), called) == (1, [])
 
 
@@ -26,8 +26,8 @@ def test_naming_frames_does_not_import_the_compiler() -> None:
     code = """
 import sys, torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
-from legroom.observe.cuda.torch_api import _compiler_left_alone
-with _compiler_left_alone():
+from legroom.observe.cuda.torch_api import _without_compiler_import
+with _without_compiler_import():
     symbolize_tracebacks([gather_traceback(True, True, False)])
 print("torch._inductor" in sys.modules, "_inductor" in vars(torch))
 symbolize_tracebacks([gather_traceback(True, True, False)])
@@ -60,7 +60,7 @@ def test_workspaces_have_the_sizes_that_torch_gives_them(
 
 def test_settings_are_read_as_a_snapshot_tells_them() -> None:
     divisions = {str(1 << power): 4 for power in range(16)}
-    settings = settings_of(
+    settings = parse_settings(
         {"max_split_size": 64 * MiB, "roundup_power2_divisions": divisions, "expandable_segments": True}
     )
     assert settings.max_split_size == 64 * MiB
@@ -69,25 +69,25 @@ def test_settings_are_read_as_a_snapshot_tells_them() -> None:
 
 
 def test_no_largest_size_to_split_is_none() -> None:
-    assert settings_of({"max_split_size": -1}).max_split_size is None
+    assert parse_settings({"max_split_size": -1}).max_split_size is None
 
 
 def test_stamps_name_tick_activity_and_module() -> None:
     stamps: list[str] = []
-    marks = Marks()
-    marks.start(stamps.append)
-    marks.step = 3
-    tick = marks.advance(FORWARD, "Net")
-    marks.at_work(FORWARD, "Net.layer")
-    mark = marks.read(stamps[-1], 0)
+    markers = Markers()
+    markers.start(stamps.append)
+    markers.step = 3
+    tick = markers.advance(FORWARD, "Net")
+    markers.enter_module(FORWARD, "Net.layer")
+    mark = markers.read(stamps[-1], 0)
     assert mark == (tick, 3, FORWARD, "Net.layer")
 
 
 def test_a_stamp_that_is_not_ours_says_nothing() -> None:
-    marks = Marks()
-    marks.start(lambda text: None)
-    assert marks.read("set by the script", 0) is None
-    assert marks.read("", 0) is None
+    markers = Markers()
+    markers.start(lambda text: None)
+    assert markers.read("set by the script", 0) is None
+    assert markers.read("", 0) is None
 
 
 def test_without_stamps_the_time_tells() -> None:
@@ -96,13 +96,13 @@ def test_without_stamps_the_time_tells() -> None:
     def clock() -> int:
         return now * 1000
 
-    marks = Marks(clock)
-    marks.start(None)
+    markers = Markers(clock)
+    markers.start(None)
     now = 10
-    marks.advance(OPTIMIZER)
+    markers.advance(OPTIMIZER)
     now = 20
-    marks.advance(OTHER)
-    assert [marks.read("", at).activity for at in (5, 10, 19, 20, 99)] == [
+    markers.advance(OTHER)
+    assert [markers.read("", at).activity for at in (5, 10, 19, 20, 99)] == [
         OTHER,
         OPTIMIZER,
         OPTIMIZER,

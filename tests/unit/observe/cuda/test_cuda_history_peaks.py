@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from legroom.observe.cuda.step_peaks import Peaks
+from legroom.observe.cuda.step_peaks import StepPeaks
 
 
 class Torch:
@@ -33,8 +33,8 @@ def torch() -> Torch:
 
 
 @pytest.fixture
-def peaks(torch: Torch) -> Peaks:
-    peaks = Peaks(torch)
+def peaks(torch: Torch) -> StepPeaks:
+    peaks = StepPeaks(torch)
     peaks.install()
     return peaks
 
@@ -50,21 +50,21 @@ def spike(torch: Torch, size: int) -> None:
     torch.use(-size)
 
 
-def test_each_step_has_its_own_peak(torch: Torch, peaks: Peaks) -> None:
+def test_each_step_has_its_own_peak(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     assert peaks.end_step(0)[1:] == (100, 100)
     spike(torch, 30)
     assert peaks.end_step(0)[1:] == (30, 30)
 
 
-def test_the_script_reads_the_peak_of_the_whole_run(torch: Torch, peaks: Peaks) -> None:
+def test_the_script_reads_the_peak_of_the_whole_run(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     peaks.end_step(0)
     spike(torch, 30)
     assert scripts_peak(torch) == 100
 
 
-def test_a_reset_by_the_script_holds(torch: Torch, peaks: Peaks) -> None:
+def test_a_reset_by_the_script_holds(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     peaks.end_step(0)
     torch._cuda_resetPeakMemoryStats(0)
@@ -74,20 +74,20 @@ def test_a_reset_by_the_script_holds(torch: Torch, peaks: Peaks) -> None:
     assert scripts_peak(torch) == 30
 
 
-def test_a_reset_by_the_script_hides_nothing_from_the_step(torch: Torch, peaks: Peaks) -> None:
+def test_a_reset_by_the_script_hides_nothing_from_the_step(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     torch._cuda_resetPeakMemoryStats(0)
     spike(torch, 30)
     assert peaks.end_step(0)[1:] == (100, 100)
 
 
-def test_devices_are_kept_apart(torch: Torch, peaks: Peaks) -> None:
+def test_devices_are_kept_apart(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     peaks.end_step(0)
     assert torch._cuda_memoryStats(1)["allocated_bytes"]["all"]["peak"] == 0
 
 
-def test_torch_answers_for_itself_in_the_end(torch: Torch, peaks: Peaks) -> None:
+def test_torch_answers_for_itself_in_the_end(torch: Torch, peaks: StepPeaks) -> None:
     peaks.restore()
     assert torch._cuda_memoryStats == torch.read
     assert torch._cuda_resetPeakMemoryStats == torch.reset

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 
 from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, SegmentChange, Step, Tag
-from legroom.observe.cuda.address_owners import Sighting
-from legroom.observe.cuda.history_events import Batch, DeviceHistory, Failure, Pending
-from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Marks
+from legroom.observe.cuda.address_owners import OwnedAddresses
+from legroom.observe.cuda.history_events import AllocationFailure, DeviceHistory, LoaderBatch, PendingEvent
+from legroom.observe.cuda.markers import BACKWARD, FORWARD, INFERENCE, OPTIMIZER, OTHER, Markers
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.holders import HolderSurvey
 from legroom.units import MiB
 
 STACK = [{"filename": "/home/me/train.py", "line": 7, "name": "main"}]
 FRAME = Frame("/home/me/train.py", 7, "main")
-FAILURE = Failure(0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", False, "")
+FAILURE = AllocationFailure(0, 20 * MiB, 100 * MiB, 200 * MiB, 50 * MiB, MiB, 2 * MiB, 0, MiB, "", False, "")
 WORKSPACE = 32 * MiB
 
 
@@ -24,10 +24,10 @@ class Program:
 
     def __init__(self, **options: Any) -> None:
         self.stamp = ""
-        self.marks = Marks()
-        self.marks.start(self._set)
+        self.markers = Markers()
+        self.markers.start(self._set)
         self.trace: list[dict[str, Any]] = []
-        self.history = DeviceHistory(0, self.marks, count(1), frozenset({WORKSPACE}))
+        self.history = DeviceHistory(0, self.markers, count(1), frozenset({WORKSPACE}))
         self._clock = 0
 
     def _set(self, text: str) -> None:
@@ -87,7 +87,7 @@ def categories(events: list[Event]) -> list[Category]:
 
 
 def test_a_block_of_a_workspaces_size_that_stays_is_a_workspace(program: Program) -> None:
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.alloc(100 * MiB, WORKSPACE, engine=True)
     events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
@@ -95,19 +95,19 @@ def test_a_block_of_a_workspaces_size_that_stays_is_a_workspace(program: Program
 
 
 def test_the_engine_has_one_of_its_own_though_a_checkpoint_computes_again_there(program: Program) -> None:
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
-    program.marks.at_work(BACKWARD, "block")
+    program.markers.enter_module(BACKWARD, "block")
     program.alloc(100 * MiB, WORKSPACE)
     events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
     assert categories(events) == [Category.WORKSPACE] * 2
 
 
 def test_a_second_one_on_the_same_side_is_none(program: Program) -> None:
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.alloc(100 * MiB, WORKSPACE)
-    program.marks.advance(OTHER)
+    program.markers.advance(OTHER)
     program.alloc(900 * MiB, 512, engine=True)
     events = program.read((MiB, WORKSPACE), (100 * MiB, WORKSPACE))
     assert categories(events)[:2] == [Category.WORKSPACE, Category.TEMPORARY]
@@ -130,8 +130,8 @@ def test_one_that_turns_out_none_later_is_told_so(program: Program) -> None:
 
 def test_a_parameter_of_that_size_is_a_parameter(program: Program) -> None:
     program.alloc(MiB, WORKSPACE)
-    seen = Sighting(program.marks.tick + 1, Category.PARAMETER, [MiB], [(WORKSPACE, "Net")])
-    assert categories(program.read((MiB, WORKSPACE), moments=[seen])) == [Category.PARAMETER]
+    seen = OwnedAddresses(program.markers.tick + 1, Category.PARAMETER, [MiB], [(WORKSPACE, "Net")])
+    assert categories(program.read((MiB, WORKSPACE), records=[seen])) == [Category.PARAMETER]
 
 
 def test_blocks_from_before_the_history_are_told_first(program: Program) -> None:
@@ -162,10 +162,10 @@ def test_blocks_that_came_and_went_unseen_are_corrected_after_a_gap(program: Pro
 
 
 def test_a_gradient_of_a_lost_step_makes_no_gradient_of_what_lies_there_now(program: Program) -> None:
-    stale = Sighting(program.marks.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
-    program.marks.advance(OTHER)
+    stale = OwnedAddresses(program.markers.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
+    program.markers.advance(OTHER)
     program.alloc(8192, 512)
-    events = program.read((4096, 512), (8192, 512), moments=[stale], after_gap=True)
+    events = program.read((4096, 512), (8192, 512), records=[stale], after_gap=True)
     assert Category.GRADIENT not in categories(events)
 
 
@@ -188,13 +188,13 @@ def test_memory_reserved_before_the_history_is_told(program: Program) -> None:
 
 
 def test_a_step_stands_where_it_ended(program: Program) -> None:
-    program.marks.advance(FORWARD)
+    program.markers.advance(FORWARD)
     program.alloc(4096, 512)
-    program.marks.step = 1
-    tick = program.marks.advance(OTHER)
+    program.markers.step = 1
+    tick = program.markers.advance(OTHER)
     program.alloc(8192, 512)
     step = Step(0.5, 0, 0.1, 0, 0, 0, 0, 0)
-    events = program.read((4096, 512), (8192, 512), moments=[Pending(tick, step)])
+    events = program.read((4096, 512), (8192, 512), records=[PendingEvent(tick, step)])
     assert [type(event).__name__ for event in events] == ["Alloc", "Step", "Alloc"]
     assert [event.step for event in events] == [0, 0, 1]
 
@@ -203,31 +203,31 @@ def test_what_was_seen_at_a_tick_is_about_the_block_of_that_moment(program: Prog
     """The same address held three blocks in turn."""
     program.alloc(4096, 512)
     program.free(4096, 512)
-    program.marks.advance(OTHER)
+    program.markers.advance(OTHER)
     program.alloc(4096, 512)
-    seen = Sighting(program.marks.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
+    seen = OwnedAddresses(program.markers.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
     program.free(4096, 512)
     program.alloc(4096, 512)
-    events = program.read((4096, 512), moments=[seen])
+    events = program.read((4096, 512), records=[seen])
     assert categories(events) == [Category.TEMPORARY, Category.GRADIENT, Category.TEMPORARY]
 
 
 def test_a_batchs_sizes_hold_until_the_next_batch(program: Program) -> None:
-    batches = [Batch(program.marks.advance(OTHER), frozenset({1000}))]
+    batches = [LoaderBatch(program.markers.advance(OTHER), frozenset({1000}))]
     program.alloc(4096, 1000)
-    batches.append(Batch(program.marks.advance(OTHER), frozenset({2000})))
+    batches.append(LoaderBatch(program.markers.advance(OTHER), frozenset({2000})))
     program.alloc(8192, 1000)
-    events = program.read((4096, 1000), (8192, 1000), moments=batches)
+    events = program.read((4096, 1000), (8192, 1000), records=batches)
     assert categories(events) == [Category.INPUT, Category.TEMPORARY]
 
 
 def test_an_engine_thread_that_was_stamped_long_ago_turns_back_no_clock(program: Program) -> None:
     """A checkpoint stamped it in an earlier step, and its stamp stayed."""
-    program.marks.advance(OTHER)
-    program.marks.at_work("b", "")
+    program.markers.advance(OTHER)
+    program.markers.enter_module("b", "")
     old = program.stamp
-    program.marks.step = 5
-    program.marks.advance(FORWARD, "Net")
+    program.markers.step = 5
+    program.markers.advance(FORWARD, "Net")
     program.alloc(4096, 512)
     fresh, program.stamp = program.stamp, old
     program.alloc(8192, 512)
@@ -248,7 +248,7 @@ def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autograd_graph, "saved_tensors_are_readable", lambda: True)
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     for address in (4096, 8192, 12288, 16384, 20480):
         program.alloc(address, 512)
     program.note("oom", 0, 20 * MiB)
@@ -265,7 +265,7 @@ def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(
 
 
 def test_what_an_error_gives_back_as_it_leaves_is_what_it_was_at_the_failure(program: Program) -> None:
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     program.alloc(4096, 512)
     program.note("oom", 0, 20 * MiB)
     (born, _) = program.read((4096, 512), failure=FAILURE)
@@ -276,24 +276,24 @@ def test_what_an_error_gives_back_as_it_leaves_is_what_it_was_at_the_failure(pro
 
 
 def test_a_workspace_is_one_at_a_failure_too(program: Program) -> None:
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.note("oom", 0, 20 * MiB)
     assert categories(program.read((MiB, WORKSPACE), failure=FAILURE)) == [Category.WORKSPACE]
 
 
 def test_what_a_pass_without_gradients_made_awaits_no_backward_pass(program: Program) -> None:
-    program.marks.advance(INFERENCE, "Net")
+    program.markers.advance(INFERENCE, "Net")
     program.alloc(4096, 512)
     program.note("oom", 0, 20 * MiB)
     assert categories(program.read((4096, 512), failure=FAILURE)) == [Category.TEMPORARY]
 
 
 def test_a_result_that_outlived_its_backward_pass_and_was_given_back_is_one(program: Program) -> None:
-    program.marks.advance(FORWARD, "Net")
+    program.markers.advance(FORWARD, "Net")
     program.alloc(4096, 512)
     program.alloc(8192, 512, engine=True)
-    program.marks.advance(OTHER)
+    program.markers.advance(OTHER)
     program.free(4096, 512)
     assert categories(program.read((8192, 512)))[0] is Category.RESULT
 

@@ -11,7 +11,7 @@ from legroom.memory.annotations import Annotation
 from legroom.memory.events import Alloc, Category, Event, Step
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history import CudaHistory
-from legroom.observe.cuda.step_peaks import Peaks
+from legroom.observe.cuda.step_peaks import StepPeaks
 
 
 def train(simulation: Simulation, rows: list[int]) -> None:
@@ -106,10 +106,10 @@ def test_where_every_step_is_the_highest_nothing_is_read_before_the_end(
 
 
 def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight steps are there to be read, though the ring began too short for them."""
+    """Eight steps are there to be read, though the ring started too short for them."""
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 5)
-    monkeypatch.setattr("legroom.observe.cuda.history.MOST_ENTRIES", length * 100)
+    monkeypatch.setattr("legroom.observe.cuda.history.MAX_ENTRIES", length * 100)
     train(simulation, [8] * 30)
     read = {event.step for event in simulation.events if isinstance(event, Alloc)}
     assert set(range(23, 30)) <= read
@@ -118,7 +118,7 @@ def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_inference_without_steps_loses_no_peak_either(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, entries=80)
-    monkeypatch.setattr("legroom.observe.cuda.history.LOOK_SECONDS", -1)
+    monkeypatch.setattr("legroom.observe.cuda.history.CHECK_SECONDS", -1)
     with simulation, torch.no_grad():
         model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 4))
         for rows in (8, 5000, *[8] * 200):
@@ -161,7 +161,7 @@ def test_before_cuda_is_initialised_nothing_is_asked_of_it() -> None:
 
     events: list[Event] = []
     cuda = Untouched()
-    with CudaHistory(events.append, cuda, Peaks(cuda)) as history:
+    with CudaHistory(events.append, cuda, StepPeaks(cuda)) as history:
         loop([8, 8])
         assert history.memory_stats(0) == (0, 0, 0, 0)
     assert [event.step for event in events if isinstance(event, Step)] == [0, 1]

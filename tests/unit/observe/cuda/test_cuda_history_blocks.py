@@ -1,4 +1,4 @@
-"""What blocks are charged, against histories of the real allocator."""
+"""What blocks are block_size, against histories of the real allocator."""
 
 import gzip
 import json
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.observe.cuda.block_sizes import Blocks
-from legroom.observe.cuda.initial_state import beginning
+from legroom.observe.cuda.block_sizes import BlocksInUse
+from legroom.observe.cuda.initial_state import initial_state
 from legroom.units import MiB
 
-HISTORIES = sorted((Path(__file__).parents[2] / "data" / "histories").glob("h200_*.json.gz"))
+HISTORIES = sorted((Path(__file__).parents[3] / "data" / "histories").glob("h200_*.json.gz"))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -40,8 +40,8 @@ def segments(data: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def follow(blocks: Blocks, rows: list[dict[str, Any]]) -> tuple[int, int]:
-    """The highest that was charged at once, and all that was charged."""
+def process_entries(blocks: BlocksInUse, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    """The highest that was block_size at once, and all that was block_size."""
     peak, total = blocks.allocated, 0
     for row in rows:
         if row["action"] == "alloc":
@@ -59,7 +59,7 @@ def follow(blocks: Blocks, rows: list[dict[str, Any]]) -> tuple[int, int]:
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.name.split(".")[0])
 def test_every_charge_of_a_real_history_is_found(path: Path) -> None:
     data = load(path)
-    peak, total = follow(Blocks(AllocatorSettings.parse(data["conf"])), entries(data["rows"]))
+    peak, total = process_entries(BlocksInUse(AllocatorSettings.parse(data["conf"])), entries(data["rows"]))
     assert peak == data["peak_alloc"]
     if "stats" in data:
         assert total == data["stats"]["allocated_bytes.all.allocated"]
@@ -76,49 +76,49 @@ def test_the_state_before_a_history_follows_from_what_comes_after(path: Path) ->
     rows = entries(data["rows"])
     settings = AllocatorSettings.parse(data["conf"])
     first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    whole = Blocks(settings)
-    follow(whole, first)
-    start = beginning(second, segments(data))
-    half = Blocks(settings)
+    whole = BlocksInUse(settings)
+    process_entries(whole, first)
+    start = initial_state(second, segments(data))
+    half = BlocksInUse(settings)
     for address, size in start.segments.items():
         half.add_segment(address, size)
     for address in sorted(start.blocks, reverse=True):
-        half.add_earlier(address, start.blocks[address].requested, start.blocks[address].charged)
+        half.add_initial(address, start.blocks[address].requested, start.blocks[address].block_size)
     assert half.allocated == pytest.approx(whole.allocated, rel=0.01)
-    assert follow(half, second)[0] == pytest.approx(follow(whole, second)[0], rel=0.01)
+    assert process_entries(half, second)[0] == pytest.approx(process_entries(whole, second)[0], rel=0.01)
 
 
 def test_a_rest_too_small_for_a_block_is_charged() -> None:
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     assert blocks.add(0, 19 * MiB + 1) == 20 * MiB
 
 
 def test_a_rest_worth_a_block_is_not_charged() -> None:
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     assert blocks.add(0, 18 * MiB) == 18 * MiB
 
 
 def test_the_next_segment_is_no_rest() -> None:
     """Two segments may lie side by side."""
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     blocks.add_segment(20 * MiB, 20 * MiB)
     assert blocks.add(0, 20 * MiB) == 20 * MiB
 
 
 def test_a_block_is_found_by_any_address_in_it() -> None:
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add(1000, 512)
-    assert blocks.holding(1000) == 1000
-    assert blocks.holding(1511) == 1000
-    assert blocks.holding(1512) is None
-    assert blocks.holding(999) is None
+    assert blocks.block_at(1000) == 1000
+    assert blocks.block_at(1511) == 1000
+    assert blocks.block_at(1512) is None
+    assert blocks.block_at(999) is None
 
 
 def test_the_largest_gap_lies_between_blocks_or_behind_them() -> None:
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     blocks.add(4 * MiB, 2 * MiB)
     blocks.add(15 * MiB, 2 * MiB)
@@ -126,16 +126,16 @@ def test_the_largest_gap_lies_between_blocks_or_behind_them() -> None:
 
 
 def test_a_rest_from_before_is_found_when_a_neighbour_moves_in() -> None:
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add_segment(0, 40 * MiB)
-    assert blocks.add_earlier(0, 10 * MiB, None) == 10 * MiB
+    assert blocks.add_initial(0, 10 * MiB, None) == 10 * MiB
     blocks.add(10 * MiB + 512 * 1024, 5 * MiB)
     assert blocks.corrected == {0: 10 * MiB + 512 * 1024}
 
 
 def test_a_neighbour_further_away_says_nothing() -> None:
-    blocks = Blocks()
+    blocks = BlocksInUse()
     blocks.add_segment(0, 40 * MiB)
-    blocks.add_earlier(0, 10 * MiB, None)
+    blocks.add_initial(0, 10 * MiB, None)
     blocks.add(12 * MiB, 5 * MiB)
     assert blocks.corrected == {}
