@@ -1,1 +1,1 @@
-"""Events from the CUDA allocator's own history, on a real GPU."""
+"""Events from the history of the CUDA allocator, on a real GPU."""

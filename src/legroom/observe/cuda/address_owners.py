@@ -1,8 +1,9 @@
-"""Which addresses belong to parameters, gradients, optimizer state and inputs, at moments when that can be seen.
+"""Records which addresses belong to parameters, gradients, optimizer state and inputs.
 
-The allocator's history knows addresses, not tensors. So at a few moments the tensors whose role is certain are looked
-at, and their addresses noted with the tick (see `cuda_marks`): whatever block lies there at that tick has that role
-for its whole block. Only addresses are kept; modules and optimizers are held weakly, tensors not at all.
+The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses
+of tensors whose category is certain are recorded with the current tick (see `markers`). The block at that address at
+that tick has this category for its whole lifetime. Only addresses are stored, with weak references to modules and
+optimizers, and no references to tensors.
 """
 
 import weakref
@@ -17,23 +18,23 @@ from legroom.memory.events import Category
 
 
 class OwnedAddresses(NamedTuple):
-    """At `tick`, tensors of one role were here."""
+    """The addresses of tensors of one category at one tick."""
 
     tick: int
     category: Category
     addresses: list[int]
-    """Where each begins; 0 for one that was not on a device."""
+    """The address of each tensor; 0 if it is not on a device."""
     details: list[tuple[int, str]]
-    """The bytes of each, and the module that it belongs to ("" for none)."""
+    """The bytes of each tensor, and its module or ""."""
 
 
 class AddressOwners:
-    """What has been seen so far."""
+    """Collects `OwnedAddresses` while the script runs."""
 
     KEEP_TRANSIENT = 4096
-    """AddressOwners of gradients and inputs: of the steps that a history can reach back to."""
+    """How many records of gradients and inputs are kept: enough for the steps in the history."""
     KEEP_PERSISTENT = 64
-    """AddressOwners of parameters, buffers and optimizer state."""
+    """How many records of parameters, buffers and optimizer state are kept."""
 
     def __init__(self) -> None:
         self.transient: deque[OwnedAddresses] = deque(maxlen=self.KEEP_TRANSIENT)
@@ -41,12 +42,12 @@ class AddressOwners:
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._optimizers: dict[int, _Optimizer] = {}
         self._modules: dict[int, str] = {}
-        """`id` of a parameter → the module that it belongs to."""
+        """Maps the `id` of a parameter to its module."""
 
-    # --- moments
+    # --- callbacks
 
     def root_called(self, root: nn.Module, arguments: tuple[Any, ...], tick: int) -> None:
-        """A module that no other called begins its forward pass."""
+        """A root module, which no other module called, starts its forward pass."""
         known = self._roots.get(id(root))
         if known is None or known() is not root:
             self._roots[id(root)] = weakref.ref(root)
@@ -56,7 +57,7 @@ class AddressOwners:
             self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Every gradient is there now."""
+        """Before an optimizer step, all gradients exist."""
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
@@ -70,7 +71,7 @@ class AddressOwners:
                 0 if (gradient := parameter.grad) is None else gradient.data_ptr()
                 for parameter in _parameters(optimizer)
             ]
-        except RuntimeError:  # sparse, or a wrapper without memory of its own
+        except RuntimeError:  # a sparse tensor, or a wrapper without memory
             return
         if addresses == known.addresses:
             addresses = known.addresses
@@ -82,14 +83,14 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Its state is born in its first step, or in its second where the first was skipped."""
+        """The state is allocated in the first step, or in the second if the first was skipped."""
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1
             self.persistent.append(self._state_of(optimizer, tick))
 
     def everything(self, tick: int) -> list[OwnedAddresses]:
-        """All that can be seen now, the most certain first."""
+        """The owners of addresses now, the most certain first."""
         found = []
         for reference in list(self._roots.values()):
             root = reference()
@@ -108,7 +109,7 @@ class AddressOwners:
         return found
 
     def has_gradients(self) -> bool:
-        """Whether a backward pass has left a gradient in a module seen."""
+        """Whether a parameter of a known module has a gradient."""
         for reference in list(self._roots.values()):
             root = reference()
             if root is not None and any(parameter.grad is not None for parameter in root.parameters()):
@@ -116,10 +117,10 @@ class AddressOwners:
         return False
 
     def module_of(self, parameter: Any) -> str:
-        """The module that a parameter belongs to, "" where unknown."""
+        """The module of a parameter, or "" if unknown."""
         return self._module_of(parameter)
 
-    # --- looking
+    # --- collecting addresses
 
     def _add_root(self, root: nn.Module, tick: int) -> None:
         if len(self._roots) > 256:
@@ -177,18 +178,18 @@ def _owned_addresses(tick: int, category: Category, tensors: Iterable[tuple[Any,
     addresses: list[int] = []
     details: list[tuple[int, str]] = []
     for tensor, module in tensors:
-        tensor = getattr(tensor, "_local_tensor", tensor)  # a shard's own memory
+        tensor = getattr(tensor, "_local_tensor", tensor)  # the local shard of a DTensor
         try:
             if tensor.is_cuda:
                 addresses.append(tensor.data_ptr())
                 details.append((tensor.nbytes, module))
-        except (RuntimeError, NotImplementedError):  # no memory of its own
+        except (RuntimeError, NotImplementedError):  # a tensor without memory
             continue
     return OwnedAddresses(tick, category, addresses, details)
 
 
 def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors among these values, and in tuples, lists and mappings among them."""
+    """The tensors in `value`, including those in nested tuples, lists and mappings."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -1,26 +1,27 @@
-"""What a block was for, and where in the program it belongs, told from its whole block.
+"""Determines the category and the code location of a block from its whole lifetime.
 
-The allocator's history is read after the fact, so both questions are answered with hindsight. In this order:
+The allocator's history is read afterwards, so later events are known. Categories, in this order:
 
-- A role that was *seen* (`cuda_sightings`) is certain: parameter, gradient, optimizer state, buffer, input. When memory ran out, who held
-  a block of the forward pass was looked at as well (`apply_holder_categories`): a graph, a variable, or a call at work. What the error then gave back,
-  as it left the program's functions, was no decision of the program's and says nothing.
-- *Workspace*: the first block of a known cuBLAS or cuBLASLt workspace size on a stream and side (forward or backward)
-  that nothing was seen to claim and that was never given back. Told by size: a tensor of exactly that size, made by
-  the same kind of code before the first matrix product and kept for good, would be taken for one.
-- *Activation*: born outside the backward pass and given back by the engine inside it; or, while that is still to come,
-  born in a forward pass with gradients that no backward pass has followed. What a checkpoint computes again, and keeps
-  until the engine gives it back, is one, too.
-- *Result*: of the forward pass, and given back by the program itself when a backward pass had gone by: a variable held it, even if the graph
-  did as well.
-- *Input*: brought to the device outside of any pass, of exactly the size of a tensor in the loader's last batch.
-- *Temporary*: the rest.
+- A *recorded* category (`address_owners`) is certain: parameter, gradient, optimizer state, buffer, input. When memory
+  ran out, the holders of forward blocks were also examined (`apply_holder_categories`): a graph, a variable, or a
+  running call. Blocks that the exception freed while it left functions are ignored, because the program did not free
+  them itself.
+- *Workspace*: the first block with a known cuBLAS or cuBLASLt workspace size, per stream and per forward or backward
+  pass, that has no other owner and is never freed. It is recognized by its size: a tensor of exactly that size,
+  allocated by similar code before the first matrix product and never freed, would be mistaken for a workspace.
+- *Activation*: allocated outside the backward pass and freed by the autograd engine in it. If it is not freed yet:
+  allocated in a forward pass with gradients that no backward pass has followed. Also blocks that a checkpoint
+  recomputes and that the engine frees.
+- *Result*: allocated by the forward pass, and freed by the program after a backward pass. A variable retained it, even
+  if the graph did too.
+- *Input*: allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
+- *Temporary*: all others.
 
-BlocksInUse made by the engine's threads have no Python stack. A gradient belongs to its parameter's module, and to the line
-at which that module last ran forward. Another block of the backward pass belongs to whatever comes next in the history
-on the same pass: a gradient, or an activation given back (an operation's own result, or its input), since an operation
-allocates first, then leaves gradients, then lets go of what it had saved; where nothing comes next, to what came last.
-So a line can be off by one operation there, never by more than the distance between two parameters.
+Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
+to the line that last called this module. Other blocks of a backward pass belong to the next located block in the same
+pass: a gradient, or a freed activation (the result or input of an operation). The reason is the order in a backward
+operation: it allocates, then sets gradients, then frees saved tensors. If there is no next located block, the previous
+one is used. The line may therefore be off by one operation, but not by more than the distance between two parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,11 +40,11 @@ PRECEDENCE = (
     Category.RESULT,
     Category.TEMPORARY,
 )
-"""Of two roles seen for one block, the earlier in this list holds."""
+"""If a block has two recorded categories, the first one in this list applies."""
 
 
 class BlockLifetime:
-    """One block from its allocation on."""
+    """One block, from its allocation to its free."""
 
     __slots__ = (
         "activity",
@@ -64,10 +65,10 @@ class BlockLifetime:
         "passes_since",
         "phase",
         "requested",
+        "sent_category",
         "step",
         "stream",
         "time",
-        "told",
     )
 
     def __init__(
@@ -88,28 +89,28 @@ class BlockLifetime:
         self.from_engine = False
         self.is_batch_sized = False
         self.passes_at_allocation = 0
-        """Backward passes begun before it was born."""
+        """The number of backward passes that started before its allocation."""
         self.passes_since = 0
-        """Backward passes begun since, while it lived."""
+        """The number of backward passes that started during its lifetime."""
         self.freed_in: str | None = None
-        """The activity at its end; None while it blocks_by_address."""
+        """The activity when it was freed; None while it is alive."""
         self.freed_by_module = False
-        """Whether a module was at work at its end."""
+        """Whether a module was running when it was freed."""
         self.known_category: Category | None = None
         self.known_module = ""
         self.category = Category.TEMPORARY
-        self.told: Category | None = None
-        """The category last told to the sink."""
+        self.sent_category: Category | None = None
+        """The category last sent to the sink."""
 
     def see(self, category: Category, module: str) -> None:
-        """It was seen in this role."""
+        """Record a category for this block."""
         if self.known_category is None or PRECEDENCE.index(category) < PRECEDENCE.index(self.known_category):
             self.known_category = category
             self.known_module = module
 
 
 class LibraryWorkspaces:
-    """Finds the blocks that matrix libraries keep for themselves, for each thread that computes: the program's and the engine's."""
+    """Finds the workspaces of matrix libraries, one for each thread: the program's and the engine's."""
 
     def __init__(self, sizes: frozenset[int]) -> None:
         self._sizes = sizes
@@ -121,37 +122,37 @@ class LibraryWorkspaces:
         return self._found.setdefault(_side(block), block.id) == block.id
 
     def release(self, block: BlockLifetime) -> None:
-        """It was given back after all, so it was none."""
+        """The block was freed, so it is not a workspace."""
         if self._found.get(_side(block)) == block.id:
             del self._found[_side(block)]
 
 
 def _side(block: BlockLifetime) -> tuple[int, int, bool]:
-    """What there is one workspace for. The engine's thread also computes again what a checkpoint left out."""
+    """The key of a workspace. The engine's thread also runs the recomputation of checkpoints."""
     return block.requested, block.stream, block.activity == BACKWARD
 
 
 def apply_holder_categories(
     blocks_by_address: Iterable[BlockLifetime],
     workspaces: LibraryWorkspaces,
-    roles: Mapping[int, Category],
+    categories: Mapping[int, Category],
     *,
     in_backward: bool,
 ) -> None:
-    """Memory has run out, and these blocks are alive: `roles` says what they are by who holds them (address → role). What the forward pass
-    made and nobody was seen to hold awaits its backward pass, or its turn in the one that failed."""
+    """Memory ran out while these blocks were alive. `categories` maps addresses to the categories of their holders. A
+    forward block without a known holder waits for its backward pass."""
     for block in blocks_by_address:
         if block.known_category is not None or workspaces.claim(block):
             continue
-        role = roles.get(block.address)
-        if role is None and block.activity != INFERENCE and block.passes_since <= in_backward:
-            role = Category.ACTIVATION if block.phase is Phase.FORWARD else None
-        if role is Category.ACTIVATION or (role is not None and block.phase is Phase.FORWARD):
-            block.see(role, "")
+        category = categories.get(block.address)
+        if category is None and block.activity != INFERENCE and block.passes_since <= in_backward:
+            category = Category.ACTIVATION if block.phase is Phase.FORWARD else None
+        if category is Category.ACTIVATION or (category is not None and block.phase is Phase.FORWARD):
+            block.see(category, "")
 
 
 def category_of(block: BlockLifetime, workspaces: LibraryWorkspaces) -> Category:
-    """What a block was for, as far as its block is known by now."""
+    """The category of a block, from what is known of its lifetime."""
     if block.known_category is not None:
         return block.known_category
     if workspaces.claim(block):
@@ -178,7 +179,7 @@ class CodeLocation(NamedTuple):
 
 
 class ModuleLines:
-    """The line at which each module last ran forward."""
+    """The line that last called each module."""
 
     def __init__(self) -> None:
         self._lines: dict[str, Frame] = {}
@@ -188,7 +189,7 @@ class ModuleLines:
             self._lines[module] = frame
 
     def find(self, module: str) -> Frame | None:
-        """Of the module, or of the nearest one around it that has a line."""
+        """The line of the module, or of the nearest parent module that has one."""
         while module:
             line = self._lines.get(module)
             if line is not None:
@@ -200,7 +201,7 @@ class ModuleLines:
 def locate_backward_blocks(
     passes: Sequence[Sequence[tuple[BlockLifetime, bool]]], lines: ModuleLines
 ) -> None:
-    """Gives blocks that the engine made a module and a line. Each pass lists what it made and (True) freed, in order."""
+    """Assign modules and lines to the blocks that the engine allocated. Each pass lists its allocations (False) and frees (True)."""
     for events in passes:
         coming: CodeLocation | None = None
         for block, freed in reversed(events):
@@ -219,7 +220,7 @@ def locate_backward_blocks(
 
 
 def _own_location(block: BlockLifetime, freed: bool, lines: ModuleLines) -> CodeLocation | None:
-    """Where a block stands by itself: an activation where it was made, a gradient where its parameter is."""
+    """The own location of a block: for an activation, where it was allocated; for a gradient, its parameter's module."""
     if freed:
         return (
             CodeLocation(block.module, block.frame)
@@ -238,5 +239,5 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """Between a forward pass with gradients and its backward pass, the loss is computed: that is forward, too."""
+    """The phase of an activity. The loss is computed between the forward and the backward pass, which counts as forward."""
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

@@ -1,10 +1,10 @@
-"""What the CUDA allocator block_size for a block, read off the addresses in its history.
+"""Computes the block size of an allocation from the addresses in the history.
 
-A history says what the program asked for, not what it was block_size: the size is rounded up, and a rest too small to be
-split off comes on top. The rest follows from the addresses. Free neighbours are always merged, so at the moment of an
-allocation the free block it was cut from reached up to the next block in use, or to the end of the segment; the
-allocator keeps what lies beyond the rounded size only where that is worth a block of its own. On recorded histories
-(some with a finite `max_split_size`, some with expandable segments) every charge so found agrees with torch's figures.
+The history contains the requested size, not the size of the block: the allocator rounds up, and adds a remainder that
+is too small to split off. The remainder follows from the addresses. Adjacent free blocks are always merged, so at an
+allocation the free block extends to the next block in use, or to the end of the segment. The allocator splits off the
+part beyond the rounded size only if it is large enough. On recorded histories, including some with `max_split_size` or
+expandable segments, every size computed this way agrees with torch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,13 +15,13 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import MiB
 
 _MAX_SMALL = 1 * MiB
-"""Up to here the small pool serves, which splits off every rest."""
+"""Up to this size, the small pool is used, which splits off every remainder."""
 _MAX_REMAINDER = 1 * MiB
-"""In the large pool, a rest up to here stays with its block."""
+"""In the large pool, a remainder up to this size is not split off."""
 
 
 class BlocksInUse:
-    """The addresses in use on one device, at one moment of its history."""
+    """The addresses in use on one device, at one point of its history."""
 
     def __init__(self, settings: AllocatorSettings | None = None) -> None:
         settings = replace(settings or AllocatorSettings(), per_process_memory_fraction=1.0)
@@ -32,14 +32,14 @@ class BlocksInUse:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
         self._uncertain: set[int] = set()
-        """Large blocks from before the history that may have been block_size a rest."""
+        """Large blocks from before the history that may include a remainder."""
         self.corrected: dict[int, int] = {}
-        """Address → charge of those that turned out to have been; for the reader to take out."""
+        """Maps addresses of such blocks to their corrected sizes. The caller removes the entries."""
         self.allocated = 0
-        """Charged for all blocks in use."""
+        """The total size of all blocks in use."""
 
     def add_segment(self, address: int, size: int) -> None:
-        """A segment of the plain kind; expandable ones are not wanted here, since they split off every rest."""
+        """Add a segment. Expandable segments are not needed here, because they split off every remainder."""
         if address not in self._sizes:
             self._starts.insert(bisect_left(self._starts, address), address)
         self._sizes[address] = size
@@ -49,10 +49,10 @@ class BlocksInUse:
             del self._starts[bisect_left(self._starts, address)]
 
     def add_initial(self, address: int, requested: int, block_size: int | None) -> int:
-        """A block was in use before the history started; `block_size` where that is known.
+        """Add a block that was in use before the history started, and return its size. `block_size`: if known.
 
-        They come from the top down: a rest reaches up to the next block in use, so that one must be there already.
-        Where the neighbour was free at that record, a rest cannot be told from it until somebody moves in there.
+        Blocks must be added from the highest address down, because a remainder extends to the next block in use. If
+        the next block was free, a remainder cannot be distinguished from it until that memory is used.
         """
         is_known = block_size is not None
         block_size = self.add(address, requested, block_size)
@@ -61,7 +61,7 @@ class BlocksInUse:
         return block_size
 
     def add(self, address: int, requested: int, block_size: int | None = None) -> int:
-        """A block comes into use; gives what it is block_size (`block_size`, where that is known)."""
+        """Add a block and return its size. `block_size`: if known."""
         if address in self._block_sizes:
             self.remove(address)
         position = bisect_left(self._addresses, address)
@@ -70,14 +70,14 @@ class BlocksInUse:
         if block_size is None:
             block_size = self._rounded(requested)
             if block_size > _MAX_SMALL:
-                block_size += self._rest(address, block_size, position)
+                block_size += self._remainder(address, block_size, position)
         self._addresses.insert(position, address)
         self._block_sizes[address] = block_size
         self.allocated += block_size
         return block_size
 
     def remove(self, address: int) -> None:
-        """A block is given back."""
+        """Remove a freed block."""
         block_size = self._block_sizes.pop(address, None)
         self._uncertain.discard(address)
         if block_size is not None:
@@ -85,17 +85,17 @@ class BlocksInUse:
             self.allocated -= block_size
 
     def _correct(self, before: int, address: int) -> None:
-        """A block begins at `address`: what lies between it and the one before cannot be free, if it is little."""
-        rest = address - before - self._block_sizes[before]
-        if before in self._uncertain and 0 < rest <= _MAX_REMAINDER:
+        """A block starts at `address`. A small gap between it and the block before is a remainder of the latter."""
+        remainder = address - before - self._block_sizes[before]
+        if before in self._uncertain and 0 < remainder <= _MAX_REMAINDER:
             self._uncertain.remove(before)
             if self._segment_end(before) == self._segment_end(address):
-                self._block_sizes[before] += rest
-                self.allocated += rest
+                self._block_sizes[before] += remainder
+                self.allocated += remainder
                 self.corrected[before] = self._block_sizes[before]
 
     def block_at(self, address: int) -> int | None:
-        """The address of the block in use that `address` lies in."""
+        """The start of the block in use that contains `address`."""
         if address in self._block_sizes:
             return address
         position = bisect_right(self._addresses, address) - 1
@@ -105,7 +105,7 @@ class BlocksInUse:
         return start if address < start + self._block_sizes[start] else None
 
     def largest_gap(self) -> int:
-        """The largest free block of the plain segments."""
+        """The largest free block of the segments that are not expandable."""
         return max(self._gaps(), default=0)
 
     def _gaps(self) -> Iterator[int]:
@@ -119,15 +119,15 @@ class BlocksInUse:
                 position += 1
             yield end - start
 
-    def _rest(self, address: int, rounded: int, position: int) -> int:
+    def _remainder(self, address: int, rounded: int, position: int) -> int:
         end = self._segment_end(address)
         if end is None:
             return 0
         if position < len(self._addresses):
             end = min(end, self._addresses[position])
-        rest = max(end - address - rounded, 0)
-        whole = self._never_split is not None and rounded >= self._never_split
-        return rest if whole or rest <= _MAX_REMAINDER else 0
+        remainder = max(end - address - rounded, 0)
+        never_split = self._never_split is not None and rounded >= self._never_split
+        return remainder if never_split or remainder <= _MAX_REMAINDER else 0
 
     def _segment_end(self, address: int) -> int | None:
         position = bisect_right(self._starts, address) - 1

@@ -1,9 +1,9 @@
-"""Allocations that failed on a real GPU: what was true at that record, and which of them the script got to see.
+"""Observes failed allocations on a real GPU, and which of them become errors of the script.
 
-The allocator api an observer at every failure, before anything is raised. Not every failure becomes an error: cuDNN
-tries its algorithms until one finds the workspace it wants, and swallows the failures on the way. So the observer only
-notes figures; when a `torch.OutOfMemoryError` comes into being, the last failure noted is the one that it is about.
-By then the failed operation's own temporaries are gone, but the history still knows them.
+The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
+error: cuDNN tries algorithms until the workspace of one can be allocated, and hides the other failures. So the observer
+only records stats. When a `torch.OutOfMemoryError` is created, it belongs to the last recorded failure. The temporary
+tensors of the failed operation are freed by then, but they are still in the history.
 """
 
 import linecache
@@ -25,16 +25,16 @@ from legroom.observe.holders.holders import HolderSurvey, survey_holders
 
 
 class FailureObserver:
-    """Watches allocations fail, from `watch` to `close`."""
+    """Observes failed allocations from `watch` to `close`."""
 
     MAX_SURVEYS = 16
-    """How often the script's variables are searched for what holds the memory: a script that probes for the largest
-    batch fails often, and knows why."""
+    """How often the script's variables are searched for holders. A script that searches for the largest batch size fails
+    often, and its later failures have the same holders."""
 
     def __init__(
         self, api: CudaApi, owners: AddressOwners, on_error: Callable[[AllocationFailure], None]
     ) -> None:
-        """`on_error(failure)` is called for each error that the script sees."""
+        """`on_error(failure)` is called for each error that reaches the script."""
         self._api = api
         self._owners = owners
         self._on_error = on_error
@@ -54,7 +54,7 @@ class FailureObserver:
             self._restore()
 
     def take_hidden_failures(self) -> int:
-        """How many failures no error came of, since this was last asked."""
+        """The number of failures since the last call that did not become errors."""
         number, self._hidden = self._hidden + (self._last is not None), 0
         self._last = None
         return number
@@ -63,16 +63,16 @@ class FailureObserver:
         if self._closed:
             return
         try:
-            figures = self._api.figures(device)
+            stats = self._api.stats(device)
             op, module = self._backward_operation()
             self._hidden += self._last is not None
             self._last = AllocationFailure(
-                device, wanted, limit, self._api.capacity(device), free, figures.allocated, figures.reserved,
-                figures.reserved - figures.active - figures.inactive_split, figures.inactive_split, module, op != "", op,
+                device, wanted, limit, self._api.capacity(device), free, stats.allocated, stats.reserved,
+                stats.reserved - stats.active - stats.inactive_split, stats.inactive_split, module, op != "", op,
             )  # fmt: skip
             if self._restore is None:
                 self._error_created("")
-        except Exception:  # whatever goes wrong in looking, the script gets its own error, not ours
+        except Exception:  # the script must get its own error
             self._last = None
 
     def _error_created(self, text: str) -> None:
@@ -83,14 +83,17 @@ class FailureObserver:
             op = failure.op or operation_at(_innermost_frame())
             self._on_error(
                 failure._replace(
-                    message=text, survey=self._survey_holders(), op=op, others=other_processes(failure.device)
+                    message=text,
+                    survey=self._survey_holders(),
+                    op=op,
+                    other_processes=other_processes(failure.device),
                 )
             )
-        except Exception:  # as above: an error in an error would take its place
+        except Exception:  # an exception here would replace the script's error
             return
 
     def _survey_holders(self) -> HolderSurvey | None:
-        """Who holds what, where that is still asked."""
+        """The variables that hold memory; None after `MAX_SURVEYS` calls."""
         if self._surveys >= self.MAX_SURVEYS:
             return None
         self._surveys += 1
@@ -101,14 +104,14 @@ class FailureObserver:
             del frame
 
     def _backward_operation(self) -> tuple[str, str]:
-        """The autograd node at work on this thread, and the module whose parameter it makes a gradient of."""
+        """The autograd node that runs on this thread, and the module whose gradient it computes."""
         node = current_node()
         if node is None:
             return "", ""
-        around = [node, *(following for following, _ in node.next_functions if following is not None)]
-        for nearby in around:
-            for following, _ in nearby.next_functions:
-                parameter = getattr(following, "variable", None)  # of a node that accumulates a gradient
+        nearby = [node, *(following for following, _ in node.next_functions if following is not None)]
+        for candidate in nearby:
+            for following, _ in candidate.next_functions:
+                parameter = getattr(following, "variable", None)  # an AccumulateGrad node has it
                 module = self._owners.module_of(parameter) if parameter is not None else ""
                 if module:
                     return node.name(), module
@@ -116,14 +119,14 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """Where the script is: on this thread, or on the main one if this thread is not its own."""
+    """The frame of the script: on this thread, or on the main thread if this is another one."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _innermost_frame() -> FrameType | None:
-    """The Python frame whose call failed: the first that is not ours."""
+    """The Python frame whose call failed: the innermost outside of Legroom."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in (__file__, torch_api.__file__):
         frame = frame.f_back
@@ -131,9 +134,9 @@ def _innermost_frame() -> FrameType | None:
 
 
 def operation_at(frame: FrameType | None) -> str:
-    """The name of the function that a frame is calling, as its source says it: `relu` in `layer(x).relu()`.
+    """The name of the function that a frame calls, from its source: `relu` in `layer(x).relu()`.
 
-    The allocator does not name operations. Empty where the source is not at hand, or api by an operator's sign.
+    The allocator does not record operations. Returns "" without source code, or for an operator such as `+`.
     """
     if frame is None:
         return ""
@@ -154,7 +157,7 @@ def operation_at(frame: FrameType | None) -> str:
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """The address and bytes of a tensor's storage, if it is on a GPU."""
+    """The address and the bytes of a tensor's storage; None if it is not on a GPU."""
     try:
         if not tensor.is_cuda:
             return None

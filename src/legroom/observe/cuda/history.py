@@ -1,19 +1,19 @@
-"""A run on a real GPU, from the CUDA allocator's own history.
+"""Records a run on a real GPU from the history of the CUDA allocator.
 
-While the script runs, almost nothing happens: the allocator notes what it does, with Python stacks, in a ring of
-bounded length; api of modules and optimizers stamp those notes with the step, phase and module (`cuda_marks`,
-`cuda_modules`), and a few addresses are noted (`cuda_sightings`). No tensor is kept alive and the device is never synchronised. At the end of each step
-the allocator's statistics are read once.
+While the script runs, little happens. The allocator records its actions with Python stacks in a ring buffer. Calls of
+modules and optimizers mark these entries with the step, phase and module (`markers`, `module_markers`), and a few
+addresses are recorded (`address_owners`). No tensor is kept alive, and the device is never synchronized. At the end of
+each step, the allocator's statistics are read once.
 
-The ring is read, and turned into events (`cuda_trace`), at three records only:
+The ring is read and converted to events (`history_events`) only
 
 - at the end of the run;
-- when the script gets a `torch.OutOfMemoryError` (`cuda_failures`);
-- when the step with the highest peak so far is about to be overwritten: it started three quarters of a ring ago. So the
-  peak is never lost; and where each step is higher than the one before (a leak), the newest is the highest, and nothing
-  is ever due.
+- when the script gets a `torch.OutOfMemoryError` (`failures`);
+- before the step with the highest peak so far is overwritten, which is when its start is three quarters of the ring
+  ago. So the peak is never lost. If every step is higher than the one before, as with a leak, the newest step is the
+  highest, and the ring is not read.
 
-Events therefore arrive late but in order. Of steps whose entries were overwritten, the `Step` itself remains.
+So events arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is available.
 """
 
 import contextlib
@@ -59,20 +59,20 @@ from legroom.observe.producer import MemoryStats
 from legroom.observe.training import TrainingClock
 
 FIRST_ENTRIES = 20_000
-"""Length of each device's ring until it is known how many entries a step makes."""
+"""The length of each ring until the number of entries per step is known."""
 RING_STEPS = 8
-"""How many steps the ring should hold: enough to see what grows. (A step of ResNet-50 makes about 2,700 entries, one of
-a large language model 20,000.) Not more, because reading costs about 10 µs per entry, in the middle of the run."""
+"""How many steps a ring should contain: enough to find growing memory, but not more, because reading takes about 10 µs
+per entry during the run. (A step of ResNet-50 has about 2,700 entries, one of a large language model 20,000.)"""
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
-"""An entry with its stack takes about 0.7 KiB of host memory."""
+"""An entry with its stack uses about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4
-"""The first steps tell how many entries a step makes."""
+"""After these steps, the number of entries per step is known."""
 CHECK_SECONDS = 0.5
-"""Where no step ends (inference without a loader), the statistics are read this often instead, as modules run."""
+"""If no step ends (inference without a loader), the statistics are read at this interval, when a module is called."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Whatever goes wrong in watching, the script goes on as if it were not watched, and the record says why."""
+    """If recording fails, the script continues without it, and the capture contains the reason."""
 
     @functools.wraps(method)
     def guarded(self: "CudaHistory", *args: Any, **kwargs: Any) -> None:
@@ -87,7 +87,7 @@ def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class CudaHistory:
-    """Watches the CUDA devices of this process, from entering to `finish`."""
+    """Records the CUDA devices of this process until `finish`."""
 
     def __init__(self, sink: Sink, api: CudaApi | None = None, peaks: StepPeaks | None = None) -> None:
         self._sink = sink
@@ -105,25 +105,25 @@ class CudaHistory:
         self._rings: dict[int, _Ring] = {}
         self._numbers = count(1)
         self._entries = FIRST_ENTRIES
-        """Length of the rings."""
+        """The length of the rings."""
         self._next_entries = FIRST_ENTRIES
-        """... after the next reading."""
+        """The length of the rings after the next reading."""
         self._max_per_step = 0
         self._batches: deque[LoaderBatch] = deque(maxlen=AddressOwners.KEEP_TRANSIENT)
         self._pending: deque[tuple[int, PendingEvent]] = deque()
-        """Each with the entries that its device had had by then."""
+        """Each with the number of entries that its device had at that time."""
         self._started = time.time()
         self._emitted_until = 0.0
         self._checked = time.perf_counter()
         self._progress = (0, 0.0)
         self._in_gap = False
-        """Whether the sink has been told of steps without their entries."""
+        """Whether steps were sent to the sink without their entries."""
         self._is_ready = False
         self._is_recording = False
         self._is_off = False
-        """For good: finished, broken, or in a forked child."""
+        """Recording has ended: finished, failed, or in a forked child."""
 
-    # --- what a session asks
+    # --- the Producer protocol
 
     def __enter__(self) -> "CudaHistory":
         self._started = time.time()
@@ -138,25 +138,25 @@ class CudaHistory:
         self.finish()
 
     def finish(self) -> None:
-        """Read what is left and stop watching. Safe to call twice."""
+        """Read the remaining entries and stop recording. May be called twice."""
         self._read_last()
         self._turn_off()
 
     @property
     def progress(self) -> tuple[int, float]:
-        """Steps completed, and how many seconds the last one took. (`Step` events come later.)"""
+        """The number of completed steps, and the seconds that the last one took. `Step` events are sent later."""
         return self._progress
 
     def memory_stats(self, device: int) -> MemoryStats:
         if not self._is_ready:
             return MemoryStats(0, 0, 0, 0)
-        figures = self._api.parse_stats(self._peaks.statistics(device))
+        stats = self._api.parse_stats(self._peaks.statistics(device))
         ring = self._rings.get(device) or _Ring()
         return MemoryStats(
-            figures.allocated,
-            figures.reserved,
-            max(figures.peak_allocated, ring.peak_allocated),
-            max(figures.peak_reserved, ring.peak_reserved),
+            stats.allocated,
+            stats.reserved,
+            max(stats.peak_allocated, ring.peak_allocated),
+            max(stats.peak_reserved, ring.peak_reserved),
         )
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
@@ -166,7 +166,7 @@ class CudaHistory:
 
     @_never_raises
     def _begin(self) -> None:
-        """CUDA is initialised."""
+        """Called when CUDA is initialized."""
         reason = self._api.start(self._entries)
         self._is_recording = reason is None
         if reason is not None:
@@ -199,13 +199,13 @@ class CudaHistory:
             self._api.stop()
 
     def _stop_after_error(self, where: str, error: Exception) -> None:
-        text = f"watching the GPU ended early, in {where.strip('_')}: {type(error).__name__}: {error}"
+        text = f"recording the GPU stopped with an internal error in {where.strip('_')} ({type(error).__name__}: {error})"
         self._turn_off()
         self._flush_pending()
         self._emit(RecordingFailed(self._seconds, text))
 
     def stop_in_child(self) -> None:
-        """In a forked child, nothing is watched and nothing is told."""
+        """Stop recording in a forked child."""
         self._is_off = True
         self._modules.detach()
         self._clock.detach()
@@ -215,7 +215,7 @@ class CudaHistory:
     def _seconds(self) -> float:
         return time.time() - self._started
 
-    # --- what the script does
+    # --- callbacks
 
     @_never_raises
     def _root_called(
@@ -248,7 +248,7 @@ class CudaHistory:
     def _batch_loaded(self, batch: Any) -> None:
         with torch._C.DisableTorchFunction():
             if not self._clock.trains and self._owners.has_gradients():
-                self._clock.trains = True  # a backward pass was there, so batches are no steps
+                self._clock.trains = True  # there was a backward pass, so batches are not steps
             if self._is_recording:
                 sizes = frozenset(tensor.nbytes for tensor in tensors_in((batch,)))
                 self._batches.append(LoaderBatch(self._markers.advance(OTHER), sizes))
@@ -264,12 +264,12 @@ class CudaHistory:
             return
         for device in self._devices_in_use():
             statistics, peak_allocated, peak_reserved = self._peaks.end_step(device)
-            figures = self._api.parse_stats(statistics)
+            stats = self._api.parse_stats(statistics)
             event = Step(
-                self._seconds, step, seconds, device, figures.allocated, figures.reserved, peak_allocated, peak_reserved
+                self._seconds, step, seconds, device, stats.allocated, stats.reserved, peak_allocated, peak_reserved
             )  # fmt: skip
-            self._emit_later(figures.entries, event)
-            self._update_ring(device, figures, peak_allocated, peak_reserved)
+            self._emit_later(stats.entries, event)
+            self._update_ring(device, stats, peak_allocated, peak_reserved)
         if step < LEARNING_STEPS:
             self._resize_rings()
         self._after_check()
@@ -277,7 +277,7 @@ class CudaHistory:
     # --- when to read
 
     def _resize_rings(self) -> None:
-        """Make the rings as long as the largest step so far wants them: longer now, shorter at the next reading."""
+        """Adjust the length of the rings to the largest step: increase it now, or reduce it at the next reading."""
         if not self._is_recording:
             return
         self._max_per_step = max([self._max_per_step, *(ring.last for ring in self._rings.values())])
@@ -290,10 +290,10 @@ class CudaHistory:
                 self._read()
 
     def _check_peaks(self) -> None:
-        """Between steps: is there a peak to be read before it is lost?"""
+        """Read the rings if a peak between steps would otherwise be lost."""
         for device in self._devices_in_use():
-            figures = self._api.parse_stats(self._peaks.statistics(device))
-            self._update_ring(device, figures, figures.peak_allocated, figures.peak_reserved)
+            stats = self._api.parse_stats(self._peaks.statistics(device))
+            self._update_ring(device, stats, stats.peak_allocated, stats.peak_reserved)
         self._after_check()
 
     def _after_check(self) -> None:
@@ -305,19 +305,19 @@ class CudaHistory:
         self._emit_lost_steps()
 
     def _update_ring(
-        self, device: int, figures: AllocatorStats, peak_allocated: int, peak_reserved: int
+        self, device: int, stats: AllocatorStats, peak_allocated: int, peak_reserved: int
     ) -> None:
-        self._rings.setdefault(device, _Ring()).update(figures.entries, peak_allocated, peak_reserved)
+        self._rings.setdefault(device, _Ring()).update(stats.entries, peak_allocated, peak_reserved)
 
     def _devices_in_use(self) -> Sequence[int]:
-        """Those that hold memory. Which ones do is asked anew now and then."""
+        """The devices with reserved memory, updated every 64 steps."""
         if not self._rings or self._progress[0] % 64 == 0:
             every = range(self._api.device_count())
-            return [device for device in every if self._api.figures(device).reserved] or [0]
+            return [device for device in every if self._api.stats(device).reserved] or [0]
         return list(self._rings)
 
     def _emit_lost_steps(self) -> None:
-        """Steps whose entries are overwritten by now wait for nothing more."""
+        """Send the steps whose entries were overwritten."""
         while self._pending:
             entries, pending = self._pending[0]
             device = getattr(pending.event, "device", 0)
@@ -346,36 +346,36 @@ class CudaHistory:
 
     @_never_raises
     def _read(self, failure: AllocationFailure | None = None) -> None:
-        """Turn the rings into events."""
+        """Convert the rings to events."""
         records = self._records_by_tick()
         hidden = self._failures.take_hidden_failures()
         if hidden:
             records.append(PendingEvent(self._markers.tick, LibraryRetries(self._seconds, hidden)))
-        with no_garbage_collection():  # it would look through a million small objects, again and again
+        with no_garbage_collection():  # it would scan a million small objects repeatedly
             snapshot = self._api.snapshot(self._next_entries)
-            told = self._events_of(snapshot, records, failure)
+            events = self._events_of(snapshot, records, failure)
             del snapshot
         self._markers.clear_stamps()
         for device, ring in self._rings.items():
-            ring.was_read(self._api.figures(device).entries)
+            ring.was_read(self._api.stats(device).entries)
         self._entries = self._next_entries
-        for _, event in told:
+        for _, event in events:
             self._emit(event)
 
     def _events_of(
         self, snapshot: dict[str, Any], records: Sequence[TickRecord], failure: AllocationFailure | None
     ) -> list[TimedEvent]:
-        """What every device's history tells, in order."""
+        """The events of all devices, in order."""
         traces = snapshot["device_traces"]
         if any(self._is_overwritten(device, trace) for device, trace in enumerate(traces)):
             self._begin_gap()
         after_gap, self._in_gap = self._in_gap, False
         settings = parse_settings(snapshot.get("allocator_settings", {}))
-        told: list[TimedEvent] = []
+        events: list[TimedEvent] = []
         for device, trace in enumerate(traces):
             segments = [segment for segment in snapshot["segments"] if segment.get("device", 0) == device]
             if trace or segments or device in self._histories or device == 0:
-                told += self._history_of(device).read(
+                events += self._history_of(device).read(
                     trace,
                     segments,
                     started=self._started,
@@ -384,20 +384,20 @@ class CudaHistory:
                     failure=failure if failure is not None and failure.device == device else None,
                     after_gap=after_gap,
                 )
-        told.sort(key=lambda timed: timed[0])
-        return told
+        events.sort(key=lambda timed: timed[0])
+        return events
 
     def _is_overwritten(self, device: int, trace: Sequence[Any]) -> bool:
-        """Whether entries are missing: the ring was full, or the script itself has meddled with the history."""
+        """Whether entries are missing: the ring was full, or the script changed the history settings."""
         ring = self._rings.get(device)
-        made = 0 if ring is None else self._api.figures(device).entries - ring.read_at
+        made = 0 if ring is None else self._api.stats(device).entries - ring.read_at
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
     def _records_by_tick(self) -> list[TickRecord]:
-        """Everything noted since the last reading, in order, and what can be seen now."""
+        """All records since the last reading, in order, and the current address owners."""
         with torch._C.DisableTorchFunction():
             now = self._owners.everything(self._markers.tick + 1)
-        noted: list[TickRecord] = [
+        records: list[TickRecord] = [
             *self._owners.persistent,
             *self._owners.transient,
             *self._batches,
@@ -407,8 +407,8 @@ class CudaHistory:
         self._owners.transient.clear()
         self._batches.clear()
         self._pending.clear()
-        noted.sort(key=lambda record: record.tick)
-        return [*noted, *now]
+        records.sort(key=lambda record: record.tick)
+        return [*records, *now]
 
     def _history_of(self, device: int) -> DeviceHistory:
         history = self._histories.get(device)
@@ -430,58 +430,58 @@ class CudaHistory:
 
 
 class _Ring:
-    """How far back a device's highest peak lies in its ring."""
+    """The position of the highest peak in the ring of a device."""
 
     def __init__(self) -> None:
         self.entries = 0
-        """Made so far, up to the last time that it was asked."""
+        """The number of entries at the last update."""
         self.last = 0
-        """Made in the last step."""
+        """The number of entries in the last step."""
         self.read_at = 0
         self.peak_allocated = 0
         self.peak_reserved = 0
-        self._peak_began: int | None = None
-        """The entries made before the step with the highest peak; None once that was read."""
+        self._peak_start: int | None = None
+        """The number of entries before the step with the highest peak; None after it was read."""
 
     def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
-        """A step (or a stretch of the run without steps) has ended, with these peaks."""
+        """A step, or an interval without steps, ended with these peaks."""
         if peak_allocated > self.peak_allocated or peak_reserved > self.peak_reserved:
             self.peak_allocated = max(peak_allocated, self.peak_allocated)
             self.peak_reserved = max(peak_reserved, self.peak_reserved)
-            self._peak_began = self.entries
+            self._peak_start = self.entries
         self.last = entries - self.entries
         self.entries = entries
 
     @property
     def age_of_peak(self) -> int:
-        """Entries made since the highest step started; 0 when that was read."""
-        return 0 if self._peak_began is None else self.entries - self._peak_began
+        """The number of entries since the start of the step with the highest peak; 0 after it was read."""
+        return 0 if self._peak_start is None else self.entries - self._peak_start
 
     @property
     def since_reading(self) -> int:
         return self.entries - self.read_at
 
     def was_read(self, entries: int) -> None:
-        self._peak_began = None
+        self._peak_start = None
         self.read_at = entries
 
 
-def parse_settings(said: dict[str, Any]) -> AllocatorSettings:
-    """The allocator's settings as a snapshot tells them, as far as they change what a block is block_size."""
-    max_split_size = said.get("max_split_size", -1)
-    divisions = tuple(said.get("roundup_power2_divisions", {}).values())
+def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
+    """The settings of a snapshot that affect block sizes."""
+    max_split_size = settings.get("max_split_size", -1)
+    divisions = tuple(settings.get("roundup_power2_divisions", {}).values())
     default = AllocatorSettings()
     return AllocatorSettings(
         max_split_size=max_split_size if max_split_size > 0 else None,
         roundup_power2_divisions=divisions
         if len(divisions) == len(default.roundup_power2_divisions)
         else default.roundup_power2_divisions,
-        expandable_segments=bool(said.get("expandable_segments", False)),
+        expandable_segments=bool(settings.get("expandable_segments", False)),
     )
 
 
 def _belongs_to(record: TickRecord, device: int) -> bool:
-    """Addresses differ between devices; events name theirs, or none and then belong to the first."""
+    """Whether a record belongs to `device`. Addresses are unique; events without a device belong to the first one."""
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 

@@ -1,8 +1,8 @@
-"""The CUDA allocator's history of one device, turned into events.
+"""Converts the CUDA allocator's history of one device to events.
 
-The state at its beginning is compared with what the sink has been told so far, and the difference told first; so the
-sink's picture is whole at any time, even after entries were lost. Then one pass forwards follows every block, and
-a second one over the blocks_by_address so found says what they were and where they belong (`cuda_lives`).
+First, the state at the start of the history is compared with the events sent so far, and the difference is sent. So the
+events are consistent even if entries were lost. Then all blocks are followed through the history, and at the end their
+categories and code locations are determined (`block_lifetimes`).
 """
 
 import sys
@@ -37,29 +37,29 @@ from legroom.observe.holders.holders import HolderSurvey, StepStorage
 
 
 class LoaderBatch(NamedTuple):
-    """A loader gave a batch with tensors of these sizes."""
+    """A loader returned a batch with tensors of these sizes."""
 
     tick: int
     sizes: frozenset[int]
 
 
 class PendingEvent(NamedTuple):
-    """An event that stands before the first entry of its tick."""
+    """An event that comes before the first entry of its tick."""
 
     tick: int
     event: Event
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""What is known to have happened at a tick, and has to find its place among the entries."""
+"""Something that happened at a tick, to be merged into the entries."""
 
 
 class AllocationFailure(NamedTuple):
-    """What was seen of a failed allocation: the figures when it failed, and the error that came of it."""
+    """A failed allocation that became an error, with the memory figures at that time."""
 
     device: int
     wanted: int
-    """From the device: a whole segment."""
+    """The bytes requested from the device: a whole segment."""
     limit: int
     capacity: int
     free: int
@@ -68,24 +68,24 @@ class AllocationFailure(NamedTuple):
     cached: int
     fragmented: int
     module: str
-    """Of the backward operation that failed, as far as its graph tells."""
+    """The module of the failed backward operation, if its graph shows it."""
     in_backward: bool
-    """Whether an operation of the backward pass failed."""
+    """Whether a backward operation failed."""
     op: str
-    """The autograd node at work, or the function called; "" where unknown."""
+    """The running autograd node, or the called function; "" if unknown."""
     message: str = ""
     survey: HolderSurvey | None = None
-    """Who held what; None where it was not asked any more."""
-    others: str = ""
-    """Which other processes are on the device, in a sentence."""
+    """The variables that held memory; None if they were not searched."""
+    other_processes: str = ""
+    """The other processes on the device, as text."""
 
 
 TimedEvent = tuple[float, Event]
-"""An event, and the time by which those of several devices are put in order."""
+"""An event, and the time by which the events of several devices are sorted."""
 
 
 class DeviceHistory:
-    """What the sink knows of one device, and how to tell it the rest."""
+    """The state of one device after the events sent so far, and the conversion of new entries."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class DeviceHistory:
         numbers: "count[int]",
         workspace_sizes: frozenset[int] = frozenset(),
     ) -> None:
-        """`numbers`: gives every block of every device a number of its own."""
+        """`numbers`: yields a unique id for every block."""
         self.device = device
         self.markers = markers
         self.numbers = numbers
         self.workspaces = LibraryWorkspaces(workspace_sizes)
         self.lines = ModuleLines()
         self.blocks_by_address: dict[int, BlockLifetime] = {}
-        """By address, those that the sink holds for alive."""
+        """The blocks that are alive after the events sent so far."""
         self.reserved = 0
         self.passes = 0
-        """Backward passes begun."""
+        """The number of backward passes."""
 
     def read(
         self,
@@ -119,18 +119,18 @@ class DeviceHistory:
     ) -> list[TimedEvent]:
         """The events since the last reading.
 
-        `trace` and `segments` are this device's, as a snapshot gives them; `started` is the run's beginning in Unix
-        seconds; `records` come in the order of their ticks. `failure` is what the last `oom` entry was (the earlier
-        ones a library hidden). `after_gap`: entries are missing before the first of these; the sink has been told so.
+        `trace` and `segments` of this device come from a snapshot. `started`: the start of the run in Unix seconds.
+        `records`: in the order of their ticks. `failure`: the failure of the last `oom` entry; earlier ones were hidden
+        by a library. `after_gap`: entries before these are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)
         reading.process_entries(trace, failure)
-        return reading.told()
+        return reading.events()
 
 
 class _Reading:
-    """One reading of a device's history."""
+    """One conversion of a device's history."""
 
     def __init__(
         self,
@@ -148,21 +148,21 @@ class _Reading:
         self._records_by_tick = list(reversed(records))
         self._stacks = Stacks()
         self._blocks = BlocksInUse(settings)
-        self._told: list[tuple[float, Event | BlockLifetime]] = []
-        """In order; a block stands for its Alloc until everything is known of it."""
+        self._events: list[tuple[float, Event | BlockLifetime]] = []
+        """In order. A block represents its Alloc, which is created when its category is known."""
         self._earlier = list(history.blocks_by_address.values())
         self._passes: list[list[tuple[BlockLifetime, bool]]] = []
         self._time = self._seconds(trace[0]) if trace else 0.0
         self._marker = self._first_marker(trace)
         self._batch: frozenset[int] = frozenset()
         self._in_pass = False
-        """Whether the last allocation was the autograd engine's."""
+        """Whether the autograd engine made the last allocation."""
         self._graph_open = False
-        """Whether a forward pass with gradients has begun, and no backward pass since."""
+        """Whether a forward pass with gradients has started, and no backward pass since."""
         self._failed_in: Phase | None = None
-        """Where memory ran out, if it did."""
+        """The phase in which memory ran out, if it did."""
         self._survey: HolderSurvey | None = None
-        """Who held what then."""
+        """The variables that held memory then."""
 
     # --- the state before the first entry
 
@@ -193,7 +193,7 @@ class _Reading:
             self._emit(GapEnded(self._time))
 
     def _is_stale(self, record: TickRecord) -> bool:
-        """Whether it is about blocks that came and went among the lost entries."""
+        """Whether it refers to blocks that were allocated and freed in the lost entries."""
         transient = isinstance(record, OwnedAddresses) and record.category in (
             Category.GRADIENT,
             Category.INPUT,
@@ -207,7 +207,7 @@ class _Reading:
                 return mark
         return self._markers.at(self._markers.tick)
 
-    # --- forwards through the entries
+    # --- processing the entries
 
     def process_entries(self, trace: Sequence[Entry], failure: AllocationFailure | None) -> None:
         last_failure = max((i for i, entry in enumerate(trace) if entry["action"] == "oom"), default=-1)
@@ -230,7 +230,7 @@ class _Reading:
             self._failed(failure, failure.wanted, NO_STACK)
 
     def _advance_to(self, mark: Marker) -> None:
-        """The program went on to `mark`. (A thread that has not been told of a new tick still stamps an old one.)"""
+        """Continue with `marker`. (Other threads may still stamp an older tick.)"""
         if mark.tick > self._marker.tick:
             self._process_records(mark.tick)
             if mark.step != self._marker.step:
@@ -283,7 +283,7 @@ class _Reading:
             self._history.lines.note(block.module, stack.frame)
 
     def _is_by_engine(self, mark: Marker | None, stack: Stack) -> bool:
-        """Whether one of the autograd engine's threads made this allocation."""
+        """Whether a thread of the autograd engine made this allocation."""
         if mark is None or not self._markers.identifies_threads:
             return stack.from_engine
         return mark.activity == BACKWARD
@@ -308,10 +308,10 @@ class _Reading:
         block.step, block.activity, block.phase = self._marker.step, activity, phase
         block.frame, block.op = stack.frame, stack.op
         replaced = history.blocks_by_address.get(address)
-        if replaced is not None:  # its end is missing from the history
+        if replaced is not None:  # its free is missing in the history
             self._emit(Free(self._time, replaced.id))
         history.blocks_by_address[address] = block
-        self._told.append((self._time, block))
+        self._events.append((self._time, block))
         return block
 
     def _freed(self, address: int, mark: Marker | None) -> None:
@@ -338,7 +338,7 @@ class _Reading:
         self._emit(SegmentChange(self._time, self._history.device, change))
 
     def _failed(self, failure: AllocationFailure, requested: int, stack: Stack) -> None:
-        """Memory ran out here. A backward operation's line is found when all places are (see `told`)."""
+        """Memory ran out here. The line of a backward operation is determined later (see `events`)."""
         in_backward = failure.in_backward or stack.in_backward
         oom = Oom(
             self._time, failure.device, requested, failure.capacity, failure.limit, failure.allocated,
@@ -360,13 +360,13 @@ class _Reading:
             for holder in holders.largest:
                 self._emit(holder)
             self._emit(HolderCoverage(self._time, holders.total_bytes))
-        if failure.others:
-            self._emit(OtherProcesses(self._time, failure.others))
+        if failure.other_processes:
+            self._emit(OtherProcesses(self._time, failure.other_processes))
 
-    # --- what the blocks_by_address were
+    # --- categories and locations
 
-    def told(self) -> list[TimedEvent]:
-        """Everything in order, with hindsight."""
+    def events(self) -> list[TimedEvent]:
+        """The events in order, with final categories and locations."""
         history = self._history
         for block in history.blocks_by_address.values():
             block.passes_since = history.passes - block.passes_at_allocation
@@ -381,15 +381,17 @@ class _Reading:
         events: list[TimedEvent] = []
         for block in self._earlier:
             self._categorize(block)
-            if block.category is not block.told:
-                block.told = block.category
-                events.append((self._told[0][0] if self._told else self._time, Tag(block.id, block.category)))
-        for time, item in self._told:
+            if block.category is not block.sent_category:
+                block.sent_category = block.category
+                events.append(
+                    (self._events[0][0] if self._events else self._time, Tag(block.id, block.category))
+                )
+        for time, item in self._events:
             if isinstance(item, BlockLifetime):
                 self._categorize(item)
                 events.append((time, self._alloc(item)))
             elif isinstance(item, Oom) and item.frame is None:
-                events.append((time, item._replace(frame=self._line_of_failure(item))))
+                events.append((time, item._replace(frame=self._failed_line(item))))
             else:
                 events.append((time, item))
         return events
@@ -400,15 +402,15 @@ class _Reading:
         block.category = category_of(block, self._history.workspaces)
 
     def _alloc(self, block: BlockLifetime) -> Alloc:
-        block.told = block.category
+        block.sent_category = block.category
         frame = block.frame or self._history.lines.find(block.module)
         return Alloc(
             block.time, block.id, block.requested, block.block_size, self._history.device, block.stream, block.category,
             block.phase, block.step, block.module, frame, block.op,
         )  # fmt: skip
 
-    def _line_of_failure(self, oom: Oom) -> Frame | None:
-        """Of the module whose backward operation failed, else of what the pass last had to do with."""
+    def _failed_line(self, oom: Oom) -> Frame | None:
+        """The line of the module whose backward operation failed, or of the last located block of the pass."""
         line = self._history.lines.find(oom.module)
         if line is None and oom.phase is Phase.BACKWARD and self._passes:
             lines = (block.frame for block, _ in reversed(self._passes[-1]) if block.frame is not None)
@@ -416,7 +418,7 @@ class _Reading:
         return line
 
     def _emit(self, event: Event) -> None:
-        self._told.append((self._time, event))
+        self._events.append((self._time, event))
 
     def _seconds(self, entry: Entry) -> float:
         return max(float(entry["time_us"]) / 1e6 - self._started, 0.0)

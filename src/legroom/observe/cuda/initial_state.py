@@ -1,38 +1,38 @@
-"""What was there before a CUDA history started.
+"""Computes the state of a device before its CUDA history starts.
 
-A history is a ring: of a long run it holds the end. But it starts from a state that it betrays: blocks that are alive
-now and were not allocated in it, and blocks freed in it that it never allocated. Read backwards from the present, both
-the blocks and the segments of its first moment follow.
+The history is a ring buffer: for a long run, it contains only the end. The state before it follows from the current
+state, read backwards: blocks that are alive and not allocated in the history, and blocks freed in the history and not
+allocated in it.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 Entry = Mapping[str, Any]
-"""As torch gives it: action, addr, size, stream, time_us, frames, user_metadata."""
+"""An entry of the history, as torch returns it: action, addr, size, stream, time_us, frames, user_metadata."""
 
 SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""Whether an action takes memory from the device or gives it back."""
+"""1 for actions that reserve device memory, -1 for actions that release it."""
 
 
 class InitialBlock(NamedTuple):
-    """A block that was there."""
+    """A block that was in use before the history."""
 
     requested: int
     block_size: int | None
-    """None where nothing says, because the block is gone by now: its addresses tell (see `cuda_blocks`)."""
+    """None if the block was freed since. `block_sizes` computes it from the addresses."""
     stream: int
     frames: Sequence[Mapping[str, Any]]
-    """The stack that allocated it."""
+    """The stack of its allocation."""
 
 
 class InitialState(NamedTuple):
-    """A device at the first moment of its history."""
+    """The state of a device before the first entry of its history."""
 
     blocks: dict[int, InitialBlock]
     """By address."""
     segments: dict[int, int]
-    """Address → size of the segments that are no expandable ones."""
+    """Sizes by address, without expandable segments."""
     reserved: int
 
 
@@ -61,7 +61,7 @@ def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]])
 
 
 def blocks_in_use(segments: Sequence[Mapping[str, Any]]) -> dict[int, InitialBlock]:
-    """Address → block, of those in the program's hands."""
+    """The blocks in use, by address."""
     blocks: dict[int, InitialBlock] = {}
     for segment in segments:
         address = segment["address"]
@@ -77,7 +77,7 @@ def blocks_in_use(segments: Sequence[Mapping[str, Any]]) -> dict[int, InitialBlo
 
 
 def largest_free_block(segments: Sequence[Mapping[str, Any]]) -> int:
-    """The largest block that is free now."""
+    """The largest free block."""
     sizes = (
         block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"
     )

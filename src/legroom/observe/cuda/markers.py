@@ -1,12 +1,12 @@
-"""Where the training loop is, written into the CUDA allocator's history while it is made.
+"""Marks the entries of the CUDA allocator's history with the position in the training loop.
 
-The allocator stamps every entry of its history with a text that the thread at work has set. Ours (`L1234f56`: short, so
-that C++ copies it without allocating) names the activity, the module at work and a *tick*: a number that grows at each moment worth finding again
-(a root module begins, an optimizer steps, a step ends). So what was seen at a tick finds its place among the entries
-exactly, whatever the clocks say. A torch that cannot stamp entries (before 2.9) leaves their times: then every change
-is a tick of its own, found by time, and two changes within a microsecond or so may be confused.
+The allocator adds a text, which the running thread has set, to every entry of its history. The text set here
+(`L1234f56`, short enough for C++ to copy without an allocation) contains the activity, the running module and a *tick*.
+The tick increases at every event that must be found again in the history: a root module starts, an optimizer steps, a
+step ends. So the position of such an event among the entries is exact. Before torch 2.9, entries cannot be marked. Then
+every change is a tick, found by its time, and two changes within about a microsecond may be confused.
 
-A stamp belongs to one thread. Entries made by the autograd engine's threads carry none, and that is how they are told.
+The text belongs to one thread. Entries of the autograd engine's threads have none, which identifies them.
 """
 
 import re
@@ -37,7 +37,7 @@ _STAMP = re.compile(r"L(\d+)([fnbpo])(\d+)")
 
 
 class Marker(NamedTuple):
-    """What the loop was doing from a tick on."""
+    """The activity of the training loop from a tick on."""
 
     tick: int
     step: int
@@ -46,10 +46,10 @@ class Marker(NamedTuple):
 
 
 class Markers:
-    """The ticks of a run, and the stamp of the moment."""
+    """The ticks of a run, and the current stamp."""
 
     KEEP = 200_000
-    """More than a history holds entries."""
+    """More than the number of entries in a history."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self.tick = 0
@@ -60,13 +60,13 @@ class Markers:
         self._prefix = ""
         self._modules: list[str] = []
         self._codes: dict[str, str] = {}
-        """Module → how stamps name it: its place in the list."""
+        """Maps a module to its index in `_modules`, which stamps contain."""
         self._markers = [Marker(0, 0, OTHER, "")]
         self._times = [clock() // 1000]
         self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
-        """The history begins. `stamp` sets this thread's text, or None where torch cannot."""
+        """Start marking. `stamp` sets the text of this thread; None if torch does not support it."""
         self._stamp = stamp
         self._recording = True
         self.advance(OTHER)
@@ -77,7 +77,7 @@ class Markers:
         self._recording = False
 
     def advance(self, activity: str, module: str = "") -> int:
-        """A moment worth finding again: gives its tick."""
+        """Start a new tick and return it."""
         self.tick = tick = self.tick + 1
         self._markers.append(Marker(tick, self.step, activity, module))
         self._times.append(self._clock() // 1000)
@@ -89,7 +89,7 @@ class Markers:
         return tick
 
     def enter_module(self, activity: str, module: str) -> None:
-        """Another module is at work."""
+        """Another module is running now."""
         if self._stamp is not None:
             code = self._codes.get(module)
             if code is None:
@@ -100,7 +100,7 @@ class Markers:
             self.advance(activity, module)
 
     def read(self, stamp: str, microseconds: int) -> Marker | None:
-        """What an entry's stamp says; None for an entry of a thread that set none."""
+        """The marker of an entry; None if its thread has set no text."""
         if self._stamp is None:
             return self._markers[max(bisect_right(self._times, microseconds) - 1, 0)]
         known = self._known.get(stamp)
@@ -114,14 +114,14 @@ class Markers:
         return known
 
     def at(self, tick: int) -> Marker:
-        """What the loop was doing from `tick` on."""
+        """The marker of `tick`."""
         return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
     def clear_stamps(self) -> None:
-        """A history has been read: its stamps will not come again."""
+        """Clear the cache after a history was read, because its stamps do not occur again."""
         self._known.clear()
 
     @property
     def identifies_threads(self) -> bool:
-        """Whether an entry says which thread made it."""
+        """Whether entries identify the thread that made them."""
         return self._stamp is not None

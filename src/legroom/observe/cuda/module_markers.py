@@ -1,7 +1,7 @@
-"""The module at work, stamped into the CUDA history: twice per module and step, so every microsecond counts here.
+"""Marks the running module in the CUDA history. This runs twice per module and step, so it is optimized for speed.
 
-Torch's global module hooks would do, but with any hook at all a module's call takes a slower path through torch, which
-costs several times what is done here. So the call itself is stood in for, while attached.
+Torch's global module hooks are not used: with any hook, a module call takes a slower path through torch, which costs
+several times as much as this. Instead, `nn.Module._call_impl` is replaced while attached.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,32 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
-"""Given the module, what it is called with, the activity and its path."""
+"""Called with the module, its arguments, the activity and its path."""
 
 
 class ModuleMarkers:
-    """Writes the path of the innermost module at work into the markers. The compiler sees nothing of it."""
+    """Marks the path of the innermost running module. Compiled code is not affected."""
 
     def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
-        """`on_root` is called when a module that no other called begins; `activity_outside()` says what the program
-        is doing once it has ended."""
+        """`on_root` is called when a root module starts. `activity_outside()` returns the activity after it ends."""
         self._markers = markers
         self._on_root = on_root
         self._activity_outside = activity_outside
         self._path = ""
-        """Of the module at work; "" outside of any."""
+        """The path of the running module; "" outside of modules."""
         self._names: dict[int, str] = {}
-        """`id` of each module under the root at work → its path."""
+        """Maps the `id` of each module below the running root to its path."""
         self._entered = 0
-        """Calls of modules since the root started."""
+        """The number of module calls since the root started."""
         self._known = ModuleNames()
         self._recomputes = False
-        """Whether a checkpoint, in the backward pass, computes again what it had not kept."""
+        """Whether a checkpoint recomputes in the backward pass."""
         self._is_attached = False
         self._original: Callable[..., Any] | None = None
         self._replacement: Callable[..., Any] | None = None
 
     def attach(self) -> None:
-        """Without torch's private method, modules, forward passes and inputs cannot be told."""
+        """Without torch's private method, modules, forward passes and inputs are not recognized."""
         original = getattr(nn.Module, "_call_impl", None)
         if original is not None:
             self._is_attached = True
@@ -82,7 +81,7 @@ class ModuleMarkers:
 
     @property
     def progress(self) -> float | None:
-        """About which part of the root's modules have begun; None outside of a forward pass, and where modules are called over and over."""
+        """About which fraction of the root's modules have started. None outside of a forward pass, and if modules are called repeatedly."""
         return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
 
     def _activity(self) -> str:
@@ -92,7 +91,7 @@ class ModuleMarkers:
 
     def _begin_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._recomputes = current_node() is not None
-        # A checkpoint runs part of a model: its names are those in the model that ran forward.
+        # A checkpoint runs a part of a model. Its names are those of the whole model.
         self._names = self._known.containing(module) if self._recomputes else self._known.below(module)
         self._path = path = self._names.get(id(module)) or type(module).__name__
         self._entered = 1

@@ -1,8 +1,8 @@
-"""The peak of each single step, without disturbing the peaks that the script itself reads.
+"""Measures the peak of each step without changing the peaks that the script reads.
 
-Torch keeps one peak per figure, from the last reset on. To know a step's own peak it must be reset at every step; but
-`torch.cuda.max_memory_allocated()` belongs to the script. So the peaks taken away are kept here, and while `installed`
-torch's own functions answer with the higher of both, until the script itself resets them.
+Torch keeps one peak per statistic since the last reset. To measure a single step, the peak must be reset at every step,
+but `torch.cuda.max_memory_allocated()` must still return the script's value. So the peaks before a reset are saved
+here, and while installed, torch's functions return the higher value of both, until the script resets them itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ _SavedPeaks = dict[tuple[str, ...], int]
 
 
 class StepPeaks:
-    """Stands between the script and the allocator's statistics."""
+    """Resets and restores the peak statistics of the allocator."""
 
     READERS = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
     RESETTERS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
@@ -23,10 +23,10 @@ class StepPeaks:
     def __init__(self, namespace: Any = torch._C) -> None:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
-        self._kept: dict[int, _SavedPeaks] = {}
-        """Device → figure → its peak since the script's last reset, as far as taken away."""
+        self._saved: dict[int, _SavedPeaks] = {}
+        """By device: the peaks before the resets of this class, since the script's last reset."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
-        """Device → allocated and reserved peaks that a reset by the script cut off within the present step."""
+        """By device: allocated and reserved peaks of the current step before a reset by the script."""
         self._exit = ExitStack()
 
     def install(self) -> None:
@@ -35,28 +35,28 @@ class StepPeaks:
             if original is None:
                 continue
             self._originals[name] = original
-            stand_in = self._reader(original) if name in self.READERS else self._resetter(original)
-            setattr(self._namespace, name, stand_in)
+            replacement = self._reader(original) if name in self.READERS else self._resetter(original)
+            setattr(self._namespace, name, replacement)
             self._exit.callback(setattr, self._namespace, name, original)
 
     def restore(self) -> None:
-        """Torch answers for itself again. Its peaks then go back no further than the last step."""
+        """Restore torch's functions. Their peaks then start at the last step."""
         self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """As the script would see them."""
+        """The statistics as the script sees them."""
         statistics = self._read(device)
         self._restore_peaks(device, statistics)
         return statistics
 
     def end_step(self, device: int) -> tuple[dict[str, Any], int, int]:
-        """The statistics now, and how high allocated and reserved bytes were in the step that ends here."""
+        """The current statistics, and the peaks of allocated and reserved bytes in the step that ends."""
         statistics = self._read(device)
-        kept = self._kept.setdefault(device, {})
+        saved = self._saved.setdefault(device, {})
         for path, figures in _leaves(statistics):
             peak = figures["peak"]
-            if peak > kept.get(path, -1):
-                kept[path] = peak
+            if peak > saved.get(path, -1):
+                saved[path] = peak
         self._originals[self.RESETTERS[0]](device)
         return statistics, *self._highest(statistics, self._peaks_before_reset.pop(device, (0, 0)))
 
@@ -70,10 +70,10 @@ class StepPeaks:
         return max(allocated, other[0]), max(reserved, other[1])
 
     def _restore_peaks(self, device: int, statistics: dict[str, Any]) -> None:
-        kept = self._kept.get(device)
-        if kept:
+        saved = self._saved.get(device)
+        if saved:
             for path, figures in _leaves(statistics):
-                figures["peak"] = max(figures["peak"], kept.get(path, 0))
+                figures["peak"] = max(figures["peak"], saved.get(path, 0))
 
     def _reader(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
         def read(device: int) -> Any:
@@ -85,9 +85,9 @@ class StepPeaks:
 
     def _resetter(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
         def reset(device: int) -> Any:
-            so_far = self._peaks_before_reset.get(device, (0, 0))
-            self._peaks_before_reset[device] = self._highest(self._read(device), so_far)
-            self._kept.pop(device, None)
+            earlier = self._peaks_before_reset.get(device, (0, 0))
+            self._peaks_before_reset[device] = self._highest(self._read(device), earlier)
+            self._saved.pop(device, None)
             return original(device)
 
         return reset
@@ -96,7 +96,7 @@ class StepPeaks:
 def _leaves(
     statistics: dict[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Every figure that has a peak, with the names that lead to it."""
+    """Every statistic with a peak, with its path in the nested dictionary."""
     for name, value in statistics.items():
         if isinstance(value, dict):
             if "peak" in value:

@@ -1,16 +1,16 @@
-"""Every door of torch's that the CUDA history goes through; most are private, so each has a probe.
+"""All functions of torch that the CUDA history uses. Most are private, so each is checked before use.
 
-What is lost without one:
+What is missing without one:
 
-    _lazy_call                  CUDA is initialised at once, before the script does it itself
-    _record_memory_history      everything but the figures of each step
-    skip_actions                a third of the history's length
+    _lazy_call                  CUDA is initialized at once, before the script does it
+    _record_memory_history      everything except the totals of each step
+    skip_actions                a third of the length of the history
     clear_history               nothing: recording is stopped and started again
-    _set_memory_metadata        exactness at the borders of phases, and of modules (see `cuda_marks`)
-    OutOfMemoryError.__init__   torch's own words, and failures that a library swallows are then reported too
-    the OOM observer            what the driver had free when an allocation failed
+    _set_memory_metadata        the exact boundaries of phases and modules (see `markers`)
+    OutOfMemoryError.__init__   the error message; failures that a library hides are then reported too
+    the OOM observer            the free device memory at a failed allocation
 
-Nothing here synchronises the device, and nothing here allocates on it.
+Nothing here synchronizes the device or allocates on it.
 """
 
 import contextlib
@@ -24,35 +24,35 @@ from typing import Any, NamedTuple
 import torch
 
 Observer = Callable[[int, int, int, int], None]
-"""Device, bytes wanted from it, bytes that this process may have of it, bytes it has free."""
+"""Device, requested bytes, bytes that this process may use, free bytes."""
 
 
 class AllocatorStats(NamedTuple):
-    """The allocator's own statistics of one device."""
+    """The allocator's statistics of one device."""
 
     allocated: int = 0
     reserved: int = 0
     peak_allocated: int = 0
     peak_reserved: int = 0
     active: int = 0
-    """Allocated, or given back but still in use by another stream."""
+    """Allocated, or freed but still in use by another stream."""
     inactive_split: int = 0
-    """Free, but inside segments in use."""
+    """Free in segments that are in use."""
     entries: int = 0
-    """How many entries the history has been given so far, overwritten ones included."""
+    """The number of history entries so far, including overwritten ones."""
 
 
 class CudaApi:
-    """The real allocator. Tests put one of their own in its place."""
+    """The CUDA allocator. Tests replace it with a simulation."""
 
     def __init__(self) -> None:
         self._entries_per_free = 2
         self._options: dict[str, Any] = {}
 
-    # --- when
+    # --- initialization
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        """Calls back once CUDA is initialised: now, or when the script does it."""
+        """Call `callback` when CUDA is initialized: now, or when the script initializes it."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             callback()
             return
@@ -69,10 +69,10 @@ class CudaApi:
     # --- the history
 
     def start(self, entries: int) -> str | None:
-        """Record the last `entries` of each device, with Python stacks. The reason, where that is impossible."""
+        """Record the last `entries` entries of each device with Python stacks. Returns the reason if that is impossible."""
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         if record is None:
-            return "this torch keeps no history of the CUDA allocator"
+            return "this version of torch records no allocator history"
         parameters = inspect.signature(record).parameters
         self._options = {"context": "alloc", "stacks": "python", "max_entries": entries}
         if "skip_actions" in parameters:
@@ -81,16 +81,16 @@ class CudaApi:
         try:
             record("all", **self._options)
         except (RuntimeError, TypeError) as error:
-            return f"torch keeps no history here: {str(error).splitlines()[0]}"
+            return f"torch cannot record the allocator history ({str(error).splitlines()[0]})"
         return None
 
     def grow(self, entries: int) -> None:
-        """Let the history become longer. Only while nothing has been overwritten: torch would mix up the order."""
+        """Increase the length of the history. Only valid before entries are overwritten, or torch returns them in the wrong order."""
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)
 
     def snapshot(self, entries: int) -> dict[str, Any]:
-        """All blocks, and the history since the last call of this; from now on, record the last `entries`."""
+        """All blocks, and the history since the last call. From now on, the last `entries` entries are recorded."""
         with _without_compiler_import():
             taken: dict[str, Any] = torch.cuda.memory._snapshot()
         self._options["max_entries"] = entries
@@ -106,20 +106,20 @@ class CudaApi:
         torch.cuda.memory._record_memory_history(None)
 
     def stamp_setter(self) -> Callable[[str], None] | None:
-        """What sets the text that this thread's entries are stamped with."""
+        """The function that sets the text for the entries of this thread."""
         if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
             return None
         stamp: Callable[[str], None] | None = getattr(torch._C, "_cuda_setMemoryMetadata", None)
         return stamp
 
-    # --- figures
+    # --- statistics
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """The allocator's statistics of one device, as torch nests them."""
+        """The statistics of one device as torch returns them."""
         nested: dict[str, Any] = torch._C._cuda_memoryStats(device)
         return nested
 
-    def figures(self, device: int) -> AllocatorStats:
+    def stats(self, device: int) -> AllocatorStats:
         return self.parse_stats(self.statistics(device))
 
     def parse_stats(self, statistics: dict[str, Any]) -> AllocatorStats:
@@ -146,14 +146,14 @@ class CudaApi:
     # --- failures
 
     def on_failed_allocation(self, observer: Observer) -> None:
-        """`observer` is called at each failed allocation, before anything is raised. It can never be taken away."""
+        """Call `observer` at each failed allocation, before an exception is raised. It cannot be removed again."""
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(observer)
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """`watcher(text)` is called for each `torch.OutOfMemoryError` that comes into being in Python, and so for
-        each failure that a script can see. Gives what ends that, or None where it is impossible."""
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` created in Python, and so for each failure that reaches
+        the script. Returns a function that stops this, or None if it is impossible."""
         error = torch.OutOfMemoryError
         original = error.__init__
 
@@ -175,9 +175,9 @@ class CudaApi:
 
 @contextlib.contextmanager
 def _without_compiler_import() -> Iterator[None]:
-    """To name frames, torch asks whether its compiler is there in a way that imports it, which takes seconds.
+    """Prevent `_snapshot` from importing torch's compiler, which takes seconds.
 
-    A program that has not imported it has no code that it wrote, so there is nothing to ask.
+    It checks for the compiler to name the frames of compiled code. If the compiler is not imported, there are none.
     """
     if "torch._inductor" in sys.modules:
         yield
@@ -190,10 +190,10 @@ def _without_compiler_import() -> Iterator[None]:
 
 
 def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]:
-    """The sizes of what cuBLAS and cuBLASLt keep for themselves, taken from the caching allocator.
+    """The sizes of the cuBLAS and cuBLASLt workspaces, which torch allocates in the caching allocator.
 
-    As torch chooses them: for cuBLAS 32 MiB on Hopper and Blackwell, 8320 KiB before, or what
-    CUBLAS_WORKSPACE_CONFIG says (`:KiB:count:KiB:count`); for cuBLASLt 1 MiB or CUBLASLT_WORKSPACE_SIZE KiB.
+    For cuBLAS: 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of CUBLAS_WORKSPACE_CONFIG
+    (`:KiB:count:KiB:count`). For cuBLASLt: 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
     """
     words = environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
     if len(words) % 2 == 0 and all(word.isdecimal() for word in words):

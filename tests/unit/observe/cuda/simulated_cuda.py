@@ -31,7 +31,7 @@ _ENGINE = graph._engine_run_backward.__code__
 
 
 class SimulatedCuda(CudaApi):
-    """Keeps the history and the figures."""
+    """Keeps the history and the stats."""
 
     def __init__(self, *, limit: int = CAPACITY, can_stamp: bool = True) -> None:
         super().__init__()
