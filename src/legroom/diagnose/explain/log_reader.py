@@ -157,13 +157,13 @@ class _Search:
                 self._last[key] = found
 
     def result(self) -> LogResult:
-        latest = [seen for seen in self._last.values() if _counts(seen, self._lines)]
-        strong = [seen for seen in latest if not seen.weak or _is_reported_as_error(seen)]
+        latest = [found for found in self._last.values() if _counts(found, self._lines)]
+        strong = [found for found in latest if not found.weak or _is_reported_as_error(found)]
         if self._error_line is None and self._lines < 2000 and not strong:
             self._error_line = find_error_line(self._carried, self._lines_before + 1)
         error = max(
             strong or latest,
-            key=lambda seen: (_informativeness(seen), seen.line, -seen.priority),
+            key=lambda found: (_informativeness(found), found.line, -found.priority),
             default=None,
         )
         error = self._cause_of(error) or error
@@ -185,54 +185,56 @@ class _Search:
         """
         if error is not None and error.code == _NCCL:
             memory_errors = [
-                seen
-                for seen in self._last.values()
-                if seen.code == "LG700"
-                and "NCCL" in seen.text
-                and error.line - _NCCL_LINES < seen.line <= error.line
+                found
+                for found in self._last.values()
+                if found.code == "LG700"
+                and "NCCL" in found.text
+                and error.line - _NCCL_LINES < found.line <= error.line
             ]
-            return max(memory_errors, key=lambda seen: seen.line, default=None)
+            return max(memory_errors, key=lambda found: found.line, default=None)
         if error is None or error.pattern is None or not _may_follow_fault(error.pattern):
             return None
-        faults = [seen for seen in self._last.values() if seen.code in _FAULTS and seen.line <= error.line]
+        faults = [
+            found for found in self._last.values() if found.code in _FAULTS and found.line <= error.line
+        ]
         if not faults and error.code == _NCCL_CALL:
             faults = [
-                seen
-                for seen in self._last.values()
-                if "Cuda failure" in seen.text and error.line - _NCCL_LINES < seen.line <= error.line
+                found
+                for found in self._last.values()
+                if "Cuda failure" in found.text and error.line - _NCCL_LINES < found.line <= error.line
             ]
-        return max(faults, key=lambda seen: (seen.line, -seen.priority), default=None)
+        return max(faults, key=lambda found: (found.line, -found.priority), default=None)
 
     def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
         """The error line of the last traceback, if no known message explains it."""
         last = self._error_line
         if last is None:
             return None
-        if any(last.line <= seen.line for seen in latest if not seen.weak):
+        if any(last.line <= found.line for found in latest if not found.weak):
             return None
         if error is None or (error.weak and not _is_reported_as_error(error)):
             if latest and last.kind.endswith("Warning"):
                 return None
             if error is not None and error.code == _IN_WORKER and not classify_python_error(last)[1]:
                 return None  # raised in a worker; nothing more is known
-            if any(seen.line >= last.line and not _only_reports_exit(seen, last) for seen in latest):
+            if any(found.line >= last.line and not _only_reports_exit(found, last) for found in latest):
                 return None  # the last error is only a wrapper
             return last
         if _is_memory(error) and last.line - error.line <= _FOLLOWUP_LINES and is_uninformative(last):
             return None
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_LINES
-        wraps = any(seen.weak and seen.line >= last.line for seen in latest)
+        wraps = any(found.weak and found.line >= last.line for found in latest)
         return None if chained or wraps else last
 
     def _earliest(self, error: LogMatch | None) -> LogMatch | None:
         others = [
-            seen
-            for seen in self._first.values()
-            if not seen.weak
-            and _counts(seen, self._lines)
-            and (error is None or (seen.code != error.code and seen.line < error.line))
+            found
+            for found in self._first.values()
+            if not found.weak
+            and _counts(found, self._lines)
+            and (error is None or (found.code != error.code and found.line < error.line))
         ]
-        return min(others, key=lambda seen: (seen.line, seen.priority), default=None)
+        return min(others, key=lambda found: (found.line, found.priority), default=None)
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
@@ -240,39 +242,39 @@ def _may_follow_fault(pattern: MessagePattern) -> bool:
     return pattern.certainty is Certainty.DISGUISED or pattern.source in _LIBRARIES
 
 
-def _is_memory(seen: LogMatch) -> bool:
+def _is_memory(found: LogMatch) -> bool:
     """Whether memory certainly ran out and the log does not say that the error was handled."""
-    if seen.pattern is None or seen.pattern.certainty is Certainty.DISGUISED:
+    if found.pattern is None or found.pattern.certainty is Certainty.DISGUISED:
         return False
-    return _HANDLED.search(seen.around[seen.around.find(seen.text) :][:600]) is None
+    return _HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
 
 
-def _counts(seen: LogMatch, lines: int) -> bool:
+def _counts(found: LogMatch, lines: int) -> bool:
     """Whether a match is an error: an informal message counts only on a line that looks like one."""
-    if any(marker in seen.text for marker in _NOT_ERRORS):
+    if any(marker in found.text for marker in _NOT_ERRORS):
         return False
-    if seen.pattern is None or not seen.pattern.informal:
+    if found.pattern is None or not found.pattern.informal:
         return True
-    if _ERROR_WORDS.search(seen.text) is not None:
+    if _ERROR_WORDS.search(found.text) is not None:
         return True
-    return lines <= 3 and _MENTIONED.search(seen.text) is None
+    return lines <= 3 and _MENTIONED.search(found.text) is None
 
 
-def _is_reported_as_error(seen: LogMatch) -> bool:
+def _is_reported_as_error(found: LogMatch) -> bool:
     """Whether an informal message names the kind of memory, on a line that looks like an error."""
-    pattern = seen.pattern
+    pattern = found.pattern
     if pattern is None or not pattern.informal or pattern.certainty is Certainty.DISGUISED:
         return False
-    return _ERROR_WORDS.search(seen.text) is not None
+    return _ERROR_WORDS.search(found.text) is not None
 
 
-def _only_reports_exit(seen: LogMatch, error: ErrorLine) -> bool:
+def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
     """Whether a launcher only reports the exit of the process whose traceback comes before."""
-    return seen.code == _EXIT_CODES[0] and seen.line > error.line and bool(error.frames)
+    return found.code == _EXIT_CODES[0] and found.line > error.line and bool(error.frames)
 
 
-def _informativeness(seen: LogMatch) -> int:
-    return _EXIT_CODES.index(seen.code) if seen.code in _EXIT_CODES else len(_EXIT_CODES)
+def _informativeness(found: LogMatch) -> int:
+    return _EXIT_CODES.index(found.code) if found.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
 _NOT_ERRORS = ("NCCL INFO", "could not destroy")

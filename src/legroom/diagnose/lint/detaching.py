@@ -125,13 +125,13 @@ def is_used_as_tensor(program: Program, store: StoreFact, target: str) -> bool:
             return True
         if not isinstance(node, cst.Call):
             continue
-        of = receiver(node)
+        owner = receiver(node)
         adds = method_name(node) in {"append", "extend", "items", "values"}
         if (
-            of is not None
+            owner is not None
             and not adds
-            and _reads(of, names)
-            and program.value(of).kind is not ValueKind.CONTAINER
+            and _reads(owner, names)
+            and program.value(owner).kind is not ValueKind.CONTAINER
         ):
             return True
         called = program.imports.qualified(node.func) or ""

@@ -59,17 +59,17 @@ def rule_codes() -> list[str]:
 
 def settings_for(file: Path) -> Settings:
     """The settings from the nearest pyproject.toml above a file that has linter settings."""
-    return _settings_of_folder(Path(os.path.abspath(file)).parent)
+    return _folder_settings(Path(os.path.abspath(file)).parent)
 
 
 @cache
-def _settings_of_folder(folder: Path) -> Settings:
+def _folder_settings(folder: Path) -> Settings:
     file = folder / "pyproject.toml"
     if file.is_file():
         found = _read(file)
         if found is not None:
             return found
-    return Settings(folder=folder) if folder.parent == folder else _settings_of_folder(folder.parent)
+    return Settings(folder=folder) if folder.parent == folder else _folder_settings(folder.parent)
 
 
 def _read(file: Path) -> Settings | None:
@@ -77,10 +77,10 @@ def _read(file: Path) -> Settings | None:
         tools = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {})
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
-    ours = tools.get("legroom")
-    if not isinstance(ours, dict):
+    section = tools.get("legroom")
+    if not isinstance(section, dict):
         return None
-    table = ours.get("lint", {key: value for key, value in ours.items() if key in _KEYS})
+    table = section.get("lint", {key: value for key, value in section.items() if key in _KEYS})
     if not isinstance(table, dict):
         raise UsageError(f"{file}: [tool.legroom.lint] must be a table.")
     unknown = sorted(set(table) - _KEYS)

@@ -32,7 +32,7 @@ class Evidence:
     batch: BatchArgument | None = None
     """The script's batch size argument, if one is recognized."""
 
-    def held(self, *categories: Category) -> int:
+    def live_bytes(self, *categories: Category) -> int:
         """Live bytes of these categories."""
         return sum(self._by_category.get(category, 0) for category in categories)
 
@@ -62,20 +62,20 @@ class Evidence:
         retained = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
-        transient = self.held(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
+        transient = self.live_bytes(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
         return max(leak.bytes, min(max(retained, default=0), transient))
 
     @cached_property
     def fixed(self) -> int:
         """Bytes that do not depend on the batch size, including those that the first step has yet to allocate."""
-        parameters = self.held(Category.PARAMETER)
-        gradients = self.held(Category.GRADIENT)
-        optimizer = self.held(Category.OPTIMIZER_STATE)
-        if self.held(Category.ACTIVATION) or gradients:  # training, not inference
+        parameters = self.live_bytes(Category.PARAMETER)
+        gradients = self.live_bytes(Category.GRADIENT)
+        optimizer = self.live_bytes(Category.OPTIMIZER_STATE)
+        if self.live_bytes(Category.ACTIVATION) or gradients:  # training, not inference
             gradients = max(gradients, parameters)
             if self.oom.step == 0:  # assume Adam: two copies of the parameters
                 optimizer = max(optimizer, 2 * parameters)
-        return parameters + gradients + optimizer + self.held(Category.BUFFER, Category.WORKSPACE)
+        return parameters + gradients + optimizer + self.live_bytes(Category.BUFFER, Category.WORKSPACE)
 
     @cached_property
     def _by_category(self) -> dict[Category, int]:

@@ -40,8 +40,8 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
 def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
     """A failure while the model is moved to an otherwise empty device."""
     oom = evidence.oom
-    weights = evidence.held(Category.PARAMETER, Category.BUFFER)
-    if oom.phase is not Phase.OTHER or evidence.held(Category.ACTIVATION, Category.GRADIENT):
+    weights = evidence.live_bytes(Category.PARAMETER, Category.BUFFER)
+    if oom.phase is not Phase.OTHER or evidence.live_bytes(Category.ACTIVATION, Category.GRADIENT):
         return
     needed = weights + oom.requested
     # PyTorch allocates large blocks, so even a request that is smaller than the free memory may fail.
@@ -131,8 +131,8 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     if oom.phase is not Phase.OPTIMIZER or oom.step > 0:
         return
-    parameters = evidence.held(Category.PARAMETER)
-    state = evidence.held(Category.OPTIMIZER_STATE)
+    parameters = evidence.live_bytes(Category.PARAMETER)
+    state = evidence.live_bytes(Category.OPTIMIZER_STATE)
     yield Finding(
         code="LG605",
         message=f"The optimizer state does not fit. The first optimizer step creates it: {format_size(state)} so far "
@@ -152,7 +152,7 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     transient = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
     size = bytes_of([each for each in transient if each.phase is Phase.OPTIMIZER])
     size += 0 if _creates_state(evidence) else oom.requested
-    if size < evidence.held(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
+    if size < evidence.live_bytes(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
         return
     yield Finding(
         code="LG606",
@@ -172,11 +172,13 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     the completed part of the model. If that part is unknown, at most half the batch size is suggested.
     """
     oom = evidence.oom
-    if oom.phase is Phase.OPTIMIZER or not (evidence.held(Category.ACTIVATION) or oom.phase is Phase.FORWARD):
+    if oom.phase is Phase.OPTIMIZER or not (
+        evidence.live_bytes(Category.ACTIVATION) or oom.phase is Phase.FORWARD
+    ):
         return
     datasets = bytes_of(_whole_datasets(evidence))
     fixed = evidence.fixed + datasets
-    transient = evidence.held(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
+    transient = evidence.live_bytes(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
     scaling = transient - datasets + oom.requested
     available = evidence.budget - fixed
     if scaling < evidence.budget * 0.2 or available <= 0:
@@ -209,7 +211,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
 
 
 def autocast(evidence: Evidence) -> Iterator[Finding]:
-    size = evidence.held(Category.ACTIVATION)
+    size = evidence.live_bytes(Category.ACTIVATION)
     if size < evidence.budget * 0.2 or evidence.oom.phase is Phase.OPTIMIZER or _uses_autocast(evidence):
         return
     yield Finding(
@@ -261,7 +263,7 @@ def _creates_state(evidence: Evidence) -> bool:
     """Whether the optimizer was creating its state. If the operation is unknown, decide by the size of the state."""
     oom = evidence.oom
     if oom.step > 0 or not oom.op:
-        missing = evidence.held(Category.OPTIMIZER_STATE) < evidence.held(Category.PARAMETER)
+        missing = evidence.live_bytes(Category.OPTIMIZER_STATE) < evidence.live_bytes(Category.PARAMETER)
         return oom.step == 0 and missing
     return oom.op in ("aten.zeros_like", "aten.zeros", "aten.empty_like", "aten.full_like", "aten.clone")
 
@@ -308,4 +310,4 @@ def _estimate_caveat(done: float) -> str:
 
 
 def _format_fraction(fraction: float) -> str:
-    return next((words for words, value in _FRACTIONS.items() if fraction >= value), f"{fraction:.0%} of")
+    return next((text for text, value in _FRACTIONS.items() if fraction >= value), f"{fraction:.0%} of")

@@ -60,7 +60,7 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
 
 def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
     """Activations saved over several batches without a backward pass."""
-    size = evidence.held(Category.ACTIVATION)
+    size = evidence.live_bytes(Category.ACTIVATION)
     if evidence.oom.phase not in (Phase.FORWARD, Phase.OTHER) or size < evidence.oom.allocated * 0.1:
         return
     batches, frame = _batches_since_backward(evidence)
@@ -78,7 +78,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def held_by_container(evidence: Evidence) -> Iterator[Finding]:
+def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
     """A list or dict that retains much of the memory outside the model and the optimizer."""
     for holder in _containers(evidence):
         yield Finding(
@@ -114,7 +114,7 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
             yield holder
 
 
-def held_by_variable(evidence: Evidence) -> Iterator[Finding]:
+def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
     """Results of an earlier step, or of the forward pass after it has ended, that the backward pass does not need."""
     oom = evidence.oom
     forward_finished = oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
@@ -144,7 +144,7 @@ def held_by_variable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
-    size = evidence.held(Category.GRADIENT)
+    size = evidence.live_bytes(Category.GRADIENT)
     if evidence.oom.phase is not Phase.FORWARD or size < evidence.oom.allocated * 0.05:
         return
     evaluates = _batches_since_backward(evidence)[0] >= EVALUATION_BATCHES

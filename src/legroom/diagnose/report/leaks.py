@@ -22,100 +22,106 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
     return list(leaks.values())
 
 
-def leaks_from(kept: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int) -> list[Leak]:
-    """`measured`: what the ledger says grows; `steps`: how many the run took."""
-    leaks = [_leak(each, steps, device) for each in kept]
+def leaks_from(
+    detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
+) -> list[Leak]:
+    """`measured`: the growth according to the ledger; `steps`: the number of steps of the run."""
+    leaks = [_leak(each, steps, device) for each in detected]
     if len(leaks) == 1 and measured:
         (leak,) = leaks
         per_step = sum(each.bytes_per_step for each in measured)
         if per_step > leak.bytes_per_step:
             size = sum(each.bytes for each in measured)
-            path = holder_path(replace(kept[0], bytes_per_step=per_step))
+            path = holder_path(replace(detected[0], bytes_per_step=per_step))
             leaks = [replace(leak, bytes=size, bytes_per_step=per_step, holder=path)]
     return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
 
 
-def holder_path(kept: DetectedLeak) -> str:
+def holder_path(detected: DetectedLeak) -> str:
     """`train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step`."""
-    location = f"{PurePath(kept.file).name}:{kept.line} " if kept.file and kept.line else ""
-    name = kept.name or "no user variable"
-    parts = [f"{location}{name} ({kept.described})" if kept.described else f"{location}{name}"]
-    if kept.how == "exception":
+    location = f"{PurePath(detected.file).name}:{detected.line} " if detected.file and detected.line else ""
+    name = detected.name or "no user variable"
+    parts = [f"{location}{name} ({detected.described})" if detected.described else f"{location}{name}"]
+    if detected.how == "exception":
         parts.append("exception → traceback → frame")
-    if kept.how == "cycle":
+    if detected.how == "cycle":
         parts.append("reference cycle")
-    if "tensor" not in kept.described:
+    if "tensor" not in detected.described:
         parts.append("tensor")
-    if kept.nodes_per_step:
-        parts.append(f"graph of {kept.nodes_per_step:,} node{'s' if kept.nodes_per_step != 1 else ''}")
-    where = " of host memory" if kept.on_host else ""
+    if detected.nodes_per_step:
+        parts.append(
+            f"graph of {detected.nodes_per_step:,} node{'s' if detected.nodes_per_step != 1 else ''}"
+        )
+    where = " of host memory" if detected.on_host else ""
     parts.append(
-        f"{format_size(kept.bytes_per_step)} per step{where}" if kept.bytes_per_step else "host memory"
+        f"{format_size(detected.bytes_per_step)} per step{where}"
+        if detected.bytes_per_step
+        else "host memory"
     )
     return " → ".join(parts)
 
 
-def _leak(kept: DetectedLeak, steps: int, device: int) -> Leak:
-    total_steps = kept.steps + max(steps - kept.step, 0)
-    code, advice = advice_on(kept)
+def _leak(detected: DetectedLeak, steps: int, device: int) -> Leak:
+    total_steps = detected.steps + max(steps - detected.step, 0)
+    code, advice = advice_on(detected)
     return Leak(
-        file=kept.file,
-        line=kept.line,
-        kind=kept.kind,
-        bytes=kept.bytes_per_step * total_steps,
-        bytes_per_step=kept.bytes_per_step,
-        nodes_per_step=kept.nodes_per_step,
-        holder=holder_path(kept),
+        file=detected.file,
+        line=detected.line,
+        kind=detected.kind,
+        bytes=detected.bytes_per_step * total_steps,
+        bytes_per_step=detected.bytes_per_step,
+        nodes_per_step=detected.nodes_per_step,
+        holder=holder_path(detected),
         advice=advice,
         steps=total_steps,
         lines=1,
         device=device,
         code=code,
-        name=kept.name,
-        on_host=kept.on_host,
+        name=detected.name,
+        on_host=detected.on_host,
     )
 
 
-def advice_on(kept: DetectedLeak) -> tuple[str, str]:
+def advice_on(detected: DetectedLeak) -> tuple[str, str]:
     """The code of the page that explains the leak, and the advice."""
-    name = f"`{kept.name}`" if kept.name else "An object without a name"
-    if kept.how == "exception":
+    name = f"`{detected.name}`" if detected.name else "An object without a name"
+    if detected.how == "exception":
         return "LG107", (
             f"{name} stores exceptions, and an exception keeps the variables of the functions it passed through alive. "
             "Store `str(error)` or `error.with_traceback(None)` instead."
         )
-    if kept.how == "cache":
+    if detected.how == "cache":
         return "LG111", (
             f"The cache of {name} retains a tensor from every call. Set a small `maxsize`, use a key that repeats, or "
             "remove the cache."
         )
-    if kept.how == "cycle":
+    if detected.how == "cycle":
         return "LG121", (
             f"{name} is part of a reference cycle, and Python's garbage collector, which frees cycles, did not run. "
             "Break the cycle (use a weak reference or set the attribute to None), or call `gc.collect()` every few steps."
         )
-    if kept.kind == "larger":
+    if detected.kind == "larger":
         return "LG120", (
             f"{name} is concatenated with itself and recreated larger in each step. Collect `.cpu()` tensors in a list and "
             "concatenate once at the end, or limit its length (`[-1000:]`)."
         )
-    if kept.kind == "tensor" and kept.on_host:
+    if detected.kind == "tensor" and detected.on_host:
         return "LG105", (
             f"{name} collects tensors in host memory in every step and never frees them. Store numbers (`.item()`), limit "
             "its length (`deque(maxlen=…)`), or write it to a file and clear it regularly."
         )
-    if kept.kind == "tensor":
+    if detected.kind == "tensor":
         return "LG105", (
             f"{name} collects tensors in every step and never frees them. Store numbers (`.item()`) or host tensors "
             "(`.cpu()`), limit its length (`deque(maxlen=…)`), or clear it."
         )
-    if kept.how == "carried":
-        variable = _variable_name(kept.name)
+    if detected.how == "carried":
+        variable = _variable_name(detected.name)
         return "LG104", (
             f"{name} is carried from step to step together with its graph. Write `{variable} = {variable}.detach()` (for "
             "each part of a tuple) before the next step."
         )
-    if kept.evaluation:
+    if detected.evaluation:
         return "LG201", (
             f"{name} retains the graph of every batch, but no backward pass uses it. Wrap the loop in "
             "`with torch.no_grad():` and store `.item()` or `.cpu()`."

@@ -278,11 +278,11 @@ def _leaks(
 ) -> tuple[Leak, ...]:
     """Leaks that the detector found; if it did not run to the end, growth according to the ledger."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
-    kept = latest_leaks(annotations)
-    if not kept and not any(isinstance(each, LoopWatched) for each in annotations):
+    detected = latest_leaks(annotations)
+    if not detected and not any(isinstance(each, LoopWatched) for each in annotations):
         return tuple(measured)
     steps = max((step.step + 1 for step in ledger.steps()), default=0)
-    return tuple(leaks_from(kept, measured, steps, device.index if device else 0))
+    return tuple(leaks_from(detected, measured, steps, device.index if device else 0))
 
 
 def _remark(annotation: Annotation) -> str | None:

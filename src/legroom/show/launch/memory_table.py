@@ -31,9 +31,9 @@ def _parts(forecasts: Sequence[Forecast]) -> Iterator[RenderableType]:
     if estimated:
         yield from section("Predicted memory", "including kernel workspaces")
         yield _table(estimated)
-    for trouble, ranks in _troubles(forecasts).items():
+    for reason, ranks in _reasons(forecasts).items():
         yield Text(
-            f"No prediction for rank {', '.join(map(str, ranks))}: {clean(trouble).rstrip('.')}.",
+            f"No prediction for rank {', '.join(map(str, ranks))}: {clean(reason).rstrip('.')}.",
             style="yellow",
         )
     for note in dict.fromkeys(note for forecast in estimated for note in forecast.estimate.notes):  # type: ignore[union-attr]
@@ -60,7 +60,7 @@ def _table(forecasts: Sequence[Forecast]) -> Table:
     return table
 
 
-def _troubles(forecasts: Sequence[Forecast]) -> dict[str, list[int]]:
+def _reasons(forecasts: Sequence[Forecast]) -> dict[str, list[int]]:
     """The ranks without a prediction, by reason."""
     reasons: dict[str, list[int]] = {}
     for forecast in forecasts:

@@ -42,12 +42,12 @@ def _summary(difference: Difference, before: str) -> str:
     )
 
 
-def _table(rows: Sequence[tuple[str, Change]]) -> Table:
+def _table(changes: Sequence[tuple[str, Change]]) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_column(overflow="ellipsis", no_wrap=True)
     for _ in range(3):
         table.add_column(justify="right", no_wrap=True, min_width=10)
-    for name, change in rows:
+    for name, change in changes:
         sign = "+" if change.delta > 0 else ""
         style = "red" if change.delta > 0 else "green" if change.delta < 0 else "dim"
         delta = Text(f"{sign}{format_size(change.delta)}" if change.delta else "=", style=style)

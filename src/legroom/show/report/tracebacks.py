@@ -24,7 +24,7 @@ def format_short_traceback(error: BaseException, is_user_file: Callable[[str], b
 
 def format_traceback(error: BaseException) -> str:
     """The traceback as Python prints it, without Legroom's frames."""
-    return _render(error, lambda stack: (frame for frame in stack if not _is_ours(frame)))
+    return _render(error, lambda stack: (frame for frame in stack if not _is_legroom(frame)))
 
 
 def format_error_line(error: BaseException) -> str:
@@ -66,7 +66,7 @@ class _Stack(StackSummary):
 
 
 def _fold(stack: StackSummary, is_user_file: Callable[[str], bool]) -> Iterator[FrameSummary]:
-    visible = [frame for frame in stack if not _is_ours(frame)]
+    visible = [frame for frame in stack if not _is_legroom(frame)]
     for users, frames in groupby(visible, key=lambda frame: is_user_file(frame.filename)):
         group = list(frames)
         if users:
@@ -77,7 +77,7 @@ def _fold(stack: StackSummary, is_user_file: Callable[[str], bool]) -> Iterator[
             yield FrameSummary(_FOLDED, 0, f"… {count} in {names}", lookup_line=False, line="")
 
 
-def _is_ours(frame: FrameSummary) -> bool:
+def _is_legroom(frame: FrameSummary) -> bool:
     return frame.filename.startswith(_LEGROOM)
 
 

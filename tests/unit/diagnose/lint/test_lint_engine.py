@@ -10,7 +10,7 @@ from lint_cases import PRELUDE
 
 from legroom.diagnose.lint.engine import lint_paths, lint_text
 from legroom.diagnose.lint.rules import RULES
-from legroom.diagnose.lint.settings import _settings_of_folder, rule_codes
+from legroom.diagnose.lint.settings import _folder_settings, rule_codes
 from legroom.errors import UsageError
 
 LEAK = (
@@ -30,7 +30,7 @@ MENDED = LEAK.replace("losses.append(loss)", "losses.append(loss.item())")
 
 @pytest.fixture(autouse=True)
 def forget_settings() -> None:
-    _settings_of_folder.cache_clear()
+    _folder_settings.cache_clear()
 
 
 def test_every_rule_has_a_page_with_its_code() -> None:

@@ -7,14 +7,14 @@ REPORTED = snippets("lint_rules/reported")
 
 SAFE_FIXES = {
     "LG201 after model.eval()": "with torch.no_grad():\n    for x, y in train_loader:\n        output = model(x)",
-    "LG201 in a function named so": "@torch.no_grad()\ndef validate(net, loader):",
+    "LG201 in a function named like an evaluation": "@torch.no_grad()\ndef validate(net, loader):",
     "LG301 into a model on a GPU": 'torch.load("model.pt", map_location="cpu")',
     "LG302 a batch": "x = x.to(device, non_blocking=True)  # here\n    y = y.cuda(non_blocking=True)",
-    "LG304 with every step": "    optimizer.zero_grad()\n",
-    "LG402 spelled out": 'torch.amp.GradScaler("cuda")  # here\nwith torch.amp.autocast("cuda", dtype=torch.float16):',
+    "LG304 in every step": "    optimizer.zero_grad()\n",
+    "LG402 full name": 'torch.amp.GradScaler("cuda")  # here\nwith torch.amp.autocast("cuda", dtype=torch.float16):',
     "LG402 imported": 'from torch.amp import GradScaler, autocast  # here\nscaler = GradScaler("cuda", init_scale=2.0)\nwith autocast("cuda"):',
     "LG403 in the block": "    loss = criterion(model(x), y)\nloss.backward()  # here\noptimizer.step()\n",
-    "LG405 either": 'nn.MSELoss(reduction="sum")  # here\nb = F.nll_loss(model(x), y, reduction="none")  # here\n'
+    "LG405 size_average and reduce": 'nn.MSELoss(reduction="sum")  # here\nb = F.nll_loss(model(x), y, reduction="none")  # here\n'
     'c = nn.CrossEntropyLoss(weight=w, reduction="mean")',
     "LG406 of tensors": "total += loss.detach()",
     "LG503 both": "DataLoader(data, sampler=sampler)",
@@ -26,11 +26,11 @@ UNSAFE_FIXES = {
     "LG108 in a loop": "loss.backward()  # here",
     "LG112 a frozen part": "AdamW((parameter for parameter in model.parameters() if parameter.requires_grad), lr=1e-3)",
     "LG112 by method": "Adam(parameter for parameter in model.parameters() if parameter.requires_grad)",
-    "LG113 nothing clears": "    optimizer.step()  # here\n    optimizer.zero_grad(set_to_none=True)\n",
+    "LG113 gradients are never cleared": "    optimizer.step()  # here\n    optimizer.zero_grad(set_to_none=True)\n",
     "LG301 on several ranks": 'torch.load("model.pt", map_location="cpu")',
     "LG303 a model": 'torch.save(model.state_dict(), "model.pt")',
     "LG404 clipped first": "    scaler.unscale_(optimizer)\n    nn.utils.clip_grad_norm_",
-    "LG502 no one says the epoch": "for epoch in range(3):\n    sampler.set_epoch(epoch)\n    for x, y in loader:",
+    "LG502 set_epoch is never called": "for epoch in range(3):\n    sampler.set_epoch(epoch)\n    for x, y in loader:",
 }
 
 
@@ -94,7 +94,7 @@ for episode in range(3):
 
 def test_growing_tensor_is_detached() -> None:
     assert "history = torch.cat((history, output)).detach()" in fixed(
-        REPORTED["LG116 made on the first step"], "LG116"
+        REPORTED["LG116 created in the first step"], "LG116"
     )
 
 

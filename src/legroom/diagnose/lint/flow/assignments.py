@@ -97,8 +97,8 @@ class Assignments(FactRecorder):
         self, target: cst.Attribute, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
     ) -> bool:
         """Whether a property setter stores its value in a container."""
-        of = self.value_of(target.value)
-        setter = self.program.method(of.class_name, f"{target.attr.value}.setter")
+        owner = self.value_of(target.value)
+        setter = self.program.method(owner.class_name, f"{target.attr.value}.setter")
         path = dotted(target)
         if setter is None or path is None or not _appends(setter):
             return False
@@ -120,11 +120,13 @@ class Assignments(FactRecorder):
     def _freeze_iterated(self, *, frozen: bool) -> None:
         """Freeze or unfreeze the model whose parameters the innermost loop iterates over."""
         loop = self.loops[-1].node if self.loops else None
-        over = loop.iter if isinstance(loop, cst.For) else None
-        of = (
-            receiver(over) if isinstance(over, cst.Call) and method_name(over) in _PARAMETER_METHODS else None
+        iterable = loop.iter if isinstance(loop, cst.For) else None
+        owner = (
+            receiver(iterable)
+            if isinstance(iterable, cst.Call) and method_name(iterable) in _PARAMETER_METHODS
+            else None
         )
-        model = dotted(of) if of is not None else None
+        model = dotted(owner) if owner is not None else None
         if model is not None:
             known = self.names.get(model, MODEL)
             self.names[model] = replace(known, frozen=known.kind is ValueKind.MODEL and frozen)
@@ -196,8 +198,8 @@ class Assignments(FactRecorder):
         if adds_items:
             self.names[path] = with_element(known, element_of(value), keys)
         elif known.kind is ValueKind.CONTAINER and keys:
-            sum_of = [self.evaluate_silently(node.target), value]
-            self.names[path] = _with_item_at(known, keys, computed_from(sum_of, no_grad=self.no_grad))
+            operands = [self.evaluate_silently(node.target), value]
+            self.names[path] = _with_item_at(known, keys, computed_from(operands, no_grad=self.no_grad))
         elif known.kind is ValueKind.CONTAINER:
             self.names[path] = with_element(known, value)
         else:
@@ -217,15 +219,15 @@ class Assignments(FactRecorder):
         self, target: cst.BaseExpression, source: cst.BaseExpression, iterable_path: Value
     ) -> None:
         """Bind the loop variables for one iteration."""
-        of = (
+        owner = (
             receiver(source)
             if isinstance(source, cst.Call) and method_name(source) in {"items", "values"}
             else source
         )
-        held = dotted(of) if of is not None else None
-        if held is not None:
-            self.container_of.update(dict.fromkeys(names_in(target), held))
-        if of is not None and (path := dotted(of)) in self.parameter_of:
+        container_path = dotted(owner) if owner is not None else None
+        if container_path is not None:
+            self.container_of.update(dict.fromkeys(names_in(target), container_path))
+        if owner is not None and (path := dotted(owner)) in self.parameter_of:
             for bound in names_in(target):
                 self.parameter_of[bound] = self.parameter_of[path or ""]
         name = dotted(source.func) if isinstance(source, cst.Call) else None
@@ -340,12 +342,12 @@ def _names_in_backward(function: Function) -> set[str]:
             found.update(filter(None, [dotted(node.args[0].value)]))
         if method_name(node) not in {"backward", "manual_backward"}:
             continue
-        of = receiver(node)
-        if isinstance(of, cst.Call) and method_name(of) in {"scale", "mean", "sum"}:
-            of = of.args[0].value if of.args else receiver(of)
+        owner = receiver(node)
+        if isinstance(owner, cst.Call) and method_name(owner) in {"scale", "mean", "sum"}:
+            owner = owner.args[0].value if owner.args else receiver(owner)
         given = node.args[0].value if node.args and node.args[0].keyword is None else None
         name = dotted(given) or ""
-        start = of if given is None or "grad" in name else given  # accelerator.backward(loss)
+        start = owner if given is None or "grad" in name else given  # accelerator.backward(loss)
         found.update(_summands(start))
     for _ in range(2):  # loss = reconstruction + divergence
         for node in walk(function.body, into_functions=False):

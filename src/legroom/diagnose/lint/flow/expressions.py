@@ -131,7 +131,7 @@ class Expressions:
             return PLAIN
         if isinstance(node, cst.Await):
             return self.value_of(node.expression)
-        if isinstance(node, cst.Lambda):  # what its defaults hold, it holds
+        if isinstance(node, cst.Lambda):  # a lambda keeps its default values
             given = [self.value_of(each.default) for each in node.params.params if each.default is not None]
             return Value(ValueKind.CONTAINER, items=tuple(given)) if given else UNKNOWN
         if isinstance(node, cst.Yield):
@@ -184,54 +184,58 @@ class Expressions:
         known = self.names.get(first, UNKNOWN) if first in self.names else guess_from_name(first)
         return first in self.program.imports.full_names and known.kind is ValueKind.UNKNOWN
 
-    def _attribute_of(self, of: Value, name: str, *, of_library: bool = False) -> Value:
-        if of.kind is ValueKind.EXCEPTION:
+    def _attribute_of(self, owner: Value, name: str, *, of_library: bool = False) -> Value:
+        if owner.kind is ValueKind.EXCEPTION:
             return (
-                of
+                owner
                 if name in {"__traceback__", "__context__", "__cause__", "tb_frame", "tb_next"}
                 else UNKNOWN
             )
-        if of.kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
+        if owner.kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
             if name in NUMBER_ATTRIBUTES:
                 return PLAIN
-            return TENSOR if name in GRAPHLESS_ATTRIBUTES else of
-        if of.items is not None and len(of.items) == 2 and name in _VALUES_AND_INDICES:
-            return of.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
-        if of.kind is ValueKind.OPTIMIZER and name == "param_groups":
+            return TENSOR if name in GRAPHLESS_ATTRIBUTES else owner
+        if owner.items is not None and len(owner.items) == 2 and name in _VALUES_AND_INDICES:
+            return owner.items[_VALUES_AND_INDICES.index(name)]  # q.max(1).values
+        if owner.kind is ValueKind.OPTIMIZER and name == "param_groups":
             return container(container(PLAIN, mapping=True, items_by_key=(("params", container(PARAMETER)),)))
-        if of.class_name is not None:
-            known = self.program.classes[of.class_name].attributes.get(f"self.{name}")
+        if owner.class_name is not None:
+            known = self.program.classes[owner.class_name].attributes.get(f"self.{name}")
             if known is not None:
                 return known
-        if of.kind is ValueKind.MODEL:
+        if owner.kind is ValueKind.MODEL:
             if name in {"weight", "bias"}:
                 return PARAMETER
             return (
                 PLAIN
                 if name in {"device", "dtype", "config", "training"}
-                else replace(MODEL, frozen=of.frozen)
+                else replace(MODEL, frozen=owner.frozen)
             )
         return UNKNOWN if of_library else guess_from_name(name)
 
     def _subscript(self, node: cst.Subscript) -> Value:
-        of = self.value_of(node.value)
+        owner = self.value_of(node.value)
         for each in node.slice:
             if isinstance(each.slice, cst.Index):
                 self.value_of(each.slice.value)
-        if of.kind is ValueKind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
+        if owner.kind is ValueKind.UNKNOWN and any(_is_text(each.slice, "params") for each in node.slice):
             return container(PARAMETER)  # an optimizer's parameter group
-        if of.kind is ValueKind.CONTAINER:
-            if of.items is not None and len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+        if owner.kind is ValueKind.CONTAINER:
+            if (
+                owner.items is not None
+                and len(node.slice) == 1
+                and isinstance(node.slice[0].slice, cst.Index)
+            ):
                 index = node.slice[0].slice.value
-                if isinstance(index, cst.Integer) and int(index.value) < len(of.items):
-                    return of.items[int(index.value)]
+                if isinstance(index, cst.Integer) and int(index.value) < len(owner.items):
+                    return owner.items[int(index.value)]
             if any(isinstance(each.slice, cst.Slice) for each in node.slice):
-                return of
-            return of.get(literal_key(node)) or UNKNOWN
-        if of.kind is ValueKind.PARAMETER:
+                return owner
+            return owner.get(literal_key(node)) or UNKNOWN
+        if owner.kind is ValueKind.PARAMETER:
             return TENSOR if self.no_grad else GRAPH
-        if of.is_tensor or of.kind is ValueKind.MODEL:
-            return of
+        if owner.is_tensor or owner.kind is ValueKind.MODEL:
+            return owner
         return UNKNOWN
 
     def _dict(self, node: cst.Dict) -> Value:
@@ -274,25 +278,25 @@ class Expressions:
 
     def _call(self, node: cst.Call) -> Value:
         name = self.program.imports.qualified(node.func)
-        of = UNKNOWN
+        owner = UNKNOWN
         if isinstance(node.func, cst.Attribute):
-            of = self.value_of(node.func.value)
+            owner = self.value_of(node.func.value)
         elif not isinstance(node.func, cst.Name):
-            of = self.value_of(node.func)
+            owner = self.value_of(node.func)
         arguments = tuple(self.value_of(each.value) for each in node.args)
-        called = self._called_value(node.func, of)
-        local = self._local_function(node, of, called)
-        result = self._result(node, name, of, called, arguments, local)
+        called = self._called_value(node.func, owner)
+        local = self._local_function(node, owner, called)
+        result = self._result(node, name, owner, called, arguments, local)
         is_model = called.kind in (ValueKind.MODEL, ValueKind.CRITERION)
-        if is_model and of.kind in (ValueKind.UNKNOWN, ValueKind.PLAIN):
-            of = called
+        if is_model and owner.kind in (ValueKind.UNKNOWN, ValueKind.PLAIN):
+            owner = called
         self.record_call(
             CallFact(
                 node=node,
                 at=self.context_at(node),
                 name=name,
                 method=method_name(node),
-                receiver=of,
+                receiver=owner,
                 arguments=arguments,
                 result=result,
                 local=local,
@@ -300,7 +304,7 @@ class Expressions:
         )
         return result
 
-    def _called_value(self, func: cst.BaseExpression, of: Value) -> Value:
+    def _called_value(self, func: cst.BaseExpression, owner: Value) -> Value:
         """The called value: a model, a loss or a function of this file. `of` is the object of the attribute."""
         path = dotted(func)
         if path is not None and path in self.names:
@@ -308,16 +312,16 @@ class Expressions:
         if isinstance(func, cst.Name):
             return self._name(func.value)
         if isinstance(func, cst.Attribute):
-            return self._attribute_of(of, func.attr.value, of_library=self._is_library(path))
-        return of  # nn.Linear(2, 2)(x)
+            return self._attribute_of(owner, func.attr.value, of_library=self._is_library(path))
+        return owner  # nn.Linear(2, 2)(x)
 
-    def _local_function(self, node: cst.Call, of: Value, called: Value) -> Function | None:
+    def _local_function(self, node: cst.Call, owner: Value, called: Value) -> Function | None:
         if called.function is not None:
             return self.program.functions.get(called.function)
         if isinstance(node.func, cst.Attribute):
             name = node.func.attr.value
-            if of.class_name is not None:
-                found = self.program.method(of.class_name, name)
+            if owner.class_name is not None:
+                found = self.program.method(owner.class_name, name)
                 if found is not None:
                     return found
             of_class = dotted(node.func.value)
@@ -338,7 +342,7 @@ class Expressions:
         self,
         node: cst.Call,
         name: str | None,
-        of: Value,
+        owner: Value,
         called: Value,
         arguments: tuple[Value, ...],
         local: Function | None,
@@ -353,12 +357,12 @@ class Expressions:
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
             if name.endswith("autograd.grad") and is_true(keyword(node, "create_graph")):
                 return container(GRAPH)
-            if known is None and (of.kind is ValueKind.UNKNOWN or name.startswith("collections.")):
+            if known is None and (owner.kind is ValueKind.UNKNOWN or name.startswith("collections.")):
                 known = self._builtin(node, name, arguments)
             if known is not None:
                 return known
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
-        is_part = of.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
+        is_part = owner.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is ValueKind.MODEL and is_part and not is_other_method:
             return _split_result(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is ValueKind.CRITERION:
@@ -369,12 +373,12 @@ class Expressions:
                 return loss_call(arguments, no_grad=no_grad)
             return TENSOR if no_grad and returned.kind is ValueKind.GRAPH else returned
         if isinstance(node.func, cst.Attribute):
-            if of.kind is ValueKind.MODEL and node.func.attr.value == "requires_grad_":
-                return self._frozen(node, of)
-            if of.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
-                stored = of.get(literal_key(node)) or UNKNOWN
+            if owner.kind is ValueKind.MODEL and node.func.attr.value == "requires_grad_":
+                return self._frozen(node, owner)
+            if owner.mapping and arguments and node.func.attr.value in {"get", "pop", "setdefault"}:
+                stored = owner.get(literal_key(node)) or UNKNOWN
                 return join_values(stored, arguments[1]) if len(arguments) > 1 else stored
-            found = method_result(of, node.func.attr.value, arguments, no_grad=no_grad)
+            found = method_result(owner, node.func.attr.value, arguments, no_grad=no_grad)
             if found is not None:
                 return found
             # executor.submit(function, *arguments) returns a future.
@@ -384,8 +388,8 @@ class Expressions:
                 return Value(ValueKind.CONTAINER, items=arguments)
             if node.func.attr.value == "prepare" and arguments:
                 return arguments[0]
-            if of.kind is ValueKind.MODEL and self._is_submodule(node):
-                return model_call(of, arguments, no_grad=no_grad)
+            if owner.kind is ValueKind.MODEL and self._is_submodule(node):
+                return model_call(owner, arguments, no_grad=no_grad)
         if name is not None and names_a_loss(name) and any(each.has_graph for each in arguments):
             return loss_call(arguments, no_grad=no_grad)
         return UNKNOWN

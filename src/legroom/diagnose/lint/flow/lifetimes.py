@@ -200,8 +200,8 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
         return False
     for store in program.stores:
         if store.how == "item" and store.target == target and _within(store, loop):
-            all_of_them = store.varying_key or is_shrunk(store) or _may_be_detached_by_call(program, store)
-            if store.uses_old_value and all_of_them and not store.value.has_graph:
+            covers_all = store.varying_key or is_shrunk(store) or _may_be_detached_by_call(program, store)
+            if store.uses_old_value and covers_all and not store.value.has_graph:
                 return False  # states[i] = states[i].detach()
             continue
         if not _within(store, loop) or store.how != "assign" or is_initialization(program, store):
@@ -390,8 +390,8 @@ def is_used_in_backward(program: Program, target: str) -> bool:
                     return True
                 names.add(function.name)
         for loop in program.loops:  # for log_prob, reward in zip(agent.log_probs, rewards)
-            over = names_in(loop.node.iter) if isinstance(loop.node, cst.For) else set()
-            names |= loop.bound if names & {last_name(path) for path in over} else set()
+            iterable = names_in(loop.node.iter) if isinstance(loop.node, cst.For) else set()
+            names |= loop.bound if names & {last_name(path) for path in iterable} else set()
         names |= {
             last_name(each.target)
             for each in program.stores

@@ -154,7 +154,7 @@ class FactRecorder(Expressions):
             )
 
     def record_call(self, call: CallFact) -> None:
-        node, name, method, of, arguments, local = (
+        node, name, method, owner, arguments, local = (
             call.node, call.name, call.method, call.receiver, call.arguments, call.local,
         )  # fmt: skip
         if self.recording:
@@ -185,7 +185,7 @@ class FactRecorder(Expressions):
             and not (adds_module or of_library)
             and local is None
         ):
-            self._record_append(node, method, target, of, arguments)
+            self._record_append(node, method, target, owner, arguments)
         elif method in _REMOVING_METHODS and target is not None:
             self.record_release(node, target, _REMOVING_METHODS[method])
         elif method in _IN_PLACE_METHODS and target is not None and any(each.has_graph for each in arguments):
@@ -200,14 +200,14 @@ class FactRecorder(Expressions):
             and (heap := path_of(node.args[0].value)) is not None
         ):
             self.record_store(node, heap, "append", node.args[1].value, arguments[1], uses_old_value=False)
-        elif method == "update" and target is not None and of.is_counter and arguments:
+        elif method == "update" and target is not None and owner.is_counter and arguments:
             self.record_store(node, target, "append", node.args[0].value, arguments[0], uses_old_value=True)
-        elif method == "update" and target is not None and of.mapping and arguments:
+        elif method == "update" and target is not None and owner.mapping and arguments:
             if _has_new_keys(node.args[0].value):
                 self.record_store(
                     node, target, "append", node.args[0].value, arguments[0], uses_old_value=False
                 )
-            self._merge(node, target, of, arguments)
+            self._merge(node, target, owner, arguments)
         elif method == "detach_" and target is not None:
             self.record_release(node, target, "detach")
         elif method in _QUEUE_GETTERS and target is not None and not positional(node):  # queue.get()
@@ -258,7 +258,7 @@ class FactRecorder(Expressions):
                     self.function.stored_parameters.setdefault(parameter, local.stored_parameters[name])
 
     def _record_append(
-        self, node: cst.Call, method: str | None, target: str, of: Value, arguments: tuple[Value, ...]
+        self, node: cst.Call, method: str | None, target: str, owner: Value, arguments: tuple[Value, ...]
     ) -> None:
         given = positional(node)
         index = 1 if method == "insert" else 0
@@ -271,7 +271,7 @@ class FactRecorder(Expressions):
         read = names_with_graph(stored)
         uses_old_value = target in read or any(target in self.depends_on.get(name, ()) for name in read)
         self.record_store(node, target, "append", stored, value, uses_old_value=uses_old_value)
-        known = self.names.get(target, of)
+        known = self.names.get(target, owner)
         self.names[target] = with_element(known, value, keys_of(receiver(node)))
 
     def argument_values(
@@ -313,8 +313,8 @@ def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> se
         # `template % values` is text.
         parts = [] if isinstance(expression.operator, cst.Modulo) else [expression.left, expression.right]
     elif isinstance(expression, cst.Call) and method_name(expression) in _PRESERVING_METHODS and not no_grad:
-        of = receiver(expression)  # loss.cpu(), torch.cat([queue, keys])
-        parts = [*([of] if of is not None else []), *(each.value for each in positional(expression))]
+        owner = receiver(expression)  # loss.cpu(), torch.cat([queue, keys])
+        parts = [*([owner] if owner is not None else []), *(each.value for each in positional(expression))]
     return {name for each in parts for name in stored_names(each, no_grad=no_grad)}
 
 

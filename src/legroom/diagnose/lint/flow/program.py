@@ -135,9 +135,9 @@ class Program:
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
 
-    def function_named(self, name: str, seen_from: Function) -> Function | None:
+    def function_named(self, name: str, scope: Function) -> Function | None:
         """The function that a plain name means there."""
-        current: Function | None = seen_from
+        current: Function | None = scope
         while current is not None:
             found = self.functions.get(f"{current.qualified_name}.{name}" if current.qualified_name else name)
             if found is not None and found.class_name is None:
@@ -150,10 +150,10 @@ class Program:
 
     def mentions(self, *names: str) -> bool:
         """Whether any of these names occurs in the file."""
-        return not self._words.isdisjoint(names)
+        return not self._identifiers.isdisjoint(names)
 
     @cached_property
-    def _words(self) -> frozenset[str]:
+    def _identifiers(self) -> frozenset[str]:
         return frozenset(node.value for node in self.nodes if isinstance(node, cst.Name))
 
     def _define(self, node: cst.CSTNode, *, outer: Function, class_name: str | None, prefix: str) -> None:

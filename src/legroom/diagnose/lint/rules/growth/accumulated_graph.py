@@ -74,8 +74,8 @@ CODE = "LG101"
 def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         if _collects_graph(program, store):
-            kept = outlives_its_step(program, store)
-            if kept is not None and _key_is_new(program, store, kept):
+            scope = outlives_its_step(program, store)
+            if scope is not None and _key_is_new(program, store, scope):
                 yield _stored(program, store)
         else:
             yield from _collected_at_once(program, store)
@@ -187,40 +187,40 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
     return dotted(expression) == target
 
 
-def _key_is_new(program: Program, store: StoreFact, kept: LoopFact | Function) -> bool:
+def _key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -> bool:
     """Whether each step uses a new key. A key that repeats replaces the old value."""
     if store.how != "item" or _averages_itself(store):
         return True
     if store.previous.is_tensor:  # a tensor that a function fills and returns is its result
-        return not isinstance(kept, LoopFact) or iterates_data(kept)
+        return not isinstance(scope, LoopFact) or iterates_data(scope)
     key = _key_of(store)
     if not key or any(_key_repeats(program, each) for each in key):
         return False
     names = {name for each in key for name in names_in(each)}
-    if not isinstance(kept, LoopFact):
+    if not isinstance(scope, LoopFact):
         return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
     if not store.mapping:  # an index of a list or tensor is new only if it depends on the loop
-        return bool(names & kept.bound)
-    index = store.loops.index(kept)
+        return bool(names & scope.bound)
+    index = store.loops.index(scope)
     inner, outer = store.loops[index + 1 :], store.loops[:index]
     if any(names & loop.bound and _goes_through_names(program, loop) for loop in outer):
         return False  # for name, loader in loaders.items()
     if names.difference(*(loop.bound for loop in inner)):
         return True
-    return any(_counts_data(loop, names, kept) for loop in inner)
+    return any(_counts_data(loop, names, scope) for loop in inner)
 
 
 def _goes_through_names(program: Program, loop: LoopFact) -> bool:
     """Whether a loop iterates over a literal list or over the keys of a dict."""
-    over = loop.node.iter if isinstance(loop.node, cst.For) else None
-    if isinstance(over, cst.Call):
-        return method_name(over) in {"items", "keys"}
-    return isinstance(over, (cst.List, cst.Tuple, cst.Dict)) or (
-        over is not None and program.value(over).mapping
+    iterable = loop.node.iter if isinstance(loop.node, cst.For) else None
+    if isinstance(iterable, cst.Call):
+        return method_name(iterable) in {"items", "keys"}
+    return isinstance(iterable, (cst.List, cst.Tuple, cst.Dict)) or (
+        iterable is not None and program.value(iterable).mapping
     )
 
 
-def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
+def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
     """`for i, value in zip(indices.tolist(), values)`: the keys are sample indices of the step."""
     if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
         return False
@@ -231,7 +231,7 @@ def _counts_data(loop: LoopFact, names: set[str], kept: LoopFact) -> bool:
         if names_in(element.value) & names:
             given = argument.value
             listed = isinstance(given, cst.Call) and method_name(given) == "tolist"
-            return listed or bool(names_in(given) & kept.bound)
+            return listed or bool(names_in(given) & scope.bound)
     return False
 
 
@@ -318,9 +318,9 @@ def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     made = call.args[0].value
     if not isinstance(made, (cst.GeneratorExp, cst.ListComp)):
         return
-    over = program.value(made.for_in.iter).kind is ValueKind.LOADER
+    iterable = program.value(made.for_in.iter).kind is ValueKind.LOADER
     if (
-        over
+        iterable
         and program.value(made.elt).kind is ValueKind.GRAPH
         and not is_used_in_backward(program, store.target)
     ):

@@ -78,8 +78,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         if store.bounded or is_length_limited(program, store) or is_released_elsewhere(program, store):
             continue
-        kept = names_in(store.expression) & set(store.function.parameters)
-        if not kept or _is_number(store.expression) or is_local(store):
+        stored = names_in(store.expression) & set(store.function.parameters)
+        if not stored or _is_number(store.expression) or is_local(store):
             continue
         detached = any(
             isinstance(each, cst.Call) and method_name(each) in {"detach", "cpu", "item"}

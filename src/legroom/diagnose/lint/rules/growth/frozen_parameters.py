@@ -45,8 +45,10 @@ def check(program: Program) -> Iterator[Problem]:
         if call.result.kind is not ValueKind.OPTIMIZER or not positional(call.node):
             continue
         given = positional(call.node)[0].value
-        of = receiver(given) if isinstance(given, cst.Call) and method_name(given) == "parameters" else None
-        model = dotted(of)
+        owner = (
+            receiver(given) if isinstance(given, cst.Call) and method_name(given) == "parameters" else None
+        )
+        model = dotted(owner)
         if model is None or unfrozen or not _is_partly_frozen(model, frozen, call.order):
             continue
         yield Problem(

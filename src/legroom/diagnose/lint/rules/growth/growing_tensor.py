@@ -44,8 +44,8 @@ def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         if not is_concatenated_to_itself(program, store):
             continue
-        kept = outlives_its_step(program, store)
-        if kept is None or not (store.value.has_graph or not isinstance(kept, LoopFact) or kept.trains):
+        scope = outlives_its_step(program, store)
+        if scope is None or not (store.value.has_graph or not isinstance(scope, LoopFact) or scope.trains):
             continue
         others = [each for each in _concatenated(program, store.expression) if path_of(each) != store.target]
         detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
@@ -79,8 +79,12 @@ def _concatenated(program: Program, expression: cst.BaseExpression) -> list[cst.
         return []
     name = program.imports.qualified(expression.func) or ""
     if not name.startswith("torch.") or name.rpartition(".")[2] not in _CONCATENATING:
-        of = receiver(expression)
-        return _concatenated(program, of) if method_name(expression) in _SAME_SIZE and of is not None else []
+        owner = receiver(expression)
+        return (
+            _concatenated(program, owner)
+            if method_name(expression) in _SAME_SIZE and owner is not None
+            else []
+        )
     given = positional(expression)[0] if positional(expression) else keyword(expression, "tensors")
     if given is None or not isinstance(given.value, (cst.List, cst.Tuple)):
         return []

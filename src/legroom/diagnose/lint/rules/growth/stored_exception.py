@@ -45,8 +45,10 @@ def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         if store.handler is None and store.how not in {"append", "item"}:
             continue
-        kept = [each for each in _parts(store.expression) if program.value(each).kind is ValueKind.EXCEPTION]
-        if not kept:
+        stored = [
+            each for each in _parts(store.expression) if program.value(each).kind is ValueKind.EXCEPTION
+        ]
+        if not stored:
             continue
         attempt = program.parent.get(store.handler) if store.handler is not None else None
         if isinstance(attempt, cst.Try) and not _touches_tensors(program, attempt):
@@ -57,13 +59,13 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         retains_more = store.handler is not None and _retains_more(program, store.handler)
         yield Problem(
-            node=kept[0],
+            node=stored[0],
             message=f"`{store.target}` stores the exception with its traceback, which keeps every tensor in its frames alive",
             help="Store its text (`str(error)`)"
             + ("" if retains_more else ", or the exception without its traceback"),
             edits=tuple(
                 edit
-                for each in kept
+                for each in stored
                 if isinstance(each, cst.Name) and not retains_more
                 for edit in append_to(program, each, ".with_traceback(None)")
             ),

@@ -135,11 +135,11 @@ def _model_call(program: Program, call: CallFact) -> CallFact:
 
 def _only_has_model_name(program: Program, call: CallFact) -> bool:
     """`writer.generator(name, value)`: a method with a model-like name on an unknown object, whose result is unused."""
-    of = receiver(call.node)
+    owner = receiver(call.node)
     return (
-        of is not None
-        and program.value(of).kind is ValueKind.UNKNOWN
-        and program.value(of).class_name is None
+        owner is not None
+        and program.value(owner).kind is ValueKind.UNKNOWN
+        and program.value(owner).class_name is None
         and isinstance(program.parent.get(call.node), cst.Expr)
     )
 
