@@ -12,6 +12,10 @@ COMMUNICATION = (
     "NCCL uses memory outside PyTorch on every GPU. The estimate includes 556 MiB for it (measured on an H200 with one rank; "
     "more ranks or channels may need more)."
 )
+COMMUNICATION_EXCLUDED = (
+    "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. A GPU that is given as a size does not "
+    "include it."
+)
 COMMUNICATION_BYTES = 556 * 2**20
 """The device memory that the first all-reduce adds; `bench/accuracy/measure_cases.py context` shows it."""
 

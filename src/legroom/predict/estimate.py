@@ -7,6 +7,7 @@ from legroom import schemas
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
+from legroom.observe.notes import COMMUNICATION, COMMUNICATION_EXCLUDED
 from legroom.predict.fit import FitVerdict, non_torch_bytes, replay, safe_reserved, verdict
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.units import format_size
@@ -132,5 +133,8 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         mode=trace.mode,
         state=ledger.at(ledger.peak().index),
         trace=trace,
-        notes=tuple(trace.notes),
+        notes=tuple(
+            COMMUNICATION_EXCLUDED if note == COMMUNICATION and trace.gpu.is_size else note
+            for note in trace.notes
+        ),
     )

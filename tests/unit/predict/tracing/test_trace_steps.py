@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Free, Phase
-from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
+from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES, COMMUNICATION_EXCLUDED
 from legroom.predict.estimate import estimate_from_trace
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
@@ -84,16 +84,25 @@ def test_data_parallel_buckets_are_on_the_device(join_group: Callable[[], None])
     assert buckets
 
 
-def test_nccl_buffers_are_counted_and_noted(join_group: Callable[[], None]) -> None:
+def test_nccl_buffers_are_counted_for_a_gpu_by_name_and_not_for_a_size(
+    join_group: Callable[[], None],
+) -> None:
     def make() -> Callable[[], object]:
         join_group()
         parallel = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to("cuda"), device_ids=[0])
         return lambda: parallel(torch.randn(4, 8, device="cuda")).sum().backward()
 
-    result = estimate_from_trace(trace_steps(make, H200))
+    trace = trace_steps(make, H200)
+    result = estimate_from_trace(trace)
 
     assert COMMUNICATION in result.notes
     assert result.peak_device == result.peak_reserved + H200.context + COMMUNICATION_BYTES
+
+    trace.gpu = find_gpu("8GiB")
+    result = estimate_from_trace(trace)
+
+    assert COMMUNICATION_EXCLUDED in result.notes
+    assert result.peak_device == result.peak_reserved
 
 
 def test_with_real_values_autocast_uses_the_operation_lists_of_cuda() -> None:
