@@ -1,4 +1,4 @@
-"""A script under `legroom run` lives and dies as under `python`."""
+"""A script behaves the same under `legroom run` and under `python`."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def exit_facts(tmp_path, name="train.legroom"):
     return {**asdict(endings[-1]), "truncated": capture.truncated}
 
 
-def test_os_exit_is_closed_properly(write, legroom, tmp_path):
+def test_the_capture_is_complete_after_os_exit(write, legroom, tmp_path):
     done = legroom("run", *GPU, write("import os\nprint('working', flush=True)\nos._exit(5)"))
     assert (done.returncode, done.stdout) == (5, "working\n")
     assert "Exited via os._exit(5)" in done.stderr
@@ -31,7 +31,7 @@ def test_os_exit_skips_exit_handlers_as_in_python(write, legroom):
     assert "handler" not in done.stdout
 
 
-def test_exit_handlers_run_on_the_virtual_gpu_and_before_the_summary(write, legroom):
+def test_exit_handlers_run_on_the_virtual_gpu_and_before_the_report(write, legroom):
     source = """
         import atexit, sys, torch
         x = torch.ones(3, device="cuda")
@@ -45,7 +45,7 @@ def test_exit_handlers_run_on_the_virtual_gpu_and_before_the_summary(write, legr
     assert done.stderr.index("saved on cuda:0") < done.stderr.index("Finished in")
 
 
-def test_threads_are_waited_for_and_watched(write, legroom):
+def test_threads_are_joined_and_recorded(write, legroom):
     source = """
         import threading, time, torch
         def work():
@@ -57,7 +57,7 @@ def test_threads_are_waited_for_and_watched(write, legroom):
     assert "Peak memory: 16.0 MiB" in done.stderr
 
 
-def test_a_forked_child_says_nothing_and_spoils_nothing(write, legroom, tmp_path):
+def test_a_forked_child_prints_no_report_and_does_not_change_the_capture(write, legroom, tmp_path):
     source = """
         import os, sys, torch
         x = torch.zeros(1 << 20, device="cuda")
@@ -103,18 +103,18 @@ DATASET = """
 """
 
 
-def test_loader_workers_that_fork(write, legroom):
+def test_forked_loader_workers(write, legroom):
     done = legroom("run", *GPU, write(DATASET), "fork")
     assert (done.returncode, done.stdout) == (0, "140.0\n")
     assert done.stderr.count("Finished") == 1
 
 
-def test_loader_workers_that_spawn_find_the_scripts_classes(write, legroom):
+def test_spawned_loader_workers_find_the_classes_of_the_script(write, legroom):
     done = legroom("run", *GPU, write(DATASET), "spawn")
     assert (done.returncode, done.stdout) == (0, "140.0\n")
 
 
-def test_a_module_that_spawns_finds_itself(write, legroom, tmp_path):
+def test_a_spawned_child_finds_the_module(write, legroom, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/__init__.py").write_text("")
     write(DATASET, "package/train.py")
@@ -123,7 +123,7 @@ def test_a_module_that_spawns_finds_itself(write, legroom, tmp_path):
     assert (tmp_path / "train.legroom").exists()
 
 
-def test_stdin_is_the_scripts(write, legroom):
+def test_the_script_reads_stdin(write, legroom):
     done = legroom("run", *GPU, write("print(input().upper())"), input="hello\n")
     assert done.stdout == "HELLO\n"
 
@@ -139,7 +139,7 @@ WAITS = """
 """
 
 
-def test_ctrl_c_reaches_the_script_first_and_ends_with_a_summary(write, start, tmp_path):
+def test_ctrl_c_reaches_the_script_and_the_report_is_printed(write, start, tmp_path):
     process = start("run", *GPU, write(WAITS))
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
@@ -151,7 +151,7 @@ def test_ctrl_c_reaches_the_script_first_and_ends_with_a_summary(write, start, t
     assert exit_facts(tmp_path)["reason"] == "interrupted"
 
 
-def test_a_run_that_was_killed_can_still_be_reported(write, start, legroom, tmp_path):
+def test_the_capture_of_a_killed_run_can_be_reported(write, start, legroom, tmp_path):
     process = start("run", *GPU, write(WAITS))
     assert process.stdout.readline() == "ready\n"
     while not any(isinstance(event, Alloc) for event in read_capture(tmp_path / "train.legroom").events):
@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_can_still_be_reported(write, start, legroom, tmp_
     assert "Peak memory: 4.0 MiB" in " ".join(done.stdout.split())
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_reason_not_to_run(legroom, write, tmp_path):
+def test_a_read_only_directory_does_not_prevent_the_run(legroom, write, tmp_path):
     script = tmp_path / write("print('ran')")
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)

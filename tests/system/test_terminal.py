@@ -1,4 +1,4 @@
-"""On a real terminal: the live line leaves nothing behind in what the script printed."""
+"""On a terminal, the live line does not change the output of the script."""
 
 import re
 
@@ -18,7 +18,7 @@ sys.stderr.write("\\r100%|##########|\\n")
 
 
 def screen(output: str) -> list[str]:
-    """What remains to be seen: colours left out; carriage returns, cleared lines and overwriting obeyed."""
+    """The visible screen: without colors, after carriage returns, cleared lines and overwriting."""
     output = re.sub(r"\x1b\[[0-9;]*m", "", output).replace("\x1b[2K", "\x00")
     lines, column = [""], 0
     for character in output:
@@ -35,7 +35,7 @@ def screen(output: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def test_what_the_script_prints_is_whole(write, legroom_on_terminal):
+def test_the_output_of_the_script_is_complete(write, legroom_on_terminal):
     code, output = legroom_on_terminal("run", "--gpu", "64MiB", write(SOURCE))
     assert code == 0
     assert re.search(r"legroom  step \d+  .* allocated", output)

@@ -1,4 +1,4 @@
-"""Commands run in this process."""
+"""Runs commands in this process."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from legroom.cli import main
 
 
 class Done(NamedTuple):
-    """What a command came to."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -19,7 +19,7 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch, capfd) -> Callable[..., Done]:
-    """Runs `legroom launch WORDS SCRIPT` in the test's folder."""
+    """Runs `legroom launch ARGUMENTS SCRIPT` in the directory of the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 

@@ -1,4 +1,4 @@
-"""`legroom explain` and `legroom doctor` as commands: what is printed, JSON alone on stdout, exit codes."""
+"""`legroom explain` and `legroom doctor`: text, JSON and exit codes."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def test_a_log_is_explained_in_80_columns(tmp_path: Path, capsys: pytest.Capture
     assert out.endswith("Next:\n  legroom explain LG714\n")
 
 
-def test_json_has_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_documented_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "error.log"
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
     assert main(["explain", str(log), "--format", "json", "--no-checks"]) == 0
@@ -36,7 +36,7 @@ def test_json_has_the_promised_keys(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(set(cause) == {"cause", "check", "fix"} for cause in told["causes"])
 
 
-def test_code_on_a_page_is_not_broken_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_on_a_page_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "LG501"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     made = lines.index("model = nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])")
@@ -62,7 +62,7 @@ def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
         (["doctor", "--format", "xml"], "Invalid value for '--format'"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(
+def test_invalid_input_prints_one_line_and_exits_with_2(
     capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
     assert main(words) == 2
@@ -79,7 +79,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
     monkeypatch.setattr(doctoring, "check_torch", lambda: facts)
 
 
-def test_a_sound_machine_ends_with_0(
+def test_doctor_exits_with_0_without_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _machine(monkeypatch, 8 * GiB)
@@ -89,7 +89,7 @@ def test_a_sound_machine_ends_with_0(
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_findings_end_with_1_and_are_told_with_the_fix(
+def test_doctor_exits_with_1_and_shows_the_fix(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _machine(monkeypatch, 64 * MiB)
@@ -101,7 +101,7 @@ def test_findings_end_with_1_and_are_told_with_the_fix(
     assert (told["sound"], [finding["code"] for finding in told["findings"]]) == (False, ["LG915"])
 
 
-def test_an_error_that_is_known_is_named_below_its_traceback(
+def test_a_known_error_is_explained_below_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,6 @@
-"""`legroom launch`: ranks that are started, shown and blamed together.
+"""`legroom launch`: starting ranks, their output, and failures.
 
-The scripts do without torch: what is tested is the launcher, and a rank without torch starts in no time.
+The scripts do not import torch, so that their ranks start quickly.
 """
 
 import json
@@ -37,7 +37,7 @@ raise SystemExit(worker.exitcode)
 """
 
 
-def test_output_has_its_rank_in_front_and_is_kept_in_files(launch):
+def test_output_has_a_rank_prefix_and_is_saved(launch):
     done = launch(TALKING, ["--nproc", "2", "--strategy", "ddp"])
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0 of 2 ddp", "[1] hello from 1 of 2 ddp"]
@@ -45,12 +45,12 @@ def test_output_has_its_rank_in_front_and_is_kept_in_files(launch):
     assert Path("train.launch/rank-1.out").read_text() == "hello from 1 of 2 ddp\n"
 
 
-def test_the_same_is_told_as_a_torchrun_command(launch):
+def test_the_equivalent_torchrun_command_is_shown(launch):
     done = launch(TALKING, ["--nproc", "2", "--strategy", "ddp"])
     assert "  LEGROOM_STRATEGY=ddp torchrun --standalone --nproc-per-node=2 train.py\n" in done.stderr
 
 
-def test_the_first_failure_is_shown_and_the_others_are_folded(launch):
+def test_the_first_failure_is_shown_and_the_others_are_summarized(launch):
     done = launch(FAILING, ["--nproc", "3"])
     assert done.returncode == 1
     assert re.search(r"Rank 1 failed first after .*: ValueError: the loss is not a number\.", done.stderr)
@@ -59,14 +59,14 @@ def test_the_first_failure_is_shown_and_the_others_are_folded(launch):
     assert "ValueError" in Path("train.launch/rank-1.err").read_text()
 
 
-def test_a_killed_rank_is_named_and_the_others_are_ended(launch):
+def test_a_killed_rank_is_named_and_the_others_are_stopped(launch):
     done = launch(KILLED_ONCE, ["--nproc", "2"])
     assert done.returncode == 128 + signal.SIGKILL
     assert "Rank 1 was killed by SIGKILL" in done.stderr
     assert "rank 0: stopped by the launcher" in done.stderr
 
 
-def test_all_ranks_start_again_where_that_is_allowed(launch):
+def test_all_ranks_are_restarted_with_max_restarts(launch):
     done = launch(KILLED_ONCE, ["--nproc", "2", "--max-restarts", "1"])
     assert done.returncode == 0
     said = " ".join(done.stderr.split())
@@ -75,7 +75,7 @@ def test_all_ranks_start_again_where_that_is_allowed(launch):
     assert Path("train.launch/restart-1/rank-1.out").read_text() == "attempt 1\n"
 
 
-def test_the_document_for_programs_says_who_failed_and_where_its_output_is(launch):
+def test_json_names_the_failed_rank_and_its_output(launch):
     done = launch(FAILING, ["--nproc", "2", "--format", "json"])
     told = json.loads(done.stdout)
     assert (told["schema"], told["exit_code"], told["first_failure"]) == ("legroom.launch/1", 1, 1)
@@ -84,13 +84,13 @@ def test_the_document_for_programs_says_who_failed_and_where_its_output_is(launc
     assert second["stderr"] == "train.launch/rank-1.err"
 
 
-def test_a_missing_main_guard_is_told(launch):
+def test_a_missing_main_guard_is_reported(launch):
     done = launch(WITHOUT_GUARD, ["--nproc", "1"])
     assert done.returncode == 1
     assert "The script has no main guard" in done.stderr
 
 
-def test_a_node_that_never_comes_is_given_up_and_leaves_no_folder(launch):
+def test_a_missing_node_ends_the_launch_without_a_log_directory(launch):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -100,7 +100,7 @@ def test_a_node_that_never_comes_is_given_up_and_leaves_no_folder(launch):
     assert not list(Path().glob("*.launch"))
 
 
-def test_ray_is_asked_for_in_one_line_where_it_is_missing(launch, monkeypatch):
+def test_missing_ray_is_reported_in_one_line(launch, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     done = launch(TALKING, ["--engine", "ray"])
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""`legroom launch` with virtual GPUs: every rank has its own, and what is told of memory names the rank."""
+"""`legroom launch` with one virtual GPU per rank."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_an_out_of_memory_report_names_the_rank(launch):
     assert "legroom launch --gpu 64MiB,4MiB --nproc 2 train.py" in done.stderr
 
 
-def test_the_peak_of_a_rank_is_its_own_gpus(launch):
+def test_the_peak_of_a_rank_is_that_of_its_gpu(launch):
     done = launch(TRAINING, ["--gpu", "64MiB", "--nproc", "2", "--format", "json"])
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["steps"] for rank in ranks] == [2, 2]
@@ -39,7 +39,7 @@ def test_the_peak_of_a_rank_is_its_own_gpus(launch):
     assert all(rank["peak_allocated_bytes"] > 6 << 20 for rank in ranks)
 
 
-def test_a_dry_run_foretells_each_rank_and_starts_none(launch):
+def test_a_dry_run_predicts_each_rank_and_starts_none(launch):
     done = launch(TRAINING, ["--dry-run", "--gpu", "8GiB,5MiB", "--format", "json"])
     ranks = json.loads(done.stdout)["ranks"]
     assert [rank["verdict"] for rank in ranks] == ["fits", "does-not-fit"]
@@ -47,6 +47,6 @@ def test_a_dry_run_foretells_each_rank_and_starts_none(launch):
     assert not list(Path().glob("*.launch"))
 
 
-def test_a_dry_run_without_a_gpu_says_how_to_name_one(launch):
+def test_a_dry_run_without_a_gpu_is_rejected(launch):
     done = launch(TRAINING, ["--dry-run", "--nproc", "2"])
     assert "name the GPU: --gpu 24GiB" in " ".join(done.stdout.split())

@@ -1,4 +1,4 @@
-"""The command line before anything runs: help, version, and refusals in one sentence."""
+"""The command line: version, usage errors and option parsing."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_the_installed_package_has_the_same_version():
     assert version("legroom") == legroom.__version__
 
 
-def test_without_a_verb_help_is_shown(capsys):
+def test_help_is_shown_without_a_command(capsys):
     assert main([]) == 0
     assert "run" in capsys.readouterr().out
 
@@ -62,7 +62,7 @@ def test_python_m_legroom_is_the_same_command():
         (["report", "missing.legroom"], "missing.legroom does not exist. Check the path."),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(capsys, monkeypatch, tmp_path, words, sentence):
+def test_invalid_input_prints_one_line_and_exits_with_2(capsys, monkeypatch, tmp_path, words, sentence):
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
     out, err = capsys.readouterr()
@@ -130,7 +130,7 @@ def mark_script(name, words):
     return command.mark_script(typer.Context(command), words)
 
 
-def test_a_mistyped_command_does_not_load_torch():
+def test_a_usage_error_does_not_load_torch():
     program = "import sys; from legroom.cli import main; main(['run', '--gpu', 'x', 'y.py']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n"

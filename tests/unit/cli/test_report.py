@@ -1,4 +1,4 @@
-"""`legroom report`: captures good and bad."""
+"""`legroom report` for valid and invalid captures."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ RUN = {
 
 @pytest.fixture
 def capture(tmp_path, monkeypatch):
-    """Makes a capture with one live storage of so many MiB, in the current folder."""
+    """Creates a capture with one live storage in the current directory. Sizes in MiB."""
     monkeypatch.chdir(tmp_path)
 
     def capture(name: str, size: int = 8) -> str:
@@ -74,7 +74,7 @@ def test_a_comparison_as_json(capture, capfd):
     assert compared["by_category"][0]["delta_bytes"] == 4 * MiB
 
 
-def test_a_truncated_capture_is_read_as_far_as_it_goes(capture, tmp_path, capfd):
+def test_a_truncated_capture_is_reported(capture, tmp_path, capfd):
     file = tmp_path / capture("a.legroom")
     file.write_bytes(file.read_bytes()[:-25])
     assert main(["report", "a.legroom"]) == 0
@@ -97,7 +97,7 @@ def another_version(data: bytes) -> bytes:
     ],
     ids=["another version", "text", "empty", "another gzip"],
 )
-def test_what_is_no_capture_of_ours_is_refused_in_a_sentence(capture, tmp_path, capfd, spoil):
+def test_an_invalid_capture_is_rejected_in_one_line(capture, tmp_path, capfd, spoil):
     file = tmp_path / capture("a.legroom")
     file.write_bytes(spoil(file.read_bytes()))
     assert main(["report", "a.legroom"]) == 2
@@ -107,6 +107,6 @@ def test_what_is_no_capture_of_ours_is_refused_in_a_sentence(capture, tmp_path, 
     assert err.count("\n") == 1
 
 
-def test_a_comparison_with_no_capture_is_refused(capture, capfd):
+def test_a_comparison_with_a_missing_capture_is_rejected(capture, capfd):
     assert main(["report", capture("a.legroom"), "--compare", "missing.legroom"]) == 2
     assert capfd.readouterr() == ("", "legroom: missing.legroom does not exist. Check the path.\n")

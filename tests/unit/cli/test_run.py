@@ -1,4 +1,4 @@
-"""`legroom run` in this process: what is printed, what is recorded, which exit code."""
+"""`legroom run`: output, capture and exit code."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FAILS = TRAINS + "big = torch.zeros(64 << 20, device='cuda')\n"
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capfd):
-    """Runs a script's text; gives the exit code, stdout and stderr."""
+    """Runs the source of a script, and returns the exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
     def run(source: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
@@ -48,19 +48,19 @@ def test_a_run_ends_with_its_peak_and_the_next_command(run):
     assert err.rstrip().endswith("legroom report train.legroom   # show this report again")
 
 
-def test_the_scripts_stdout_is_its_own(run):
+def test_the_report_does_not_go_to_stdout(run):
     _, out, _ = run("print('hello')", "--gpu", "64MiB")
     assert out == "hello\n"
 
 
-def test_the_capture_says_what_was_shown(run, capfd):
+def test_the_report_of_the_capture_is_the_same(run, capfd):
     _, _, err = run(TRAINS, "--gpu", "64MiB")
     assert main(["report", "train.legroom"]) == 0
     shown = capfd.readouterr().out.strip()
     assert shown in err
 
 
-def test_the_capture_of_a_failure_says_all_that_was_said_at_once(run, capfd):
+def test_the_report_of_a_failure_is_the_same_from_its_capture(run, capfd):
     _, out, _ = run(FAILS, "--gpu", "64MiB", "--format", "json")
     assert main(["report", "train.legroom", "--format", "json"]) == 0
     again = json.loads(capfd.readouterr().out)
@@ -68,19 +68,19 @@ def test_the_capture_of_a_failure_says_all_that_was_said_at_once(run, capfd):
     assert again["oom"]["advice"]
 
 
-def test_arguments_after_the_script_are_its_own(run):
+def test_arguments_after_the_script_belong_to_the_script(run):
     words = ("--gpu", "x", "--help", "-m", "--", "-o")
     _, out, _ = run("import sys; print(sys.argv[1:])", "--gpu", "64MiB", arguments=words)
     assert out == f"{list(words)}\n"
 
 
-def test_the_exit_code_is_the_scripts(run):
+def test_the_exit_code_is_that_of_the_script(run):
     code, _, err = run("import sys; sys.exit(3)", "--gpu", "64MiB")
     assert code == 3
     assert "Exited with code 3" in err
 
 
-def test_memory_that_runs_out_is_explained_above_the_traceback(run):
+def test_an_oom_is_reported_above_the_traceback(run):
     code, _, err = run(FAILS, "--gpu", "64MiB")
     assert code == 1
     explained, traceback = err.split("Traceback (most recent call last):")
@@ -93,18 +93,18 @@ def test_memory_that_runs_out_is_explained_above_the_traceback(run):
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB." in traceback
 
 
-def test_the_traceback_shows_the_users_frames_only(run):
+def test_the_traceback_shows_only_user_frames(run):
     _, _, err = run(FAILS, "--gpu", "64MiB")
     assert "site-packages" not in err
     assert "legroom/observe" not in err
 
 
-def test_memory_that_runs_out_is_explained_once(run):
+def test_an_oom_is_reported_once(run):
     _, _, err = run(FAILS, "--gpu", "64MiB")
     assert err.count("Out of memory at") == 1
 
 
-def test_an_out_of_memory_error_behind_another_is_explained_too(run):
+def test_an_oom_that_causes_another_error_is_reported(run):
     source = (
         FAILS.replace("big =", "try:\n    big =")
         + "except RuntimeError as error:\n    raise ValueError('wrapped') from error\n"
@@ -115,7 +115,7 @@ def test_an_out_of_memory_error_behind_another_is_explained_too(run):
     assert "ValueError: wrapped" in err
 
 
-def test_memory_that_ran_out_and_was_handled_is_a_remark(run):
+def test_a_handled_oom_is_mentioned(run):
     source = (
         FAILS.replace("big =", "try:\n    big =") + "except torch.OutOfMemoryError:\n    print('smaller')\n"
     )
@@ -125,7 +125,7 @@ def test_memory_that_ran_out_and_was_handled_is_a_remark(run):
     assert "The script caught 1 out-of-memory error at step 6, at train.py:" in " ".join(err.split())
 
 
-def test_giving_up_after_memory_ran_out_is_explained(run):
+def test_an_exit_after_an_oom_is_reported(run):
     source = (
         FAILS.replace("big =", "try:\n    big =")
         + "except torch.OutOfMemoryError:\n    raise SystemExit(4)\n"
@@ -135,14 +135,14 @@ def test_giving_up_after_memory_ran_out_is_explained(run):
     assert "Out of memory at step 6" in err
 
 
-def test_any_other_error_keeps_the_frames_of_libraries(run):
+def test_other_errors_keep_library_frames(run):
     code, _, err = run("import json\njson.loads('{')", "--gpu", "64MiB")
     assert code == 1
     assert "json/decoder.py" in err
     assert "Failed with json.decoder.JSONDecodeError" in err
 
 
-def test_the_scripts_own_excepthook_shows_the_error(run, monkeypatch):
+def test_the_excepthook_of_the_script_prints_the_error(run, monkeypatch):
     import sys
 
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
@@ -151,12 +151,12 @@ def test_the_scripts_own_excepthook_shows_the_error(run, monkeypatch):
     assert "Traceback" not in err
 
 
-def test_nothing_on_the_device_is_said(run):
+def test_a_run_without_gpu_memory_is_reported(run):
     _, _, err = run("print(1)", "--gpu", "64MiB")
     assert "No GPU memory was used." in err
 
 
-def test_without_a_gpu_the_hosts_memory_is_watched(run):
+def test_without_a_gpu_host_memory_is_recorded(run):
     import torch
 
     if torch.cuda.is_available():
@@ -177,7 +177,7 @@ def test_the_context_of_a_gpu_by_name_is_part_of_the_report(run):
     assert "non-PyTorch 400.0 MiB" in " ".join(err.split())
 
 
-def test_an_unknown_gpu_is_refused_with_similar_names(run):
+def test_an_unknown_gpu_is_rejected_with_similar_names(run):
     code, _, err = run("print()", "--gpu", "rtx4099")
     assert code == 2
     assert "`rtx4099` is not a valid GPU." in err
@@ -230,7 +230,7 @@ def test_force_overwrites_a_capture(run, tmp_path):
     ]
 
 
-def test_a_capture_that_cannot_be_written_is_refused_before_the_script_runs(run):
+def test_a_capture_path_that_cannot_be_written_is_rejected_before_the_run(run):
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "no/such/folder/x.legroom")
     assert (code, out) == (2, "")
     assert "is not a directory. Create it, or give another path." in err
@@ -245,7 +245,7 @@ def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
     assert list(tmp_path.glob("*.legroom")) == []
 
 
-def test_everything_is_as_before_after_a_run(run):
+def test_the_interpreter_state_is_restored_after_a_run(run):
     import sys
 
     import torch
@@ -255,7 +255,7 @@ def test_everything_is_as_before_after_a_run(run):
     assert (sys.argv, list(sys.path), sys.modules["__main__"], os._exit, torch.cuda.is_available) == before
 
 
-def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
+def test_an_internal_error_does_not_change_the_exit_code(run, monkeypatch):
     def broken(*args, **kwargs):
         raise TypeError("our bug")
 
@@ -265,7 +265,7 @@ def test_our_own_trouble_does_not_change_the_exit_code(run, monkeypatch):
     assert "legroom: Could not create the report (TypeError: our bug). The run is not affected." in err
 
 
-def test_a_name_taken_at_the_last_moment_is_passed_over(run, monkeypatch, tmp_path):
+def test_a_capture_name_that_appears_concurrently_is_skipped(run, monkeypatch, tmp_path):
     (tmp_path / "train.legroom").write_bytes(b"another rank's")
     real, calls = os.path.lexists, []
 

@@ -1,4 +1,4 @@
-"""`legroom run --spill`: an unmodified script spills, and the report says what that did."""
+"""`legroom run --spill` with an unmodified script."""
 
 import json
 import textwrap
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch, capfd):
     return run
 
 
-def test_a_script_that_does_not_fit_fits_with_it_and_computes_the_same(run):
+def test_spilling_makes_a_script_fit_with_the_same_result(run):
     code, _, err = run(IN_MAIN, "--gpu", "30MiB")
     assert code == 1
     assert "Out of memory" in err
@@ -50,26 +50,26 @@ def test_a_script_that_does_not_fit_fits_with_it_and_computes_the_same(run):
     assert "Saved activations move to host memory. Recording to" in err
 
 
-def test_threads_of_the_script_spill_too(run):
+def test_threads_of_the_script_spill(run):
     code, _, err = run(IN_A_THREAD, "--gpu", "30MiB", "--spill")
     assert code == 0
     assert "Spilled 3" in err
 
 
-def test_a_budget_is_kept_and_what_stayed_is_said(run):
+def test_the_budget_limits_host_memory(run):
     _, _, err = run(IN_MAIN, "--gpu", "1GiB", "--spill=8MiB")
     assert "at most 8.0 MiB of 8.0 MiB allowed at a time" in err
     assert "stayed on the GPU because host memory ran out" in err
 
 
-def test_a_run_that_has_nothing_to_spill_says_so(run):
+def test_a_run_without_spilled_activations_is_reported(run):
     _, _, err = run(
         "import torch; torch.ones(4, requires_grad=True).sum().backward()", "--gpu", "1GiB", "--spill"
     )
     assert "Nothing was spilled: no saved activation on the GPU was 1 MiB or larger." in err
 
 
-def test_the_json_has_the_account(run, capfd):
+def test_json_contains_the_spill_totals(run, capfd):
     def account(*options: str) -> dict[str, float] | None:
         run(IN_MAIN, "--gpu", "1GiB", "--force", "-o", "a.legroom", *options)
         assert main(["report", "a.legroom", "--format", "json"]) == 0
@@ -82,16 +82,16 @@ def test_the_json_has_the_account(run, capfd):
     assert account() is None
 
 
-def test_the_next_command_spills_again(run, tmp_path):
+def test_the_next_command_contains_the_spill_option(run, tmp_path):
     _, _, err = run("import torch; torch.ones(16 << 20, device='cuda')", "--gpu", "30MiB", "--spill=1GiB")
     assert "legroom run --gpu 30MiB --spill=1GiB train.py" in err
 
 
-def test_a_size_without_its_sign_is_not_taken_for_a_script(run, capfd):
+def test_a_size_without_equals_sign_is_rejected(run, capfd):
     assert main(["run", "--spill", "4GiB", "train.py"]) == 2
     assert "Write `--spill=4GiB`. Without `=`" in capfd.readouterr().err
 
 
-def test_a_size_that_is_none_is_refused(run, capfd):
+def test_an_invalid_size_is_rejected(run, capfd):
     assert main(["run", "--spill=lots", "train.py"]) == 2
     assert "`lots` is not a valid size" in capfd.readouterr().err

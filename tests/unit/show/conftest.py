@@ -5,7 +5,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from made_runs import Run
+from example_runs import Run
 
 
 @pytest.fixture

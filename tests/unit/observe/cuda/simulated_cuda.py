@@ -1,8 +1,8 @@
-"""A CUDA allocator made of CPU tensors: real programs, with the history that a GPU would have kept of them.
+"""A simulated CUDA allocator over CPU tensors: real programs, with the history that a GPU would record.
 
-Every storage that an operation makes becomes an entry at the storage's own address, with the Python stack, and a
-second one when it dies. What the autograd engine does happens, as on a GPU, on a thread of its own: no stack but that
-of Python code the engine api, and a stamp of its own. While it is entered, tensors say that they are on a GPU.
+Every storage that an operation creates becomes an entry with the address and the Python stack, and a second entry when
+it is freed. As on a GPU, the autograd engine runs on its own thread: its stacks contain only Python code that the
+engine calls, and it has its own stamp. Inside the simulation, tensors report that they are on a GPU.
 """
 
 import sys
@@ -31,7 +31,7 @@ _ENGINE = graph._engine_run_backward.__code__
 
 
 class SimulatedCuda(CudaApi):
-    """Keeps the history and the stats."""
+    """Records the history and the statistics."""
 
     def __init__(self, *, limit: int = CAPACITY, can_stamp: bool = True) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class SimulatedCuda(CudaApi):
         self._observer: Observer | None = None
         self._references: dict[int, Any] = {}
 
-    # --- as the history asks
+    # --- the interface of CudaApi
 
     def when_ready(self, callback: Callable[[], None]) -> None:
         callback()
@@ -106,7 +106,7 @@ class SimulatedCuda(CudaApi):
     def _set_stamp(self, text: str) -> None:
         self.stamps[_thread()] = text
 
-    # --- as torch's own functions, for the peaks
+    # --- the functions of torch._C that StepPeaks uses
 
     def _cuda_memoryStats(self, device: int) -> dict[str, Any]:
         return {name: {"all": vars(figure).copy()} for name, figure in self.statistics_now.items()}
@@ -115,7 +115,7 @@ class SimulatedCuda(CudaApi):
         for figure in self.statistics_now.values():
             figure.peak = figure.current
 
-    # --- what happens
+    # --- allocations
 
     def born(self, storage: Any) -> None:
         address, size = storage.data_ptr(), storage.nbytes()
@@ -133,7 +133,7 @@ class SimulatedCuda(CudaApi):
         self._references[address] = reference
 
     def fail(self, size: int) -> None:
-        """An allocation fails, whether or not an error comes of it."""
+        """Let an allocation fail, without raising an error."""
         self._note("oom", 0, size, _stack())
         free = CAPACITY - self.statistics_now["reserved_bytes"].current
         assert self._observer is not None
@@ -198,7 +198,7 @@ class _Mode(TorchDispatchMode):
 
 
 class Simulation:
-    """A watched run on simulated CUDA; what it told is in `events` once it is left."""
+    """A recorded run on simulated CUDA. Its events are in `events` after the block."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, entries: int | None = None, **options: Any) -> None:
         if entries is not None:
@@ -231,7 +231,7 @@ def _rounded(size: int) -> int:
 
 
 def _stack() -> list[dict[str, Any]]:
-    """As torch gives it: innermost first; the engine's stacks end where the engine called."""
+    """The stack as torch returns it, innermost frame first. The stacks of the engine end at its call."""
     frames = []
     engine = _thread() == "engine"
     frame = sys._getframe(1)

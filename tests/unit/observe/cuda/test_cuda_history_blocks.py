@@ -1,4 +1,4 @@
-"""What blocks are block_size, against histories of the real allocator."""
+"""Block sizes, compared to histories of the real allocator."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def segments(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def process_entries(blocks: BlocksInUse, rows: list[dict[str, Any]]) -> tuple[int, int]:
-    """The highest that was block_size at once, and all that was block_size."""
+    """The peak of the total block size, and the sum of all block sizes."""
     peak, total = blocks.allocated, 0
     for row in rows:
         if row["action"] == "alloc":
@@ -57,7 +57,7 @@ def process_entries(blocks: BlocksInUse, rows: list[dict[str, Any]]) -> tuple[in
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.name.split(".")[0])
-def test_every_charge_of_a_real_history_is_found(path: Path) -> None:
+def test_block_sizes_agree_with_recorded_histories(path: Path) -> None:
     data = load(path)
     peak, total = process_entries(BlocksInUse(AllocatorSettings.parse(data["conf"])), entries(data["rows"]))
     assert peak == data["peak_alloc"]
@@ -70,8 +70,8 @@ def test_every_charge_of_a_real_history_is_found(path: Path) -> None:
     [path for path in HISTORIES if "_step_" not in path.name][::3],
     ids=lambda path: path.name.split(".")[0],
 )
-def test_the_state_before_a_history_follows_from_what_comes_after(path: Path) -> None:
-    """The second half, read alone, starts from where the first half ended."""
+def test_the_initial_state_is_computed_from_the_history(path: Path) -> None:
+    """The second half of a history starts with the state after the first half."""
     data = load(path)
     rows = entries(data["rows"])
     settings = AllocatorSettings.parse(data["conf"])
@@ -88,20 +88,20 @@ def test_the_state_before_a_history_follows_from_what_comes_after(path: Path) ->
     assert process_entries(half, second)[0] == pytest.approx(process_entries(whole, second)[0], rel=0.01)
 
 
-def test_a_rest_too_small_for_a_block_is_charged() -> None:
+def test_a_small_remainder_belongs_to_the_block() -> None:
     blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     assert blocks.add(0, 19 * MiB + 1) == 20 * MiB
 
 
-def test_a_rest_worth_a_block_is_not_charged() -> None:
+def test_a_large_remainder_is_split_off() -> None:
     blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     assert blocks.add(0, 18 * MiB) == 18 * MiB
 
 
-def test_the_next_segment_is_no_rest() -> None:
-    """Two segments may lie side by side."""
+def test_an_adjacent_segment_is_not_a_remainder() -> None:
+    """Two segments may be adjacent."""
     blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     blocks.add_segment(20 * MiB, 20 * MiB)
@@ -117,7 +117,7 @@ def test_a_block_is_found_by_any_address_in_it() -> None:
     assert blocks.block_at(999) is None
 
 
-def test_the_largest_gap_lies_between_blocks_or_behind_them() -> None:
+def test_the_largest_gap_is_between_or_after_blocks() -> None:
     blocks = BlocksInUse()
     blocks.add_segment(0, 20 * MiB)
     blocks.add(4 * MiB, 2 * MiB)
@@ -125,7 +125,7 @@ def test_the_largest_gap_lies_between_blocks_or_behind_them() -> None:
     assert blocks.largest_gap() == 9 * MiB
 
 
-def test_a_rest_from_before_is_found_when_a_neighbour_moves_in() -> None:
+def test_a_remainder_from_before_the_history_is_found_when_the_next_block_is_allocated() -> None:
     blocks = BlocksInUse()
     blocks.add_segment(0, 40 * MiB)
     assert blocks.add_initial(0, 10 * MiB, None) == 10 * MiB
@@ -133,7 +133,7 @@ def test_a_rest_from_before_is_found_when_a_neighbour_moves_in() -> None:
     assert blocks.corrected == {0: 10 * MiB + 512 * 1024}
 
 
-def test_a_neighbour_further_away_says_nothing() -> None:
+def test_a_distant_block_does_not_reveal_a_remainder() -> None:
     blocks = BlocksInUse()
     blocks.add_segment(0, 40 * MiB)
     blocks.add_initial(0, 10 * MiB, None)

@@ -1,4 +1,4 @@
-"""What blocks are and where they belong, told from simulated histories of real programs."""
+"""Categories and code locations of blocks, from simulated histories of real programs."""
 
 import gc
 import weakref
@@ -74,49 +74,49 @@ def sizes_of_parameters() -> list[int]:
     return sorted(parameter.nbytes for parameter in Net().parameters())
 
 
-def test_parameters_are_told_by_identity(events: list[Event]) -> None:
+def test_parameters_are_recognized(events: list[Event]) -> None:
     assert (
         sorted(event.bytes for event in allocs(events, category=Category.PARAMETER)) == sizes_of_parameters()
     )
 
 
-def test_buffers_are_told_by_identity(events: list[Event]) -> None:
+def test_buffers_are_recognized(events: list[Event]) -> None:
     assert [event.bytes for event in allocs(events, category=Category.BUFFER)] == [77 * 4]
 
 
-def test_gradients_of_every_step_are_told_though_they_are_gone_by_the_end(events: list[Event]) -> None:
+def test_gradients_of_every_step_are_recognized(events: list[Event]) -> None:
     for step in range(3):
         found = allocs(events, category=Category.GRADIENT, step=step)
         assert sorted(event.bytes for event in found) == sizes_of_parameters()
 
 
-def test_optimizer_state_is_told_by_identity(events: list[Event]) -> None:
+def test_optimizer_state_is_recognized(events: list[Event]) -> None:
     found = allocs(events, category=Category.OPTIMIZER_STATE)
     counters = [event for event in found if event.bytes == 4]
     assert sum(event.bytes for event in found if event not in counters) == 2 * sum(sizes_of_parameters())
 
 
-def test_what_the_root_module_is_given_is_input(events: list[Event]) -> None:
+def test_arguments_of_the_root_module_are_inputs(events: list[Event]) -> None:
     found = allocs(events, category=Category.INPUT)
     assert [event.bytes for event in found] == [32 * 64 * 4] * 3
     assert lines_of(found) == {line("input")}
 
 
-def test_what_lives_until_the_backward_pass_is_an_activation(events: list[Event]) -> None:
+def test_blocks_alive_until_the_backward_pass_are_activations(events: list[Event]) -> None:
     found = [
         event for event in allocs(events, category=Category.ACTIVATION, step=1) if event.bytes == 32 * 256 * 4
     ]
     assert lines_of(found) == {line("relu")}
 
 
-def test_what_the_forward_pass_drops_at_once_is_temporary(events: list[Event]) -> None:
+def test_blocks_freed_in_the_forward_pass_are_temporary(events: list[Event]) -> None:
     found = [
         event for event in allocs(events, phase=Phase.FORWARD, step=1) if event.frame.line == line("first")
     ]
     assert {event.category for event in found} == {Category.TEMPORARY}
 
 
-def test_phases_follow_the_loop(events: list[Event]) -> None:
+def test_phases_match_the_training_loop(events: list[Event]) -> None:
     phases = [event.phase for event in allocs(events, step=2)]
     order = [
         phase for position, phase in enumerate(phases) if position == 0 or phases[position - 1] is not phase
@@ -124,14 +124,14 @@ def test_phases_follow_the_loop(events: list[Event]) -> None:
     assert order == [Phase.OTHER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]
 
 
-def test_a_gradient_belongs_to_its_module_and_the_line_that_ran_it(events: list[Event]) -> None:
+def test_a_gradient_has_the_module_and_line_of_its_parameter(events: list[Event]) -> None:
     by_module = {
         event.module: event.frame.line for event in allocs(events, category=Category.GRADIENT, step=1)
     }
     assert by_module == {"first": line("first"), "second": line("second")}
 
 
-def test_every_block_of_the_backward_pass_has_a_line_of_the_forward_pass(events: list[Event]) -> None:
+def test_backward_blocks_have_forward_lines(events: list[Event]) -> None:
     found = allocs(events, phase=Phase.BACKWARD)
     forward = {line("first"), line("relu"), line("second")}
     assert all(event.frame is not None for event in found)
@@ -140,7 +140,7 @@ def test_every_block_of_the_backward_pass_has_a_line_of_the_forward_pass(events:
     )
 
 
-def test_what_relu_allocates_in_the_backward_pass_belongs_to_its_line(events: list[Event]) -> None:
+def test_backward_blocks_of_relu_have_its_line(events: list[Event]) -> None:
     found = [
         e
         for e in allocs(events, phase=Phase.BACKWARD, step=1, category=Category.TEMPORARY)
@@ -149,13 +149,13 @@ def test_what_relu_allocates_in_the_backward_pass_belongs_to_its_line(events: li
     assert line("relu") in lines_of(found)
 
 
-def test_forward_blocks_carry_the_module_at_work(events: list[Event]) -> None:
+def test_forward_blocks_have_the_running_module(events: list[Event]) -> None:
     found = allocs(events, phase=Phase.FORWARD, step=1)
     assert {event.module for event in found if event.frame.line == line("first")} == {"first"}
     assert {event.module for event in found if event.frame.line == line("relu")} == {"Net"}
 
 
-def test_the_record_agrees_with_the_allocators_figures(events: list[Event]) -> None:
+def test_events_agree_with_the_allocator_statistics(events: list[Event]) -> None:
     ledger = Ledger(events)
     steps = ledger.steps(0)
     assert [step.step for step in steps] == [0, 1, 2]
@@ -165,7 +165,7 @@ def test_the_record_agrees_with_the_allocators_figures(events: list[Event]) -> N
         assert ledger.at_step(step.step).allocated == step.allocated
 
 
-def test_without_stamps_the_times_of_entries_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_stamps_categories_are_found_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, can_stamp=False)
     train(simulation)
     for step in range(3):
@@ -176,7 +176,7 @@ def test_without_stamps_the_times_of_entries_serve(monkeypatch: pytest.MonkeyPat
     assert line("relu") in lines_of(activations)
 
 
-def test_what_a_model_seen_by_keyword_is_given_is_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyword_arguments_of_the_model_are_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Keyword(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -193,7 +193,7 @@ def test_what_a_model_seen_by_keyword_is_given_is_input(monkeypatch: pytest.Monk
     assert [event.bytes for event in allocs(simulation.events, category=Category.INPUT)] == [16 * 64 * 4] * 2
 
 
-def test_a_copy_of_a_tensor_in_the_loaders_batch_is_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_tensor_in_the_batch_is_an_input(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     data = TensorDataset(torch.randn(64, 64), torch.randn(64, 333))
     with simulation:
@@ -210,7 +210,7 @@ def test_a_copy_of_a_tensor_in_the_loaders_batch_is_input(monkeypatch: pytest.Mo
     assert len(found) >= 4
 
 
-def test_a_forward_pass_without_gradients_leaves_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_without_gradients_has_no_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     kept = []
     with simulation:
@@ -223,7 +223,7 @@ def test_a_forward_pass_without_gradients_leaves_no_activations(monkeypatch: pyt
     assert [event.category for event in found] == [Category.TEMPORARY] * 3
 
 
-def test_a_result_kept_over_several_steps_is_no_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_retained_over_steps_is_not_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     history = []
     with simulation:
@@ -247,7 +247,7 @@ def test_a_result_kept_over_several_steps_is_no_activation(monkeypatch: pytest.M
     assert {event.category for event in kept} == {Category.TEMPORARY}
 
 
-def test_what_a_checkpoint_computes_again_is_an_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputed_blocks_of_a_checkpoint_are_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -271,8 +271,8 @@ def test_what_a_checkpoint_computes_again_is_an_activation(monkeypatch: pytest.M
     assert {event.module.rpartition(".")[0] for event in again} >= {"layers.0", "layers.1"}
 
 
-def test_a_large_part_of_a_bucket_makes_the_bucket_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in distributed training: gradients are views of one block."""
+def test_a_bucket_with_gradients_is_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In distributed training, gradients are views of one block."""
     simulation = Simulation(monkeypatch)
     with simulation:
         layer = nn.Linear(128, 128, bias=False)
@@ -284,7 +284,7 @@ def test_a_large_part_of_a_bucket_makes_the_bucket_a_gradient(monkeypatch: pytes
     assert [event.category for event in allocs(simulation.events, bytes=bucket.nbytes)] == [Category.GRADIENT]
 
 
-def test_a_model_that_is_gone_at_the_end_is_known_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_model_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     with simulation:
 
@@ -317,14 +317,14 @@ def test_nothing_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [reference() for reference in watched] == [None] * 5
 
 
-def test_two_runs_of_one_process_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_in_one_process_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     train(Simulation(monkeypatch))
     second = Simulation(monkeypatch)
     train(second)
     assert len([event for event in second.events if isinstance(event, Step)]) == 3
 
 
-def test_a_compiled_step_passes_through_without_a_break() -> None:
+def test_a_compiled_step_has_no_graph_break() -> None:
     cuda, events = SimulatedCuda(), list[Event]()
     with CudaHistory(events.append, cuda, StepPeaks(cuda)):
         model = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager", fullgraph=True)
@@ -333,7 +333,7 @@ def test_a_compiled_step_passes_through_without_a_break() -> None:
     assert not [event for event in events if isinstance(event, RecordingFailed)]
 
 
-def test_modules_are_called_as_before_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_calls_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = nn.Module._call_impl
     simulation = Simulation(monkeypatch)
     with simulation:
@@ -342,7 +342,7 @@ def test_modules_are_called_as_before_in_the_end(monkeypatch: pytest.MonkeyPatch
     assert nn.Module._call_impl is before
 
 
-def test_who_stood_in_for_calls_after_us_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_patch_of_module_calls_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     before = nn.Module._call_impl
     simulation = Simulation(monkeypatch)
     try:

@@ -1,4 +1,4 @@
-"""Memory that runs out: which failures are told, where they stood, and who held what."""
+"""Failed allocations: which become Oom events, their location and their holders."""
 
 import linecache
 from pathlib import Path
@@ -41,7 +41,7 @@ def line(mark: str) -> int:
 
 
 def run_out(simulation: Simulation, rows: int, optimizer: str = "SGD") -> Ledger:
-    """A step on a device too small for it."""
+    """A step on a device that is too small."""
     with simulation:
         model = Wide()
         stepper = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
@@ -56,7 +56,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> None:
     optimizer.step()  # step
 
 
-def test_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     (oom,) = ledger.ooms()
     assert (oom.phase, oom.frame.line, oom.requested) == (Phase.FORWARD, line("layer"), 4 * MiB)
@@ -66,7 +66,7 @@ def test_in_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes[Category.PARAMETER] == 4 * MiB
 
 
-def test_in_the_backward_pass_at_the_line_of_the_forward_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_backward_pass_has_the_forward_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=6 * MiB + MiB // 2), rows=64)
     (oom,) = ledger.ooms()
     assert (oom.phase, oom.frame.line) == (Phase.BACKWARD, line("layer"))
@@ -75,7 +75,7 @@ def test_in_the_backward_pass_at_the_line_of_the_forward_one(monkeypatch: pytest
     assert ledger.at_oom().by_category()[Category.GRADIENT] == MiB
 
 
-def test_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=12 * MiB), rows=64, optimizer="Adam")
     (oom,) = ledger.ooms()
     assert (oom.phase, oom.frame.line) == (Phase.OPTIMIZER, line("step"))
@@ -84,7 +84,7 @@ def test_in_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes[Category.OPTIMIZER_STATE] >= 3 * MiB
 
 
-def test_the_figures_are_of_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_has_the_statistics_at_that_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     (oom,) = ledger.ooms()
     assert (oom.capacity, oom.limit) == (CAPACITY, 24 * MiB)
@@ -99,7 +99,7 @@ def test_variables_that_hold_memory_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert held["model"] == 4 * MiB
 
 
-def test_the_output_of_the_step_before_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_the_previous_step_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, limit=32 * MiB)
 
     def train() -> None:
@@ -118,7 +118,7 @@ def test_the_output_of_the_step_before_is_a_result(monkeypatch: pytest.MonkeyPat
     assert [(each.bytes, each.category) for each in earlier] == [(2 * MiB, Category.RESULT)]
 
 
-def test_what_no_variable_reaches_is_held_by_the_call_that_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_without_a_variable_belong_to_the_running_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_measure", lambda tensor: None)
     ledger = run_out(Simulation(monkeypatch, limit=24 * MiB), rows=2048)
     (call,) = ledger.holders()
@@ -129,7 +129,7 @@ def test_what_no_variable_reaches_is_held_by_the_call_that_made_it(monkeypatch: 
     )
 
 
-def test_the_run_goes_on_after_an_error_that_was_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_continues_after_a_caught_error(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, limit=24 * MiB)
     with simulation:
         model = Wide()
@@ -149,7 +149,7 @@ def test_the_run_goes_on_after_an_error_that_was_caught(monkeypatch: pytest.Monk
         assert ledger.at_step(end.step).allocated == end.allocated
 
 
-def test_an_optimizer_that_failed_is_at_work_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_optimizer_phase_ends_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, limit=12 * MiB)
     with simulation:
         model = Wide()
@@ -164,7 +164,7 @@ def test_an_optimizer_that_failed_is_at_work_no_more(monkeypatch: pytest.MonkeyP
     assert [event.phase for event in found] == [Phase.OTHER]
 
 
-def test_a_failure_that_a_library_swallows_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_hidden_by_a_library_is_not_an_oom(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     with simulation:
         simulation.cuda.fail(MiB)
@@ -176,7 +176,7 @@ def test_a_failure_that_a_library_swallows_is_no_error(monkeypatch: pytest.Monke
     assert retries.count == 2
 
 
-def test_an_error_that_no_failure_preceded_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_without_a_failed_allocation_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     with simulation:
         torch.zeros(5)
@@ -185,7 +185,7 @@ def test_an_error_that_no_failure_preceded_is_not_ours(monkeypatch: pytest.Monke
     assert not [event for event in simulation.events if isinstance(event, Oom)]
 
 
-def test_swallowed_failures_before_an_error_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_failures_before_an_error_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, limit=MiB)
     with simulation:
         simulation.cuda.fail(7 * MiB)
@@ -196,7 +196,7 @@ def test_swallowed_failures_before_an_error_are_counted_apart(monkeypatch: pytes
     assert [event.count for event in simulation.events if isinstance(event, LibraryRetries)] == [1]
 
 
-def test_the_class_of_errors_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_class_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.OutOfMemoryError.__init__
     simulation = Simulation(monkeypatch)
     with simulation:
@@ -206,7 +206,7 @@ def test_the_class_of_errors_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     assert "__init__" not in vars(torch.OutOfMemoryError)
 
 
-def test_trouble_of_ours_ends_the_watching_and_not_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_stops_recording_but_not_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
 
     def broken(*args: object) -> None:
@@ -222,7 +222,7 @@ def test_trouble_of_ours_ends_the_watching_and_not_the_script(monkeypatch: pytes
     assert "ZeroDivisionError: ours" in failed.message
 
 
-def test_without_a_history_the_steps_remain() -> None:
+def test_without_a_history_steps_are_recorded() -> None:
     class NoHistory(SimulatedCuda):
         def start(self, entries: int) -> str | None:
             return "cudaMallocAsync keeps none"
@@ -245,7 +245,7 @@ def test_without_a_history_the_steps_remain() -> None:
 
 
 def calling(source: str) -> str:
-    """What is found for the call in one line of source that raises out of C."""
+    """The result for a line of source whose call raises in C code."""
     namespace = {"torch": torch, "x": torch.zeros(2, 3), "y": torch.zeros(2, 3)}
     file = f"<test {source}>"
     linecache.cache[file] = (len(source), None, [source + "\n"], file)
@@ -269,5 +269,5 @@ def calling(source: str) -> str:
         ("x.mm(\n y)", ""),
     ],
 )
-def test_the_operation_that_failed_is_named_as_the_source_does(source: str, name: str) -> None:
+def test_the_failed_operation_is_named_as_in_the_source(source: str, name: str) -> None:
     assert calling(source) == name

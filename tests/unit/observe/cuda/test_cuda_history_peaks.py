@@ -1,4 +1,4 @@
-"""The peak of each step, beside the peaks that the script reads."""
+"""The peak of each step, and the peaks that the script reads."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from legroom.observe.cuda.step_peaks import StepPeaks
 
 
 class Torch:
-    """torch._C, with one device."""
+    """A replacement for torch._C with one device."""
 
     def __init__(self) -> None:
         self.allocated = self.peak = 0
@@ -40,7 +40,7 @@ def peaks(torch: Torch) -> StepPeaks:
 
 
 def scripts_peak(torch: Torch) -> int:
-    """As the script would read it."""
+    """The peak as the script reads it."""
     peak: int = torch._cuda_memoryStats(0)["allocated_bytes"]["all"]["peak"]
     return peak
 
@@ -57,14 +57,14 @@ def test_each_step_has_its_own_peak(torch: Torch, peaks: StepPeaks) -> None:
     assert peaks.end_step(0)[1:] == (30, 30)
 
 
-def test_the_script_reads_the_peak_of_the_whole_run(torch: Torch, peaks: StepPeaks) -> None:
+def test_the_script_reads_the_peak_of_the_run(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     peaks.end_step(0)
     spike(torch, 30)
     assert scripts_peak(torch) == 100
 
 
-def test_a_reset_by_the_script_holds(torch: Torch, peaks: StepPeaks) -> None:
+def test_a_reset_by_the_script_is_respected(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     peaks.end_step(0)
     torch._cuda_resetPeakMemoryStats(0)
@@ -74,20 +74,20 @@ def test_a_reset_by_the_script_holds(torch: Torch, peaks: StepPeaks) -> None:
     assert scripts_peak(torch) == 30
 
 
-def test_a_reset_by_the_script_hides_nothing_from_the_step(torch: Torch, peaks: StepPeaks) -> None:
+def test_a_reset_by_the_script_does_not_change_the_step_peak(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     torch._cuda_resetPeakMemoryStats(0)
     spike(torch, 30)
     assert peaks.end_step(0)[1:] == (100, 100)
 
 
-def test_devices_are_kept_apart(torch: Torch, peaks: StepPeaks) -> None:
+def test_devices_are_separate(torch: Torch, peaks: StepPeaks) -> None:
     spike(torch, 100)
     peaks.end_step(0)
     assert torch._cuda_memoryStats(1)["allocated_bytes"]["all"]["peak"] == 0
 
 
-def test_torch_answers_for_itself_in_the_end(torch: Torch, peaks: StepPeaks) -> None:
+def test_torch_functions_are_restored(torch: Torch, peaks: StepPeaks) -> None:
     peaks.restore()
     assert torch._cuda_memoryStats == torch.read
     assert torch._cuda_resetPeakMemoryStats == torch.reset

@@ -1,4 +1,4 @@
-"""Histories recorded on a real GPU (the scripts of tests/gpu, on an H200 with torch 2.11), read without one."""
+"""Histories recorded on a real GPU (the scripts of tests/gpu on an H200 with torch 2.11)."""
 
 from itertools import count
 from pathlib import Path
@@ -42,7 +42,7 @@ def healthy() -> Ledger:
 
 
 @pytest.mark.parametrize("name", ["healthy", "leak", "checkpointed"])
-def test_the_record_agrees_with_the_allocators_own_figures(name: str) -> None:
+def test_recorded_events_agree_with_the_allocator_statistics(name: str) -> None:
     ledger = Ledger(events_of(name))
     steps = ledger.steps(0)
     assert ledger.peak().bytes == max(step.peak_allocated for step in steps)
@@ -57,7 +57,7 @@ def test_every_byte_at_the_peak_has_a_line(name: str) -> None:
     assert ledger.at(ledger.peak().index).coverage() == 1.0
 
 
-def test_the_state_of_a_step_divides_as_the_model_does(healthy: Ledger) -> None:
+def test_the_state_of_a_step_matches_the_model(healthy: Ledger) -> None:
     sizes = healthy.at_step(11).by_category()
     assert 45 * MiB < sizes[Category.PARAMETER] < 46 * MiB
     assert sizes[Category.GRADIENT] == sizes[Category.PARAMETER]
@@ -70,25 +70,25 @@ def test_activations_dominate_the_peak(healthy: Ledger) -> None:
     assert next(iter(peak.by_category())) is Category.ACTIVATION
 
 
-def test_gradients_lie_at_the_line_that_ran_their_module(healthy: Ledger) -> None:
+def test_gradients_have_the_line_of_their_module(healthy: Ledger) -> None:
     gradients = [alloc for alloc in healthy.at_step(5).live if alloc.category is Category.GRADIENT]
     lines = {alloc.module: alloc.frame.line for alloc in gradients if alloc.frame is not None}
     assert lines["blocks.3.convolution"] == line("healthy", "self.norm(self.convolution(x))")
     assert lines["head"] == line("healthy", "self.head(x)")
 
 
-def test_what_the_loader_brought_is_input(healthy: Ledger) -> None:
+def test_batches_of_the_loader_are_inputs(healthy: Ledger) -> None:
     peak = healthy.at(healthy.peak().index)
     inputs = [alloc for alloc in peak.live if alloc.category is Category.INPUT]
     assert sorted(alloc.bytes for alloc in inputs) == [64 * 8, 64 * 3 * 64 * 64 * 4]
 
 
-def test_a_leak_is_seen_at_its_line() -> None:
+def test_a_leak_is_found_at_its_line() -> None:
     growing = Ledger(events_of("leak")).growth()
     assert [(row.line, row.bytes_per_step) for row in growing] == [(line("leak", "# <- keeps"), 2 * MiB)]
 
 
-def test_what_a_checkpoint_computes_again_is_told_by_its_module() -> None:
+def test_recomputed_blocks_have_their_module() -> None:
     again = [
         event
         for event in events_of("checkpointed")

@@ -1,4 +1,4 @@
-"""A history of bounded length: what is read when, and what is known of the rest."""
+"""The ring buffer: when it is read, and what is known of overwritten entries."""
 
 import os
 
@@ -15,7 +15,7 @@ from legroom.observe.cuda.step_peaks import StepPeaks
 
 
 def train(simulation: Simulation, rows: list[int]) -> None:
-    """One step for each number of rows."""
+    """One step for each batch size."""
     with simulation:
         loop(rows)
 
@@ -57,7 +57,7 @@ def test_the_peak_is_read_before_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
     assert simulation.cuda.snapshots == 2
 
 
-def test_steps_that_were_overwritten_keep_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwritten_steps_keep_their_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 8)
     train(simulation, [8, 8, 500, *[8] * 60])
@@ -67,7 +67,7 @@ def test_steps_that_were_overwritten_keep_their_figures(monkeypatch: pytest.Monk
     assert gaps
 
 
-def test_after_a_gap_the_record_agrees_with_the_figures_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_agree_with_the_statistics_after_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 8)
     kept = []
@@ -83,8 +83,8 @@ def test_after_a_gap_the_record_agrees_with_the_figures_again(monkeypatch: pytes
     assert {20_000, 24_000} <= {alloc.bytes for alloc in ledger.now().live}
 
 
-def test_steps_long_gone_are_told_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a run that is killed has told of them."""
+def test_overwritten_steps_are_sent_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they are in the capture if the run is killed."""
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 8)
     with simulation:
@@ -94,7 +94,7 @@ def test_steps_long_gone_are_told_before_the_end(monkeypatch: pytest.MonkeyPatch
         assert len(told) > 45
 
 
-def test_where_every_step_is_the_highest_nothing_is_read_before_the_end(
+def test_if_every_step_is_the_highest_the_ring_is_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     length = entries_of_a_step(monkeypatch)
@@ -106,7 +106,7 @@ def test_where_every_step_is_the_highest_nothing_is_read_before_the_end(
 
 
 def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight steps are there to be read, though the ring started too short for them."""
+    """Eight steps are in the ring, although it was too short at first."""
     length = entries_of_a_step(monkeypatch)
     simulation = Simulation(monkeypatch, entries=length * 5)
     monkeypatch.setattr("legroom.observe.cuda.history.MAX_ENTRIES", length * 100)
@@ -116,7 +116,7 @@ def test_the_ring_grows_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert simulation.cuda.snapshots == 2
 
 
-def test_inference_without_steps_loses_no_peak_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_inference_without_steps_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, entries=80)
     monkeypatch.setattr("legroom.observe.cuda.history.CHECK_SECONDS", -1)
     with simulation, torch.no_grad():
@@ -127,7 +127,7 @@ def test_inference_without_steps_loses_no_peak_either(monkeypatch: pytest.Monkey
     assert ledger.peak().bytes > 5000 * 64 * 4
 
 
-def test_the_progress_of_the_run_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     with simulation:
         loop([8, 8, 8])
@@ -139,7 +139,7 @@ def test_the_progress_of_the_run_is_known_at_once(monkeypatch: pytest.MonkeyPatc
         assert reserved == peak_reserved
 
 
-def test_finishing_twice_tells_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finishing_twice_sends_events_once(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     with simulation:
         loop([8])
@@ -149,7 +149,7 @@ def test_finishing_twice_tells_nothing_twice(monkeypatch: pytest.MonkeyPatch) ->
     assert len(simulation.events) == told
 
 
-def test_before_cuda_is_initialised_nothing_is_asked_of_it() -> None:
+def test_cuda_is_not_used_before_it_is_initialized() -> None:
     class Untouched(SimulatedCuda):
         def when_ready(self, callback: object) -> None:
             """The script never uses CUDA."""
@@ -168,7 +168,7 @@ def test_before_cuda_is_initialised_nothing_is_asked_of_it() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_sends_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch)
     with simulation:
         loop([8])

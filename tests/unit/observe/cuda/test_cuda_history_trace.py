@@ -1,4 +1,4 @@
-"""Single histories, written by hand: workspaces, blocks from before, several devices, odd entries."""
+"""Small handwritten histories: workspaces, earlier blocks, several devices, unusual entries."""
 
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ WORKSPACE = 32 * MiB
 
 
 class Program:
-    """Writes entries as a program on one device would leave them."""
+    """Creates the entries of a program on one device."""
 
     def __init__(self, **options: Any) -> None:
         self.stamp = ""
@@ -54,7 +54,7 @@ class Program:
         self.note("free_requested", address, size, engine=engine)
 
     def read(self, *blocks: tuple[int, int], reserved: int = 0, **options: Any) -> list[Event]:
-        """`blocks`: address and size of those still in use."""
+        """`blocks`: the address and size of the blocks still in use."""
         segment = {
             "address": 0,
             "total_size": reserved,
@@ -86,7 +86,7 @@ def categories(events: list[Event]) -> list[Category]:
     return [event.category for event in events if isinstance(event, Alloc)]
 
 
-def test_a_block_of_a_workspaces_size_that_stays_is_a_workspace(program: Program) -> None:
+def test_a_block_of_workspace_size_that_is_not_freed_is_a_workspace(program: Program) -> None:
     program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.alloc(100 * MiB, WORKSPACE, engine=True)
@@ -94,7 +94,7 @@ def test_a_block_of_a_workspaces_size_that_stays_is_a_workspace(program: Program
     assert categories(events) == [Category.WORKSPACE] * 2
 
 
-def test_the_engine_has_one_of_its_own_though_a_checkpoint_computes_again_there(program: Program) -> None:
+def test_the_engine_has_its_own_workspace(program: Program) -> None:
     program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.markers.enter_module(BACKWARD, "block")
@@ -103,7 +103,7 @@ def test_the_engine_has_one_of_its_own_though_a_checkpoint_computes_again_there(
     assert categories(events) == [Category.WORKSPACE] * 2
 
 
-def test_a_second_one_on_the_same_side_is_none(program: Program) -> None:
+def test_a_second_block_of_workspace_size_is_not_a_workspace(program: Program) -> None:
     program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.alloc(100 * MiB, WORKSPACE)
@@ -113,14 +113,14 @@ def test_a_second_one_on_the_same_side_is_none(program: Program) -> None:
     assert categories(events)[:2] == [Category.WORKSPACE, Category.TEMPORARY]
 
 
-def test_one_that_is_given_back_is_none(program: Program) -> None:
+def test_a_freed_block_is_not_a_workspace(program: Program) -> None:
     program.alloc(MiB, WORKSPACE)
     program.free(MiB, WORKSPACE)
     program.alloc(MiB, WORKSPACE)
     assert categories(program.read((MiB, WORKSPACE))) == [Category.TEMPORARY, Category.WORKSPACE]
 
 
-def test_one_that_turns_out_none_later_is_told_so(program: Program) -> None:
+def test_a_workspace_that_is_freed_later_is_retagged(program: Program) -> None:
     program.alloc(MiB, WORKSPACE)
     (alloc,) = program.read((MiB, WORKSPACE))
     program.free(MiB, WORKSPACE)
@@ -128,13 +128,13 @@ def test_one_that_turns_out_none_later_is_told_so(program: Program) -> None:
     assert events == [Tag(alloc.id, Category.TEMPORARY), Free(2.0, alloc.id)]
 
 
-def test_a_parameter_of_that_size_is_a_parameter(program: Program) -> None:
+def test_a_parameter_of_workspace_size_is_a_parameter(program: Program) -> None:
     program.alloc(MiB, WORKSPACE)
     seen = OwnedAddresses(program.markers.tick + 1, Category.PARAMETER, [MiB], [(WORKSPACE, "Net")])
     assert categories(program.read((MiB, WORKSPACE), records=[seen])) == [Category.PARAMETER]
 
 
-def test_blocks_from_before_the_history_are_told_first(program: Program) -> None:
+def test_blocks_from_before_the_history_come_first(program: Program) -> None:
     program.free(4096, 1000)
     program.alloc(8192, 512)
     events = program.read((8192, 512), (16384, 700))
@@ -146,14 +146,14 @@ def test_blocks_from_before_the_history_are_told_first(program: Program) -> None
     assert isinstance(events[2], Free)
 
 
-def test_what_the_sink_was_told_is_not_told_again(program: Program) -> None:
+def test_events_are_sent_once(program: Program) -> None:
     program.alloc(4096, 1000)
     program.read((4096, 1000), reserved=2 * MiB)
     program.alloc(8192, 512)
     assert [type(event) for event in program.read((4096, 1000), (8192, 512), reserved=2 * MiB)] == [Alloc]
 
 
-def test_blocks_that_came_and_went_unseen_are_corrected_after_a_gap(program: Program) -> None:
+def test_blocks_are_corrected_after_a_gap(program: Program) -> None:
     program.alloc(4096, 1000)
     program.read((4096, 1000))
     program.alloc(8192, 512)
@@ -161,7 +161,7 @@ def test_blocks_that_came_and_went_unseen_are_corrected_after_a_gap(program: Pro
     assert [type(event).__name__ for event in events] == ["Free", "Alloc", "GapEnded", "Alloc"]
 
 
-def test_a_gradient_of_a_lost_step_makes_no_gradient_of_what_lies_there_now(program: Program) -> None:
+def test_the_address_of_a_lost_gradient_does_not_affect_a_new_block(program: Program) -> None:
     stale = OwnedAddresses(program.markers.advance(OPTIMIZER), Category.GRADIENT, [4096], [(512, "Net")])
     program.markers.advance(OTHER)
     program.alloc(8192, 512)
@@ -169,7 +169,7 @@ def test_a_gradient_of_a_lost_step_makes_no_gradient_of_what_lies_there_now(prog
     assert Category.GRADIENT not in categories(events)
 
 
-def test_memory_taken_and_given_back_adds_up(program: Program) -> None:
+def test_segment_changes_sum_to_the_reserved_memory(program: Program) -> None:
     program.note("segment_alloc", 0, 2 * MiB)
     program.note("segment_free", 0, 2 * MiB)
     program.note("segment_map", 0, 20 * MiB)
@@ -181,13 +181,13 @@ def test_memory_taken_and_given_back_adds_up(program: Program) -> None:
     ]
 
 
-def test_memory_reserved_before_the_history_is_told(program: Program) -> None:
+def test_memory_reserved_before_the_history_is_sent(program: Program) -> None:
     assert [event.bytes for event in program.read(reserved=6 * MiB) if isinstance(event, SegmentChange)] == [
         6 * MiB
     ]
 
 
-def test_a_step_stands_where_it_ended(program: Program) -> None:
+def test_a_step_comes_after_its_last_entry(program: Program) -> None:
     program.markers.advance(FORWARD)
     program.alloc(4096, 512)
     program.markers.step = 1
@@ -199,8 +199,8 @@ def test_a_step_stands_where_it_ended(program: Program) -> None:
     assert [event.step for event in events] == [0, 0, 1]
 
 
-def test_what_was_seen_at_a_tick_is_about_the_block_of_that_moment(program: Program) -> None:
-    """The same address held three blocks in turn."""
+def test_a_recorded_address_applies_to_the_block_at_that_tick(program: Program) -> None:
+    """Three blocks had the same address, one after another."""
     program.alloc(4096, 512)
     program.free(4096, 512)
     program.markers.advance(OTHER)
@@ -212,7 +212,7 @@ def test_what_was_seen_at_a_tick_is_about_the_block_of_that_moment(program: Prog
     assert categories(events) == [Category.TEMPORARY, Category.GRADIENT, Category.TEMPORARY]
 
 
-def test_a_batchs_sizes_hold_until_the_next_batch(program: Program) -> None:
+def test_the_sizes_of_a_batch_apply_until_the_next_batch(program: Program) -> None:
     batches = [LoaderBatch(program.markers.advance(OTHER), frozenset({1000}))]
     program.alloc(4096, 1000)
     batches.append(LoaderBatch(program.markers.advance(OTHER), frozenset({2000})))
@@ -221,8 +221,8 @@ def test_a_batchs_sizes_hold_until_the_next_batch(program: Program) -> None:
     assert categories(events) == [Category.INPUT, Category.TEMPORARY]
 
 
-def test_an_engine_thread_that_was_stamped_long_ago_turns_back_no_clock(program: Program) -> None:
-    """A checkpoint stamped it in an earlier step, and its stamp stayed."""
+def test_an_old_stamp_of_an_engine_thread_is_ignored(program: Program) -> None:
+    """A checkpoint set the stamp in an earlier step, and it remained."""
     program.markers.advance(OTHER)
     program.markers.enter_module("b", "")
     old = program.stamp
@@ -238,13 +238,13 @@ def test_an_engine_thread_that_was_stamped_long_ago_turns_back_no_clock(program:
     assert [event.phase for event in events] == [Phase.FORWARD, Phase.BACKWARD, Phase.FORWARD]
 
 
-def test_a_failure_without_an_entry_is_told_all_the_same(program: Program) -> None:
+def test_a_failure_without_an_entry_is_an_oom(program: Program) -> None:
     (oom,) = program.read(failure=FAILURE._replace(message="no memory"))
     assert isinstance(oom, Oom)
     assert (oom.requested, oom.limit, oom.other, oom.message) == (20 * MiB, 100 * MiB, 148 * MiB, "no memory")
 
 
-def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(
+def test_the_holder_of_a_block_at_a_failure_determines_its_category(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autograd_graph, "saved_tensors_are_readable", lambda: True)
@@ -252,19 +252,19 @@ def test_what_a_block_is_at_a_failure_follows_from_who_holds_it(
     for address in (4096, 8192, 12288, 16384, 20480):
         program.alloc(address, 512)
     program.note("oom", 0, 20 * MiB)
-    program.free(20480, 512)  # with the operation that failed
+    program.free(20480, 512)  # a temporary of the failed operation
     held = HolderSurvey([], {4096: 512, 8192: 512}, {FRAME: {12288: 512}}, [FRAME], None, frozenset({4096}))
     alive = ((address, 512) for address in (4096, 8192, 12288, 16384))
     assert categories(program.read(*alive, failure=FAILURE._replace(survey=held))) == [
         Category.ACTIVATION,
         Category.RESULT,
         Category.TEMPORARY,
-        Category.ACTIVATION,  # nobody was seen to hold it: a graph that C++ alone knows of
+        Category.ACTIVATION,  # without a known holder: a graph in C++
         Category.TEMPORARY,
     ]
 
 
-def test_what_an_error_gives_back_as_it_leaves_is_what_it_was_at_the_failure(program: Program) -> None:
+def test_blocks_freed_by_the_exception_keep_their_category(program: Program) -> None:
     program.markers.advance(FORWARD, "Net")
     program.alloc(4096, 512)
     program.note("oom", 0, 20 * MiB)
@@ -275,21 +275,21 @@ def test_what_an_error_gives_back_as_it_leaves_is_what_it_was_at_the_failure(pro
     assert end == Free(3.0, born.id)
 
 
-def test_a_workspace_is_one_at_a_failure_too(program: Program) -> None:
+def test_a_workspace_is_recognized_at_a_failure(program: Program) -> None:
     program.markers.advance(FORWARD, "Net")
     program.alloc(MiB, WORKSPACE)
     program.note("oom", 0, 20 * MiB)
     assert categories(program.read((MiB, WORKSPACE), failure=FAILURE)) == [Category.WORKSPACE]
 
 
-def test_what_a_pass_without_gradients_made_awaits_no_backward_pass(program: Program) -> None:
+def test_blocks_of_a_pass_without_gradients_are_not_activations_at_a_failure(program: Program) -> None:
     program.markers.advance(INFERENCE, "Net")
     program.alloc(4096, 512)
     program.note("oom", 0, 20 * MiB)
     assert categories(program.read((4096, 512), failure=FAILURE)) == [Category.TEMPORARY]
 
 
-def test_a_result_that_outlived_its_backward_pass_and_was_given_back_is_one(program: Program) -> None:
+def test_a_block_freed_after_its_backward_pass_is_a_result(program: Program) -> None:
     program.markers.advance(FORWARD, "Net")
     program.alloc(4096, 512)
     program.alloc(8192, 512, engine=True)
@@ -298,7 +298,7 @@ def test_a_result_that_outlived_its_backward_pass_and_was_given_back_is_one(prog
     assert categories(program.read((8192, 512)))[0] is Category.RESULT
 
 
-def test_an_end_that_is_missing_is_made_up_for(program: Program) -> None:
+def test_a_missing_free_is_added(program: Program) -> None:
     program.alloc(4096, 512)
     program.alloc(4096, 1024)
     events = program.read((4096, 1024))

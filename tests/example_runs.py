@@ -1,4 +1,4 @@
-"""Small made-up runs, event by event, for whatever reads captures."""
+"""Small synthetic runs, created event by event."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ TRAIN = "/project/train.py"
 
 
 class Run:
-    """Writes the events of a run on one GPU; sizes in MiB."""
+    """Creates the events of a run on one GPU. Sizes in MiB."""
 
     def __init__(self, capacity: int = 1000, arguments: Sequence[str] = (), other: int = 0) -> None:
         self.events: list[Event] = []
@@ -153,7 +153,7 @@ class Run:
         return report_from_capture(capture, path="run.legroom")
 
     def advice(self) -> dict[str, Finding]:
-        """Findings by code, most useful first."""
+        """The findings by code, most useful first."""
         report = self.report()
         assert report.oom is not None
         return {finding.code: finding for finding in report.oom.advice}

@@ -1,4 +1,4 @@
-"""The doors to torch, as far as they can be tried without a GPU."""
+"""The torch functions behind the CUDA history, as far as they work without a GPU."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from legroom.observe.cuda.torch_api import CudaApi, workspace_sizes
 from legroom.units import MiB
 
 
-def test_cuda_is_not_initialised_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_not_initialized_early(monkeypatch: pytest.MonkeyPatch) -> None:
     queued = []
     monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
     called = []
@@ -21,8 +21,8 @@ def test_cuda_is_not_initialised_for_us(monkeypatch: pytest.MonkeyPatch) -> None
     assert (len(queued), called) == (1, [])
 
 
-def test_naming_frames_does_not_import_the_compiler() -> None:
-    """Seen with torch's own naming of frames, which a snapshot goes through; the second one shows that it would."""
+def test_a_snapshot_does_not_import_the_compiler() -> None:
+    """Uses the function with which torch names frames. The second call shows that it imports the compiler otherwise."""
     code = """
 import sys, torch
 from torch._C._profiler import gather_traceback, symbolize_tracebacks
@@ -52,13 +52,13 @@ print("torch._inductor" in sys.modules)
         ),
     ],
 )
-def test_workspaces_have_the_sizes_that_torch_gives_them(
+def test_workspace_sizes_are_those_of_torch(
     capability: tuple[int, int], environ: dict[str, str], sizes: set[int]
 ) -> None:
     assert workspace_sizes(capability, environ) == sizes
 
 
-def test_settings_are_read_as_a_snapshot_tells_them() -> None:
+def test_settings_of_a_snapshot_are_parsed() -> None:
     divisions = {str(1 << power): 4 for power in range(16)}
     settings = parse_settings(
         {"max_split_size": 64 * MiB, "roundup_power2_divisions": divisions, "expandable_segments": True}
@@ -68,11 +68,11 @@ def test_settings_are_read_as_a_snapshot_tells_them() -> None:
     assert settings.expandable_segments
 
 
-def test_no_largest_size_to_split_is_none() -> None:
+def test_no_max_split_size_is_none() -> None:
     assert parse_settings({"max_split_size": -1}).max_split_size is None
 
 
-def test_stamps_name_tick_activity_and_module() -> None:
+def test_stamps_contain_tick_activity_and_module() -> None:
     stamps: list[str] = []
     markers = Markers()
     markers.start(stamps.append)
@@ -83,14 +83,14 @@ def test_stamps_name_tick_activity_and_module() -> None:
     assert mark == (tick, 3, FORWARD, "Net.layer")
 
 
-def test_a_stamp_that_is_not_ours_says_nothing() -> None:
+def test_a_foreign_stamp_is_ignored() -> None:
     markers = Markers()
     markers.start(lambda text: None)
     assert markers.read("set by the script", 0) is None
     assert markers.read("", 0) is None
 
 
-def test_without_stamps_the_time_tells() -> None:
+def test_without_stamps_entries_are_matched_by_time() -> None:
     now = 0
 
     def clock() -> int:
@@ -118,7 +118,7 @@ def frame(file: str, line: int = 1, name: str = "f") -> dict[str, object]:
 TORCH = torch.__path__[0]
 
 
-def test_the_line_is_the_users_innermost() -> None:
+def test_the_line_is_the_innermost_user_line() -> None:
     stack = stacks.Stacks().read(
         [
             frame(f"{TORCH}/nn/functional.py", 5, "relu"),
@@ -131,13 +131,13 @@ def test_the_line_is_the_users_innermost() -> None:
     assert not stack.from_engine
 
 
-def test_a_library_stands_in_where_no_line_is_the_users() -> None:
+def test_without_a_user_line_the_library_line_is_used() -> None:
     stack = stacks.Stacks().read([frame(f"{TORCH}/x.py"), frame("/venv/site-packages/lib/model.py", 3)])
     assert stack.frame is not None
     assert stack.frame.file == "/venv/site-packages/lib/model.py"
 
 
-def test_code_that_the_compiler_wrote_is_nobodys_line() -> None:
+def test_compiled_code_is_not_a_user_line() -> None:
     stack = stacks.Stacks().read(
         [frame("/tmp/torchinductor_me/ab/cab.py"), frame(f"{TORCH}/x.py"), frame("/home/me/train.py", 9)]
     )
@@ -145,12 +145,12 @@ def test_code_that_the_compiler_wrote_is_nobodys_line() -> None:
     assert stack.frame.file == "/home/me/train.py"
 
 
-def test_an_entry_without_a_stack_is_the_engines() -> None:
+def test_an_entry_without_a_stack_is_from_the_engine() -> None:
     assert stacks.Stacks().read([]).from_engine
     assert stacks.Stacks().read([frame(f"{TORCH}/autograd/function.py", 1, "apply")]).from_engine
 
 
-def test_a_backward_pass_is_seen_from_the_program() -> None:
+def test_a_backward_pass_on_the_main_thread_is_recognized() -> None:
     stack = stacks.Stacks().read([frame(f"{TORCH}/autograd/__init__.py"), frame("/home/me/train.py", 9)])
     assert stack.in_backward
     assert not stack.from_engine
