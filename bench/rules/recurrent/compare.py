@@ -18,7 +18,13 @@ from typing import Any
 from bench.lib.command_line import command_line
 from bench.lib.table import percentile, print_table
 from bench.rules.recurrent.survey import Request
-from legroom.observe.cuda_rules.recurrent.sizes import RNN_MODES, Layer, persistent, reserve, workspace
+from legroom.observe.cuda_rules.recurrent.sizes import (
+    RNN_MODES,
+    RecurrentLayer,
+    persistent,
+    reserve,
+    workspace,
+)
 
 MODES = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 RIGHT = 0.005
@@ -73,8 +79,8 @@ def measured(folder: Path) -> Iterator[tuple[Request, list[int], list[int] | Non
                     yield Request(*row[:-2]), row[-2], row[-1]
 
 
-def described(request: Request) -> Layer:
-    return Layer(
+def described(request: Request) -> RecurrentLayer:
+    return RecurrentLayer(
         mode=RNN_MODES.index(MODES[request.kind]),
         steps=request.steps,
         batch=request.batch,

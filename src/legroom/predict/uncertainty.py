@@ -1,6 +1,6 @@
 """How much more memory a run may reserve than its trace, because parts of the trace are uncertain.
 
-Reserved memory depends on two things that a trace does not know. The workspace sizes of some kernels are guesses (`Take.others` lists
+Reserved memory depends on two things that a trace does not know. The workspace sizes of some kernels are guesses (`ScratchAlloc.alternatives` lists
 the alternatives): each is a small part of the peak, but a block that fits no free block of the cache needs a new segment. And if
 several free blocks have the same size, torch up to 2.12 uses the one at the lowest address, which the driver decides.
 

@@ -1,9 +1,9 @@
-"""Teaches torch's dispatcher to take CUDA's path for tensors that stand for CUDA ones.
+"""Makes torch's dispatcher use CUDA's path for tensors on a virtual device.
 
-Some operations are made of others, and of which depends on the device: attention, dropout, recurrent layers,
-everything under autocast. On stand-in tensors (CPU tensors underneath) they would take the CPU's path, and other
-tensors would be saved for the backward pass. So while `Overrides` is active, these operations have kernels of ours
-that take CUDA's. Whatever lies below them is as it was, and closing it puts everything back.
+Some operations are composed of others, which depend on the device: attention, dropout, recurrent layers,
+everything under autocast. Tensors on a virtual device are CPU tensors, so these operations would use the CPU's path and save
+other tensors for the backward pass. While `Overrides` is active, they have kernels
+that follow CUDA's path. Closing it restores the original kernels.
 """
 
 import inspect
@@ -15,48 +15,45 @@ from typing import Any
 import torch
 
 COMPOSITE = ("AutogradCPU", "CPU")
-"""Where to put a kernel for an operation that is made of others: with gradients and without."""
+"""Dispatch keys for the kernel of a composite operation: with gradients and without."""
 
 MAY_REPLACE = (
     {"allow_override": True}
     if "allow_override" in inspect.signature(torch.library.Library.impl).parameters
     else {}
 )
-"""How a release is told that a kernel written in Python may be replaced by ours."""
+"""The option that allows replacing a kernel written in Python, in versions of torch that have it."""
 
 
 class Overrides:
-    """Kernels for aten operations, in force while it is open."""
+    """Kernels for aten operations that are active until `close`."""
 
-    def __init__(self, stands_for_cuda: Callable[[torch.Tensor], bool]) -> None:
-        """`stands_for_cuda` tells a tensor that stands for a CUDA one from one of the host's own."""
-        self.stands_for_cuda = stands_for_cuda
+    def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
+        """`is_on_device`: whether a tensor is on a virtual device, not on the host."""
+        self.is_on_device = is_on_device
         library: Any = torch.library.Library
         self._library = library("aten", "IMPL")
-        self._set_aside: set[str] = set()
+        self._unregistered: set[str] = set()
 
     def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
-        """From now on `name` (`dropout`, `softmax.int`) runs `kernel`. Skipped where torch has no such operation."""
+        """Make `name` (`dropout`, `softmax.int`) run `kernel`. Does nothing if torch has no such operation."""
         if overload(name) is None:
             return
         for key in keys:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it is meant to replace one
-                self._set_aside |= made_replaceable(f"aten/{name}/{key}")
+                warnings.simplefilter("ignore")  # that it replaces a kernel
+                self._unregistered |= _allow_replacement(f"aten/{name}/{key}")
                 self._library.impl(name, kernel, key, **MAY_REPLACE)
 
-    def composite(self, name: str, decide: Callable[..., Any]) -> None:
-        """`decide(original, *args, **kwargs)` runs instead of `name` for stand-in tensors; hosts' own go on as ever.
-
-        The first argument of the operation tells which it is.
-        """
+    def composite(self, name: str, replacement: Callable[..., Any]) -> None:
+        """Make `name` run `replacement(original, *args, **kwargs)` if its first argument is on a virtual device."""
         original = overload(name)
         if original is None:
             return
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            if isinstance(args[0], torch.Tensor) and self.stands_for_cuda(args[0]):
-                return decide(original, *args, **kwargs)
+            if isinstance(args[0], torch.Tensor) and self.is_on_device(args[0]):
+                return replacement(original, *args, **kwargs)
             return original.decompose(*args, **kwargs)
 
         self.put(name, kernel, *COMPOSITE)
@@ -64,7 +61,7 @@ class Overrides:
     def close(self) -> None:
         self._library._destroy()
         known: set[str] = getattr(torch.library, "_impls", set())
-        known.update(self._set_aside)
+        known.update(self._unregistered)
 
     def __enter__(self) -> "Overrides":
         return self
@@ -76,21 +73,20 @@ class Overrides:
 
 
 def overload(name: str) -> Any:
-    """The aten operation `name` or `name.overload`; None where this torch has none."""
+    """The aten operation `name` or `name.overload`; None if this version of torch has none."""
     base, _, variant = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return getattr(packet, variant or "default", None)
 
 
-def made_replaceable(kernel: str) -> set[str]:
-    """torch's note that `kernel` was written in Python, taken away: releases that cannot be told so refuse to replace such a one.
+def _allow_replacement(kernel: str) -> set[str]:
+    """Remove `kernel` from torch's list of kernels written in Python, which older versions refuse to replace.
 
-    Returns what was taken, to be given back. Where torch keeps no such list, nothing is taken, and the kernel is replaced or
-    refused as that release does.
+    Returns the removed entries, which `close` restores. Versions without such a list are not changed.
     """
     if MAY_REPLACE:
         return set()
     listed: set[str] = getattr(torch.library, "_impls", set())
-    taken = listed & {kernel}
-    listed -= taken
-    return taken
+    removed = listed & {kernel}
+    listed -= removed
+    return removed

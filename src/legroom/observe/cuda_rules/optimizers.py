@@ -1,8 +1,7 @@
-"""Optimizers and gradient clipping by whole lists of tensors (`foreach`): CUDA's default, not the CPU's.
+"""Optimizers and gradient clipping with `foreach`: the default on CUDA, not on the CPU.
 
-Such an update makes temporaries as large as all parameters together, often a step's peak. Whether it is the default
-is decided by the device of the parameters (`_default_to_fused_or_foreach`) and by their type, which for a stand-in
-may be a class of torch's own (`FakeTensor`).
+Such an update allocates temporaries of the size of all parameters, often at the peak of a step. It is the default depending on
+the device of the parameters (`_default_to_fused_or_foreach`) and on their class, which is `FakeTensor` in a trace.
 """
 
 import contextlib
@@ -16,21 +15,21 @@ from torch.utils import _foreach_utils
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Optimizers, `clip_grad_norm_` and averaged models treat CPU tensors as they would CUDA's.
+    """Optimizers, `clip_grad_norm_` and averaged models treat CPU tensors like CUDA tensors.
 
-    What a virtual GPU puts in their way, to compute bit for bit as the CPU does, is set aside meanwhile: stand-ins
+    A virtual GPU disables `foreach` for some optimizers to give the same bits as the CPU. That is reverted meanwhile: fake tensors
     compute nothing. Without torch's private `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and
-    their temporaries are missed.
+    their temporaries are not counted.
     """
     optimizer: Any = importlib.import_module("torch.optim.optimizer")
-    ask: Any = getattr(_foreach_utils, _DEVICES, None)
-    decide: Any = getattr(optimizer, _DECISION, None)
-    if ask is None:
+    supported_devices: Any = getattr(_foreach_utils, _DEVICES, None)
+    default: Any = getattr(optimizer, _DECISION, None)
+    if supported_devices is None:
         yield
         return
 
     def with_cpu() -> list[str]:
-        return [*ask(), "cpu"]
+        return [*supported_devices(), "cpu"]
 
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim")]
     before = [
@@ -39,29 +38,29 @@ def installed() -> Iterator[None]:
         for name in (_DEVICES, _DECISION)
         if hasattr(module, name)
     ]
-    stand_in = _stand_in_type()
+    fake_tensor = _fake_tensor_type()
     lists: list[list[Any]] = [
         getattr(module, "_foreach_supported_types", []) for module in (_foreach_utils, optimizer)
     ]
-    lists = [types for types in lists if stand_in is not None and stand_in not in types]
+    lists = [types for types in lists if fake_tensor is not None and fake_tensor not in types]
     for module, name, _ in before:
-        setattr(module, name, with_cpu if name == _DEVICES else decide)
+        setattr(module, name, with_cpu if name == _DEVICES else default)
     for types in lists:
-        types.append(stand_in)
+        types.append(fake_tensor)
     try:
         yield
     finally:
         for module, name, original in before:
             setattr(module, name, original)
         for types in lists:
-            types.remove(stand_in)
+            types.remove(fake_tensor)
 
 
 _DEVICES = "_get_foreach_kernels_supported_devices"
 _DECISION = "_default_to_fused_or_foreach"
 
 
-def _stand_in_type() -> Any:
+def _fake_tensor_type() -> Any:
     try:
         from torch._subclasses.fake_tensor import FakeTensor
     except ImportError:

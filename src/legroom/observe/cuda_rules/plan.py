@@ -1,7 +1,7 @@
-"""The vocabulary of the rules: what an operation does to memory on CUDA, step by step.
+"""The memory plan of an operation: what it allocates and frees on CUDA, step by step.
 
-The order matters as much as the sizes: the caching allocator answers each request from what is free at that moment,
-so an operation that takes scratch before its result leaves other holes than one that takes it after.
+The order matters as much as the sizes: the caching allocator serves each request from the blocks that are free at that moment,
+so an operation that allocates scratch memory before its result leaves different free blocks than one that allocates it after.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,87 +11,87 @@ from typing import Any, NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 
-class Output(NamedTuple):
-    """The operation's `index`-th result is allocated now (if it is new memory)."""
+class OutputAlloc(NamedTuple):
+    """Allocate the operation's `index`-th result, if it is new memory."""
 
-    index: int  # type: ignore[assignment]  # (tuples have a method of that name, which nobody needs here)
+    index: int  # type: ignore[assignment]  # (overrides a method of tuple)
     bytes: int | None = None
-    """Where CUDA gives it more memory than its elements need."""
+    """Set if CUDA allocates another size than the elements need."""
 
 
-class Take(NamedTuple):
-    """Scratch is allocated now; given back by a `Give` of the same name, or when the operation ends.
+class ScratchAlloc(NamedTuple):
+    """Allocate scratch memory. A `ScratchFree` of the same name frees it, or the end of the operation.
 
-    What is left at the end is given back in the reverse order of taking, as C++ does with what a function holds.
+    At the end, scratch memory is freed in reverse order, as C++ destroys the variables of a function.
     """
 
     name: str
     bytes: int
-    others: tuple[int, ...] = ()
-    """Where `bytes` is a guess: what it may be instead, likelier sizes first."""
-    spare: bool = False
-    """Whether the operation does without it where there is no room: another kernel is taken, one that needs none."""
+    alternatives: tuple[int, ...] = ()
+    """Other possible sizes, if `bytes` is a guess; likelier ones first."""
+    optional: bool = False
+    """Whether the operation uses another kernel, which needs no scratch memory, if this allocation fails."""
 
 
-class Give(NamedTuple):
-    """Scratch is given back now."""
+class ScratchFree(NamedTuple):
+    """Free scratch memory."""
 
     name: str
 
 
-class Keep(NamedTuple):
-    """Memory that a library takes the first time and keeps: only the first `Keep` of a name allocates."""
+class PersistentAlloc(NamedTuple):
+    """Memory that a library allocates once and never frees. Only the first one of a name allocates."""
 
     name: str
     bytes: int
 
 
-class Move(NamedTuple):
-    """The operation's `index`-th result is a copy on CUDA, where here it shares its input's memory: the new is taken, then the old given back."""
+class OutputCopy(NamedTuple):
+    """The operation's `index`-th result is a copy on CUDA, where the trace has a view: allocate the new memory, then free the old."""
 
-    index: int  # type: ignore[assignment]
+    index: int  # type: ignore[assignment]  # (overrides a method of tuple)
 
 
-Step = Output | Take | Give | Keep | Move
+MemoryStep = OutputAlloc | ScratchAlloc | ScratchFree | PersistentAlloc | OutputCopy
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What one operation does, in order. Results that no step names are allocated before the first step."""
+class MemoryPlan:
+    """The steps of one operation. Results without a step are allocated before the first step."""
 
-    steps: Sequence[Step] = ()
+    steps: Sequence[MemoryStep] = ()
     notes: tuple[str, ...] = ()
-    """Remarks on the estimate, because of this operation."""
+    """Remarks for the report of the estimate."""
 
 
 @dataclass(slots=True)
-class Call:
-    """One operation that has run on stand-in tensors, seen as CUDA would run it."""
+class OpCall:
+    """One operation of the trace."""
 
     func: Any
     arguments: dict[str, Any]
-    """By the names of the operation's schema; defaults filled in."""
+    """By the names of the operation's schema, with defaults."""
     result: Any
     gpu: GpuSpec
     in_backward: bool
-    """Whether the autograd engine runs it: there it is another thread, with its own library handles."""
+    """Whether the autograd engine runs it. The engine has its own thread and its own library handles."""
 
 
-Rule = Callable[[Call], Plan | None]
+Rule = Callable[[OpCall], MemoryPlan | None]
 
 
-def scratch(*sizes: int) -> Plan | None:
-    """The commonest plan: results first, then scratch of these sizes, all given back at the end."""
-    steps = [Take(str(index), size) for index, size in enumerate(sizes) if size > 0]
-    return Plan(steps) if steps else None
+def scratch(*sizes: int) -> MemoryPlan | None:
+    """A plan that allocates the results, then scratch memory of these sizes until the end of the operation."""
+    steps = [ScratchAlloc(str(index), size) for index, size in enumerate(sizes) if size > 0]
+    return MemoryPlan(steps) if steps else None
 
 
-def numbered(name: str, sizes: Sequence[int]) -> list[Take]:
-    """Scratch of these sizes, numbered; none of what is empty."""
-    return [Take(f"{name} {index}", size) for index, size in enumerate(sizes) if size > 0]
+def numbered(name: str, sizes: Sequence[int]) -> list[ScratchAlloc]:
+    """Scratch memory of these sizes, with numbered names. Empty sizes are skipped."""
+    return [ScratchAlloc(f"{name} {index}", size) for index, size in enumerate(sizes) if size > 0]
 
 
 def size_of(tensor: Any) -> int:
-    """Bytes of a tensor's elements, densely packed."""
+    """Bytes of a tensor's elements, without gaps."""
     count: int = tensor.numel() * tensor.element_size()
     return count

@@ -1,78 +1,72 @@
-"""All rules for one GPU, behind three doors: what an operation does to memory, CUDA's path for operations made of others,
-and what would run if nobody watched."""
+"""All rules for one GPU: the memory plans of operations, CUDA's path for composite operations, and in-place gradients."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules import autocast, libraries, optimizers
+from legroom.observe.cuda_rules import autocast, optimizers
 from legroom.observe.cuda_rules.attention import attention
-from legroom.observe.cuda_rules.convolution import convolution, deformable
+from legroom.observe.cuda_rules.convolution import convolution
 from legroom.observe.cuda_rules.convolution.cudnn_process import cudnn_process, installed_cudnn
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.ops import (
     accumulation,
-    changed_views,
-    communication,
     copies,
     ctc,
-    distances,
-    dropout,
     embedding,
     fourier,
-    linear,
     losses,
     masks,
     matmul,
     normalization,
-    products,
     reductions,
-    rms_norm,
-    softmax,
     sorting,
-    sparse,
     temporaries,
 )
-from legroom.observe.cuda_rules.plan import Call, Plan, Rule
-from legroom.observe.cuda_rules.recurrent import cells, layers, packed_sequences
+from legroom.observe.cuda_rules.plan import MemoryPlan, OpCall, Rule
+from legroom.observe.cuda_rules.recurrent import cells, layers
 from legroom.observe.cuda_rules.versions import RULES_VERSION, minor_version
 from legroom.observe.dispatch.backward_engine import in_backward_pass
+from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
-"""The rules describe this release's CUDA kernels where releases differ."""
+"""The rules describe the CUDA kernels of this release of torch, if releases differ."""
 
 
 class CudaRules:
-    """What CUDA would do on `gpu` where a trace over CPU or fake tensors does otherwise."""
+    """The differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
 
     def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] = MEASURED_RELEASE) -> None:
         self.gpu = gpu
         self.release = release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
         self._accumulation = accumulation.Accumulation()
-        self._unseen = libraries.FakesUnseen()
+        self._fake_checks = FakeTensorChecks()
         self.notes: dict[str, None] = {}
-        """What people should know of an estimate made with these rules, in the order of its discovery."""
+        """Remarks for the report of an estimate, in the order of their discovery."""
         self._installed = False
         self._uses_cudnn = False
         cudnn_process()  # starts here, so that the forks of a traced script share it
 
     def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
-        """The operation to run in place of `func`, before it is run: what torch would run were it not watched."""
+        """The operation that torch would run in place of `func` without a dispatch mode."""
         return self._accumulation.instead_of(func, args, kwargs)
 
-    def plan(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any) -> Plan | None:
-        """What the operation does to memory; None where it only makes its results."""
+    def plan(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any
+    ) -> MemoryPlan | None:
+        """The memory plan of an operation; None if it only allocates its results."""
         try:
             known = self._known[id(func)]
         except KeyError:
             known = self._known[id(func)] = _rule_for(func)
             self._uses_cudnn |= known is not None and known[0] in _CUDNN_RULES
-            if self._installed:  # an operation not seen before: libraries may have been loaded since
-                self._unseen.check()
+            if self._installed:  # a new operation: libraries may have been imported since
+                self._fake_checks.replace()
         if known is None:
             return None
         rule, parameters = known
@@ -80,7 +74,7 @@ class CudaRules:
             name: args[index] if index < len(args) else kwargs.get(name, default) if kwargs else default
             for index, (name, default) in enumerate(parameters)
         }
-        plan = rule(Call(func, arguments, result, self.gpu, in_backward_pass()))
+        plan = rule(OpCall(func, arguments, result, self.gpu, in_backward_pass()))
         if plan is not None and plan.notes:
             self.notes.update(dict.fromkeys(plan.notes))
         return plan
@@ -92,19 +86,20 @@ class CudaRules:
 
     @contextlib.contextmanager
     def installed(
-        self, stands_for_cuda: Callable[[torch.Tensor], bool], *, with_data: bool = False
+        self, is_on_device: Callable[[torch.Tensor], bool], *, with_data: bool = False
     ) -> Iterator[None]:
-        """Within the block, operations that are made of others take CUDA's path for stand-in tensors.
+        """Within the block, composite operations take CUDA's path for tensors on a virtual device.
 
-        `with_data`: these have data, and only such paths are taken as compute what they should; the others give shapes alone.
+        `with_data`: the tensors have data, so only the paths that compute results are installed; the others only infer shapes.
         """
-        with Overrides(stands_for_cuda) as overrides, contextlib.ExitStack() as entered:
-            dropout.install(overrides)
-            linear.install(overrides)
+        with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
+            temporaries.install(overrides)
+            matmul.install_linear(overrides)
             if not with_data:
                 self._install_shapes(overrides)
                 entered.enter_context(layers.installed(overrides, self.gpu))
-                entered.enter_context(self._unseen.active())
+                self._fake_checks.replace()
+                entered.callback(self._fake_checks.restore)
                 entered.enter_context(optimizers.installed())
             entered.enter_context(autocast.installed(overrides))
             self._installed = not with_data
@@ -114,14 +109,45 @@ class CudaRules:
                 self._installed = False
 
     def _install_shapes(self, overrides: Overrides) -> None:
-        softmax.install(overrides)
-        normalization.install(overrides)
-        rms_norm.install(overrides, self.release)
+        losses.install(overrides)
+        normalization.install(overrides, self.release)
         attention.install(overrides, self.gpu, self.release)
         cells.install(overrides)
-        packed_sequences.install(overrides)
         ctc.install(overrides)
-        products.install(overrides)
+        matmul.install_one_hot(overrides)
+
+
+class FakeTensorChecks:
+    """Makes libraries that check for fake tensors behave as on a GPU.
+
+    transformers takes a fake tensor as a sign that a graph is traced, and builds attention masks that it skips in real
+    runs: an all-ones mask costs a matrix of queries × keys per batch. Its check returns False meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._originals: dict[str, Any] = {}
+
+    def replace(self) -> None:
+        """Replace the checks of the libraries that are imported now."""
+        for module_name, function in _FAKE_TENSOR_CHECKS.items():
+            module = sys.modules.get(module_name)
+            if module is None or module_name in self._originals or not hasattr(module, function):
+                continue
+            self._originals[module_name] = getattr(module, function)
+            setattr(module, function, _is_not_fake)
+
+    def restore(self) -> None:
+        for module_name, original in self._originals.items():
+            setattr(sys.modules[module_name], _FAKE_TENSOR_CHECKS[module_name], original)
+        self._originals.clear()
+
+
+def _is_not_fake(tensor: Any) -> bool:
+    return False
+
+
+_FAKE_TENSOR_CHECKS = {"transformers.utils.import_utils": "is_fake_tensor"}
+"""Module → its function that checks whether a tensor is fake."""
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
@@ -137,6 +163,16 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
     return rule, parameters
 
 
+def _collective(call: OpCall) -> MemoryPlan:
+    """From the first collective on, NCCL uses memory outside of PyTorch's allocator. The trace has no request for it, so it is a note."""
+    return MemoryPlan((), (COMMUNICATION,))
+
+
+_COLLECTIVES = (
+    "allreduce_", "broadcast_", "allgather_", "_allgather_base_", "reduce_scatter_", "_reduce_scatter_base_", "alltoall_base_",
+    "reduce_", "allreduce_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_",
+)  # fmt: skip
+
 _RULES: dict[str, Rule] = {
     **reductions.RULES,
     **cells.RULES,
@@ -146,17 +182,15 @@ _RULES: dict[str, Rule] = {
     **attention.RULES,
     **normalization.RULES,
     **embedding.RULES,
-    **distances.RULES,
     **fourier.RULES,
-    **communication.RULES,
+    **{f"c10d::{name}": _collective for name in _COLLECTIVES},
     **losses.RULES,
-    **products.RULES,
     **temporaries.RULES,
     **copies.RULES,
     **masks.RULES,
     **sorting.RULES,
-    **sparse.RULES,
-    **deformable.RULES,
-    **changed_views.RULES,
+    **accumulation.RULES,
 }
-_CUDNN_RULES = {*convolution.RULES.values(), *layers.RULES.values()}
+_CUDNN_RULES = {
+    rule for name, rule in (*convolution.RULES.items(), *layers.RULES.items()) if name.startswith("aten::")
+}

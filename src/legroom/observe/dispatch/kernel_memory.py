@@ -5,7 +5,14 @@ from typing import Any, Protocol
 
 import torch
 
-from legroom.observe.cuda_rules.plan import Give, Keep, Move, Output, Plan, Take
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    OutputAlloc,
+    OutputCopy,
+    PersistentAlloc,
+    ScratchAlloc,
+    ScratchFree,
+)
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.allocations import DeviceAllocations
 from legroom.observe.dispatch.attribution import OpLocation
@@ -36,7 +43,7 @@ class KernelMemory:
 
     def replay(
         self,
-        plan: Plan,
+        plan: MemoryPlan,
         allocations: DeviceAllocations,
         add_storage: AddStorage,
         reallocate: Callable[[int, OpLocation, Any], None],
@@ -51,28 +58,28 @@ class KernelMemory:
         `new`: key → storage of the results that are new memory. `reallocate(key, location, func)` moves a storage to other memory.
         """
         by_index = _keys_by_index(out)
-        planned = {by_index.get(step.index) for step in plan.steps if isinstance(step, Output)}
+        planned = {by_index.get(step.index) for step in plan.steps if isinstance(step, OutputAlloc)}
         for key in [key for key in new if key not in planned]:
             add_storage(key, new.pop(key), device, location, func)
         workspaces: dict[str, tuple[int, Any]] = {}
         try:
             for step in plan.steps:
-                if isinstance(step, Output):
+                if isinstance(step, OutputAlloc):
                     key = by_index.get(step.index, 0)
                     if key in new:
                         add_storage(key, new.pop(key), device, location, func, nbytes=step.bytes)
-                elif isinstance(step, Take):
+                elif isinstance(step, ScratchAlloc):
                     number, block = allocations.allocate_workspace(step.bytes, device, location, func)
                     workspaces[step.name] = number, block
-                    if step.others:
-                        allocations.alternatives[number] = step.others
-                    if step.spare:
+                    if step.alternatives:
+                        allocations.alternatives[number] = step.alternatives
+                    if step.optional:
                         allocations.optional.add(number)
-                elif isinstance(step, Give):
+                elif isinstance(step, ScratchFree):
                     allocations.free_workspace(*workspaces.pop(step.name), device)
-                elif isinstance(step, Move):
+                elif isinstance(step, OutputCopy):
                     reallocate(by_index[step.index], location, func)
-                elif isinstance(step, Keep) and (device, step.name) not in self._persistent:
+                elif isinstance(step, PersistentAlloc) and (device, step.name) not in self._persistent:
                     allocations.allocate_workspace(step.bytes, device, location, func)
                     self._persistent.add((device, step.name))
         finally:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Category, Event, Phase, Sink
-from legroom.observe.cuda_rules.plan import Plan
+from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch import device_mismatch
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
@@ -187,7 +187,7 @@ class Recorder:
         kwargs: dict[str, Any] | None,
         new: list[tuple[int, Any]],
         out: Any,
-        plan: Plan | None,
+        plan: MemoryPlan | None,
     ) -> None:
         target = self.context.target
         if is_shape_inference(out, self._fake_mode):

@@ -1,8 +1,8 @@
-"""Attention as CUDA computes it: the kernel it picks, what that saves, and what its backward pass takes.
+"""Attention on CUDA: the selected kernel, the tensors that it saves, and the scratch memory of its backward pass.
 
-The CPU's own attention, and its plain mathematics with dropout, keep matrices of queries × keys that CUDA never has.
-The scratch of the kernels is as measured on an H200 (580 calls, equal to the byte for cuDNN and the efficient kernel
-but for a few alignments); flash attention's is read off `mha_bwd` in ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+The CPU's kernel, and its math kernel with dropout, save matrices of queries × keys that CUDA does not.
+Scratch memory was measured on an H200 (580 calls; equal to the byte for cuDNN and the memory-efficient kernel
+except for a few alignments). That of flash attention follows `mha_bwd` in ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 """
 
 from typing import Any
@@ -11,15 +11,24 @@ import torch
 import torch.nn.functional as F
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules.attention.kernel_choice import Backend, Request, choose
+from legroom.observe.cuda_rules.attention.kernel_choice import AttentionCall, Backend, choose
 from legroom.observe.cuda_rules.dispatcher import Overrides
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    size_of,
+)
 
 aten = torch.ops.aten
 
 
 def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> None:
-    """`scaled_dot_product_attention` takes the way that it takes on `gpu`.
+    """Make `scaled_dot_product_attention` use the kernel that it uses on `gpu`.
 
     Source: `scaled_dot_product_attention` in ATen/native/transformers/attention.cpp.
     """
@@ -36,12 +45,12 @@ def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> Non
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        request = Request(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        backend = choose(request, gpu, release)
+        attention = AttentionCall(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        backend = choose(attention, gpu, release)
         mask = _additive(attn_mask, query.dtype)
         if backend is Backend.CUDNN:
             return aten._scaled_dot_product_cudnn_attention(
-                query, key, value, mask, request.needs_grad, dropout_p, is_causal, False, scale=scale
+                query, key, value, mask, attention.needs_grad, dropout_p, is_causal, False, scale=scale
             )[0]
         if backend is Backend.FLASH:
             width = query.shape[-1]
@@ -57,14 +66,14 @@ def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> Non
                 mask = _padded(mask, 8)[..., :length]
                 mask = mask.expand(*query.shape[:3], key.shape[-2])
             return aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, request.needs_grad, dropout_p, is_causal, scale=scale
+                query, key, value, mask, attention.needs_grad, dropout_p, is_causal, scale=scale
             )[0]
-        return _by_mathematics(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        return _math_attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
     overrides.composite("scaled_dot_product_attention", attend)
 
 
-def _by_mathematics(
+def _math_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -74,21 +83,21 @@ def _by_mathematics(
     scale: float | None,
     is_grouped: bool,
 ) -> torch.Tensor:
-    """Scores, their softmax, and its product with the values, step by step as `_scaled_dot_product_attention_math` does it.
+    """The operations of `_scaled_dot_product_attention_math`.
 
-    Torch's own would not add the mask in place, since it is given tensors of a subclass.
+    torch's own function would not add the mask in place, because its tensors are a subclass.
     """
     dtype = query.dtype
-    may_be_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
-    if dtype in (torch.float16, torch.bfloat16) and not may_be_half():
+    allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
+    if dtype in (torch.float16, torch.bfloat16) and not allows_half():
         query, key, value = query.float(), key.float(), value.float()
-    single = query  # lives until the end of the function, as in C++
+    float32_query = query  # alive until the end of the function, as in C++
     factor = (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
     query = query * (-factor if scale is not None and scale < 0 else factor)
     if is_causal:
-        seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-        mask = _additive(seen, query.dtype)
-        del seen
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _additive(causal, query.dtype)
+        del causal
     if is_grouped:
         heads = query.shape[-3]
         key, value = (one.repeat_interleave(heads // one.shape[-3], -3) for one in (key, value))
@@ -99,19 +108,19 @@ def _by_mathematics(
     del scores
     if dropout > 0:
         weights = torch.dropout(weights, dropout, True)
-    # torch gives the weights back too, and the compiler makes the last result first.
-    given_too = weights.to(dtype)
+    # torch returns the weights too, and the compiler computes the last result first.
+    returned_weights = weights.to(dtype)
     result = torch.matmul(weights, value).to(dtype)
-    del single, given_too
+    del float32_query, returned_weights
     return result
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A mask of booleans becomes one that is added to the scores."""
+    """Convert a boolean mask to one that is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    nothing = torch.full((), float("-inf"), dtype=dtype, device=mask.device)
-    return torch.where(mask, 0.0, nothing)
+    minus_infinity = torch.full((), float("-inf"), dtype=dtype, device=mask.device)
+    return torch.where(mask, 0.0, minus_infinity)
 
 
 def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
@@ -119,72 +128,79 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
     return F.pad(tensor, (0, multiple - rest)) if rest else tensor
 
 
-# What the kernels take
+# The memory of the kernels
 
 
-def _cudnn_forward(call: Call) -> Plan:
-    """The seeds of its dropout come first, whether it drops or not. Sums of rows are for a backward pass only."""
-    sums = Output(1) if call.arguments["compute_log_sumexp"] else Output(1, 0)
-    return Plan([Output(2), Output(3), Output(0), sums, Take("workspace", 256)])
+def _cudnn_forward(call: OpCall) -> MemoryPlan:
+    """The seed and offset of dropout are allocated first, also without dropout. The log-sum-exp is for the backward pass only."""
+    sums = OutputAlloc(1) if call.arguments["compute_log_sumexp"] else OutputAlloc(1, 0)
+    return MemoryPlan([OutputAlloc(2), OutputAlloc(3), OutputAlloc(0), sums, ScratchAlloc("workspace", 256)])
 
 
-def _cudnn_backward(call: Call) -> Plan:
-    """The gradient of the queries is summed in single precision, beside a sum for each row; where heads are grouped,
-    keys and values first get a gradient for each head."""
+def _cudnn_backward(call: OpCall) -> MemoryPlan:
+    """The gradient of the queries is summed in float32, with one more sum per row. For grouped heads,
+    keys and values first have a gradient per query head."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     size = batch * heads * rows * (width + 1) * 4 + 256
     if key.shape[1] != heads:
         size += 2 * batch * heads * key.shape[2] * width * key.element_size()
-    return Plan([Output(0), Output(1), Output(2), Take("workspace", size)])
+    return MemoryPlan([OutputAlloc(0), OutputAlloc(1), OutputAlloc(2), ScratchAlloc("workspace", size)])
 
 
-def _efficient_forward(call: Call) -> Plan:
-    """The seed of its dropout and the place in it are the host's numbers."""
-    return Plan([Output(0), Output(1), Output(2, 0), Output(3, 0)])
+def _efficient_forward(call: OpCall) -> MemoryPlan:
+    """The seed and offset of dropout are on the host."""
+    return MemoryPlan([OutputAlloc(0), OutputAlloc(1), OutputAlloc(2, 0), OutputAlloc(3, 0)])
 
 
-def _efficient_backward(call: Call) -> Plan:
-    """Partial gradients of the queries by blocks of rows; for single precision the sums of each row are computed
-    outside the kernel, from a product as large as the result."""
+def _efficient_backward(call: OpCall) -> MemoryPlan:
+    """Partial gradients of the queries, by blocks of rows. For float32 the sum of each row is computed
+    outside of the kernel, from a product of the size of the result."""
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     sums = batch * heads * rows * 4
-    steps: list[Step] = [Output(index) for index in range(4)]
+    steps: list[MemoryStep] = [OutputAlloc(index) for index in range(4)]
     if not gradient.transpose(1, 2).is_contiguous():
-        steps.append(Take("gradient", size_of(gradient)))
+        steps.append(ScratchAlloc("gradient", size_of(gradient)))
     if query.dtype == torch.float32:
-        steps += [Take("product", size_of(query)), Take("sums", sums), Take("rows", sums)]
-        steps += [Give("sums"), Give("product")]
+        steps += [
+            ScratchAlloc("product", size_of(query)),
+            ScratchAlloc("sums", sums),
+            ScratchAlloc("rows", sums),
+        ]
+        steps += [ScratchFree("sums"), ScratchFree("product")]
     else:
-        steps.append(Take("rows", sums))
+        steps.append(ScratchAlloc("rows", sums))
     narrow = width <= 64 and query.dtype == torch.float32
     block = 64 if narrow or width > 128 else 128
     padded = 64 if width <= 64 else -(-width // 128) * 128
     partial = -(-rows // block) * (block * padded * 4 + (16 if narrow else 32))
-    if query.element_size() == 2 and width > 128:  # gradients of keys and values too wide for the registers
+    if query.element_size() == 2 and width > 128:  # gradients of keys and values do not fit into registers
         partial += 2 * -(-key.shape[2] // block) * block * padded * 4
-    steps += [Take("workspace", batch * heads * partial), Give("rows")]
-    return Plan(steps)
+    steps += [ScratchAlloc("workspace", batch * heads * partial), ScratchFree("rows")]
+    return MemoryPlan(steps)
 
 
-def _flash_backward(call: Call) -> Plan:
-    """As cuDNN's, with rows and widths rounded up to the kernel's blocks."""
+def _flash_backward(call: OpCall) -> MemoryPlan:
+    """As for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128
     rounded = -(-width // 32) * 32
-    steps: list[Step] = [Output(0), Output(1), Output(2)]
-    for name in ("grad_out", "out"):  # in the order of batch, rows, heads, as the kernel reads them
+    steps: list[MemoryStep] = [OutputAlloc(0), OutputAlloc(1), OutputAlloc(2)]
+    for name in ("grad_out", "out"):  # the kernel needs the order batch, rows, heads
         tensor = call.arguments[name]
         if not tensor.transpose(1, 2).is_contiguous():
-            steps.append(Take(name, size_of(tensor)))
+            steps.append(ScratchAlloc(name, size_of(tensor)))
     if key.shape[1] != heads:
         expanded = batch * heads * key.shape[2] * width * key.element_size()
-        steps += [Take("keys", expanded), Take("values", expanded)]
-    steps += [Take("sums", batch * heads * rows * 4), Take("partial", batch * heads * rows * rounded * 4)]
-    return Plan(steps)
+        steps += [ScratchAlloc("keys", expanded), ScratchAlloc("values", expanded)]
+    steps += [
+        ScratchAlloc("sums", batch * heads * rows * 4),
+        ScratchAlloc("partial", batch * heads * rows * rounded * 4),
+    ]
+    return MemoryPlan(steps)
 
 
 RULES: dict[str, Rule] = {

@@ -1,8 +1,8 @@
-"""Which of its attention kernels CUDA picks: cuDNN, flash, memory-efficient, or plain mathematics.
+"""Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
-Source: ATen/native/transformers/cuda/sdp_utils.cpp. The kernels are tried in an order (cuDNN first on Hopper and
-Blackwell, flash first elsewhere), and the first whose conditions hold is taken. It decides what is saved for the
-backward pass: the plain one keeps matrices of queries × keys, the others only a row of sums.
+Source: ATen/native/transformers/cuda/sdp_utils.cpp. The kernels are tried in order (cuDNN first on Hopper and
+Blackwell, flash first on other GPUs), and the first one whose conditions hold is used. It determines what is saved for the
+backward pass: the math kernel saves matrices of queries × keys, the others one sum per row.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from legroom.gpus.catalog import GpuSpec
 
 
 class Backend(Enum):
-    """torch's own numbers, as `torch.nn.attention.SDPBackend` has them."""
+    """The values of `torch.nn.attention.SDPBackend`."""
 
     MATH = 0
     FLASH = 1
@@ -25,8 +25,8 @@ class Backend(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What one call of `scaled_dot_product_attention` asks for."""
+class AttentionCall:
+    """The arguments of one call of `scaled_dot_product_attention`."""
 
     query: Any
     key: Any
@@ -42,12 +42,12 @@ class Request:
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def choose(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> Backend:
-    """The kernel that torch `release` picks on `gpu`."""
+def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backend:
+    """The kernel that torch `release` selects on `gpu`."""
     tests: dict[Backend, Callable[[], bool]] = {
-        Backend.CUDNN: lambda: _cudnn(request, gpu, release),
-        Backend.FLASH: lambda: _flash(request, gpu),
-        Backend.EFFICIENT: lambda: _efficient(request, gpu, release),
+        Backend.CUDNN: lambda: _cudnn(call, gpu, release),
+        Backend.FLASH: lambda: _flash(call, gpu),
+        Backend.EFFICIENT: lambda: _efficient(call, gpu, release),
         Backend.MATH: lambda: True,
     }
     for backend in _order(gpu):
@@ -57,13 +57,13 @@ def choose(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> Backend:
 
 
 def _order(gpu: GpuSpec) -> list[Backend]:
-    """The user's order (`sdpa_kernel(..., set_priority=True)`) where there is one, else CUDA's default.
+    """The order of `sdpa_kernel(..., set_priority=True)` if it was set, else CUDA's default.
 
-    Without torch's private getter the user's order is not known, and the default is taken.
+    The default is also used without torch's private getter.
     """
-    ask: Any = getattr(torch._C, "_get_sdp_priority_order", None)
+    get_order: Any = getattr(torch._C, "_get_sdp_priority_order", None)
     known = {backend.value: backend for backend in Backend}
-    order = [known[number] for number in (ask() if ask else ()) if number in known]
+    order = [known[number] for number in (get_order() if get_order else ()) if number in known]
     if order and order != _TORCH_DEFAULT:
         return order + [backend for backend in Backend if backend not in order]
     if gpu.capability[0] in (9, 10):
@@ -75,61 +75,61 @@ _TORCH_DEFAULT = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
 
 
 def _enabled(backend: Backend) -> bool:
-    """Whether `sdpa_kernel` or `torch.backends.cuda` leaves it switched on."""
-    ask: dict[Backend, Any] = {
+    """Whether `sdpa_kernel` and `torch.backends.cuda` allow it."""
+    is_enabled: dict[Backend, Any] = {
         Backend.FLASH: torch.backends.cuda.flash_sdp_enabled,
         Backend.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,
         Backend.MATH: torch.backends.cuda.math_sdp_enabled,
         Backend.CUDNN: torch.backends.cuda.cudnn_sdp_enabled,
     }
-    return bool(ask[backend]())
+    return bool(is_enabled[backend]())
 
 
-def _cudnn(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> bool:
-    query, value = request.query, request.value
+def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
+    query, value = call.query, call.value
     widths = query.shape[-1], value.shape[-1]
     return (
         gpu.capability >= (8, 0)
-        and _dense(request)
+        and _dense(call)
         and query.dtype in (torch.float16, torch.bfloat16)
-        and _mask_fits(request)
+        and _mask_fits(call)
         and max(widths) <= _cudnn_width(gpu, release)
         and not any(width % 8 for width in widths)
-        and request.key.shape[-2] != 1
-        and not (request.dropout and query.shape[-2] == 1)
-        # From 2.12 on: cuDNN rounds the probability to sixteenths, so torch sends others elsewhere.
-        and (release < (2, 12) or not (request.dropout * 16) % 1)
+        and call.key.shape[-2] != 1
+        and not (call.dropout and query.shape[-2] == 1)
+        # Since 2.12: cuDNN rounds the probability to sixteenths, so torch uses another kernel for others.
+        and (release < (2, 12) or not (call.dropout * 16) % 1)
         and not torch.are_deterministic_algorithms_enabled()
     )
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """The widest head: 256 on Hopper as measured with 2.11; later releases keep to 128 (their backward pass failed)."""
+    """The widest head: 256 on Hopper as measured with 2.11. Later releases allow 128, because the backward pass failed."""
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
 
-def _flash(request: Request, gpu: GpuSpec) -> bool:
-    query, key, value = request.query, request.key, request.value
+def _flash(call: AttentionCall, gpu: GpuSpec) -> bool:
+    query, key, value = call.query, call.key, call.value
     width = query.shape[-1]
-    if gpu.capability < (8, 0) or not _dense(request) or request.mask is not None:
+    if gpu.capability < (8, 0) or not _dense(call) or call.mask is not None:
         return False
     if query.dtype not in (torch.float16, torch.bfloat16):
         return False
     if width > 256 or key.shape[-1] != width or value.shape[-1] != width:
         return False
-    if request.causal and query.shape[-2] != key.shape[-2]:
+    if call.causal and query.shape[-2] != key.shape[-2]:
         return False
     small = gpu.capability in ((8, 6), (8, 7), (8, 9)) or gpu.capability[0] == 12
-    return not (small and request.needs_grad and width > 192 and (request.dropout or width <= 224))
+    return not (small and call.needs_grad and width > 192 and (call.dropout or width <= 224))
 
 
-def _efficient(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> bool:
-    query, key, value = request.query, request.key, request.value
+def _efficient(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
+    query, key, value = call.query, call.key, call.value
     allowed = {torch.float16, torch.float32} | ({torch.bfloat16} if gpu.capability >= (8, 0) else set())
-    if query.dtype not in allowed or not _dense(request):
+    if query.dtype not in allowed or not _dense(call):
         return False
-    if release < (2, 13) and _heads(request) != {query.shape[1]}:
-        return False  # grouped heads came later
+    if release < (2, 13) and _heads(call) != {query.shape[1]}:
+        return False  # supported since 2.13
     if query.shape[-1] != key.shape[-1]:
         return False
     alignment = _alignment(query.dtype, gpu)
@@ -137,42 +137,42 @@ def _efficient(request: Request, gpu: GpuSpec, release: tuple[int, int]) -> bool
 
 
 def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
-    """Elements to a multiple of which the width of a head must be, for the matrix units to load it."""
+    """The width of a head must be a multiple of this number of elements."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):
         return 8 if half else 4
     return 8 if half and gpu.capability >= (7, 0) else 1
 
 
-def _dense(request: Request) -> bool:
-    """Four dimensions, none empty, one batch size, one dtype, rows without gaps (those of the mask as well); the heads
-    may be grouped where that is asked for."""
-    tensors = (request.query, request.key, request.value)
+def _dense(call: AttentionCall) -> bool:
+    """Four dimensions, not empty, one batch size, one dtype, contiguous rows (also those of the mask). Heads
+    may be grouped if `enable_gqa` is set."""
+    tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
         return False
-    rows = tensors if request.mask is None else (*tensors, request.mask)
+    rows = tensors if call.mask is None else (*tensors, call.mask)
     if any(tensor.stride(-1) != 1 for tensor in rows):
         return False
     if len({tensor.shape[0] for tensor in tensors}) > 1 or len({tensor.dtype for tensor in tensors}) > 1:
         return False
-    heads = _heads(request)
+    heads = _heads(call)
     if len(heads) == 1:
         return True
-    most = request.query.shape[1]
-    return request.grouped and not any(most % count for count in heads)
+    most = call.query.shape[1]
+    return call.grouped and not any(most % count for count in heads)
 
 
-def _heads(request: Request) -> set[int]:
-    return {tensor.shape[1] for tensor in (request.query, request.key, request.value)}
+def _heads(call: AttentionCall) -> set[int]:
+    return {tensor.shape[1] for tensor in (call.query, call.key, call.value)}
 
 
-def _mask_fits(request: Request) -> bool:
-    """cuDNN takes a mask that broadcasts to queries × keys, and gives it no gradient."""
-    mask = request.mask
+def _mask_fits(call: AttentionCall) -> bool:
+    """cuDNN supports masks that broadcast to queries × keys and need no gradient."""
+    mask = call.mask
     if mask is None:
         return True
     if mask.requires_grad and torch.is_grad_enabled():
         return False
-    shape = (*request.query.shape[:3], request.key.shape[-2])
+    shape = (*call.query.shape[:3], call.key.shape[-2])
     padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)
-    return all(have in (1, want) for have, want in zip(padded, shape, strict=True))
+    return all(size in (1, expected) for size, expected in zip(padded, shape, strict=True))

@@ -16,22 +16,32 @@ from legroom.observe.cuda_rules.convolution.decide import Guess, guess, ruled
 from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.ops import reductions
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    numbered,
+    size_of,
+)
 from legroom.observe.notes import BENCHMARK, CUDNN_CRASHED
 
 
-def _forward(call: Call) -> Plan:
+def _forward(call: OpCall) -> MemoryPlan:
     arguments = call.arguments
     input, weight = arguments["input"], arguments["weight"]
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _describe(arguments, input, weight, result)
     taken = _workspaces(found, arguments, input, weight, result, call.gpu)
     copies = _copies(found, input=input), _copies(found, weight=weight)
-    steps = [*copies[0], Output(0), *copies[1], *_held("workspace", taken, 0)]
-    return Plan(steps, _notes(taken))
+    steps = [*copies[0], OutputAlloc(0), *copies[1], *_held("workspace", taken, 0)]
+    return MemoryPlan(steps, _notes(taken))
 
 
-def _backward(call: Call) -> Plan:
+def _backward(call: OpCall) -> MemoryPlan:
     arguments = call.arguments
     gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     mask = arguments["output_mask"] or (True, True, True)
@@ -39,22 +49,22 @@ def _backward(call: Call) -> Plan:
     taken = _workspaces(found, arguments, input, weight, gradient, call.gpu)
     whole = _copies(found, input=input) if mask[1] or input.dim() == 3 else []
     copies = [*whole, *_copies(found, gradient=gradient)]
-    steps: list[Step] = [*copies]
+    steps: list[MemoryStep] = [*copies]
     if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
-        steps += [Output(_position(mask, index)) for index in (1, 0) if mask[index]]
+        steps += [OutputAlloc(_position(mask, index)) for index in (1, 0) if mask[index]]
     else:
         if mask[0]:
             copied = _copies(found, weight=weight)
-            steps += [Output(0), *copied, *_held("input gradient", taken, 1)]
-            steps += [Give(copy.name) for copy in copied]
+            steps += [OutputAlloc(0), *copied, *_held("input gradient", taken, 1)]
+            steps += [ScratchFree(copy.name) for copy in copied]
         if mask[1]:
-            steps += [Output(_position(mask, 1)), *_held("weight gradient", taken, 2)]
-    steps += [Give(copy.name) for copy in copies if copy not in whole]
+            steps += [OutputAlloc(_position(mask, 1)), *_held("weight gradient", taken, 2)]
+    steps += [ScratchFree(copy.name) for copy in copies if copy not in whole]
     if mask[2]:
-        steps.append(Output(_position(mask, 2)))
+        steps.append(OutputAlloc(_position(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
         steps += numbered("bias", reductions.of_tensor(gradient, dims, call.gpu, accumulator=4))
-    return Plan(steps, _notes(taken))
+    return MemoryPlan(steps, _notes(taken))
 
 
 def _notes(guess: Guess) -> tuple[str, ...]:
@@ -105,13 +115,13 @@ def _position(mask: Any, index: int) -> int:
     return sum(bool(wanted) for wanted in mask[:index])
 
 
-def _held(name: str, taken: Guess, which: int) -> list[Step]:
+def _held(name: str, taken: Guess, which: int) -> list[MemoryStep]:
     """A workspace that cuDNN asks for. Where there is no room for it, torch goes on to the next kernel of cuDNN's list, and to
     the generic ones, which need none, at its end (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the failure)."""
     size, others = taken.likely[which], tuple(sizes[which] for sizes in taken.others)
     if not any(other != size for other in others):
         others = ()  # they all agree
-    return [Take(name, size, others, spare=True), Give(name)] if size or others else []
+    return [ScratchAlloc(name, size, others, optional=True), ScratchFree(name)] if size or others else []
 
 
 def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:
@@ -132,15 +142,15 @@ def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -
     )
 
 
-def _copies(found: Convolution, **tensors: Any) -> list[Take]:
+def _copies(found: Convolution, **tensors: Any) -> list[ScratchAlloc]:
     """What does not lie in the layout that the convolution runs in is copied first."""
-    steps: list[Take] = []
+    steps: list[ScratchAlloc] = []
     for name, tensor in tensors.items():
         wanted = torch.contiguous_format
         if found.channels_last and tensor.dim() in (4, 5):
             wanted = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
         if not tensor.is_contiguous(memory_format=wanted):
-            steps.append(Take(name, size_of(tensor)))
+            steps.append(ScratchAlloc(name, size_of(tensor)))
     return steps
 
 
@@ -151,4 +161,39 @@ def _last(tensor: Any) -> bool:
     return bool(tensor.is_contiguous(memory_format=form))
 
 
-RULES: dict[str, Rule] = {"aten::convolution": _forward, "aten::convolution_backward": _backward}
+MAX_DEFORMABLE_IMAGES = 32
+
+
+def _deformable_columns(call: OpCall) -> ScratchAlloc:
+    """The pixels for every weight of torchvision's deformable convolution, as columns, for up to 32 images at once.
+
+    Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates them once for each of its two halves.
+    """
+    images, weight, offset = call.arguments["input"], call.arguments["weight"], call.arguments["offset"]
+    batch = images.shape[0]
+    at_once = next(count for count in range(min(batch, MAX_DEFORMABLE_IMAGES), 0, -1) if batch % count == 0)
+    positions = at_once * offset.shape[-2] * offset.shape[-1]
+    values = images.shape[1] * weight.shape[-2] * weight.shape[-1]
+    return ScratchAlloc("columns", values * positions * images.element_size())
+
+
+def _deformable(call: OpCall) -> MemoryPlan | None:
+    return (
+        MemoryPlan([OutputAlloc(0), _deformable_columns(call)]) if call.arguments["input"].shape[0] else None
+    )
+
+
+def _deformable_backward(call: OpCall) -> MemoryPlan | None:
+    if not call.arguments["input"].shape[0]:
+        return None
+    columns = _deformable_columns(call)
+    results = [OutputAlloc(index) for index in range(len(call.result))]
+    return MemoryPlan([*results, columns, ScratchFree(columns.name), columns])
+
+
+RULES: dict[str, Rule] = {
+    "aten::convolution": _forward,
+    "aten::convolution_backward": _backward,
+    "torchvision::deform_conv2d": _deformable,
+    "torchvision::_deform_conv2d_backward": _deformable_backward,
+}

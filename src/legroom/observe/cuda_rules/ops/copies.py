@@ -1,8 +1,8 @@
-"""Kernels that read their inputs in one piece: what lies otherwise is copied first, and given back when the operation ends.
+"""Kernels that need contiguous inputs: other inputs are copied, and the copy is freed when the operation ends.
 
-Inputs lie otherwise after a transposition, a slice or an expansion; gradients do where a sum follows, whose gradient is one number
-for all. Which kernels know pictures that lie channels last, and whether the copy comes before the result, is as an H200 was seen to do it
-(`bench/sweep/operations.py`: pools, pads and interpolations in every layout). Most call `contiguous` on their arguments by name:
+Inputs are not contiguous after a transposition, a slice or an expansion. Gradients are not if a sum follows, whose gradient is an expanded
+scalar. Which kernels support channels-last images, and whether the copy is allocated before the result, was measured on an H200
+(`bench/sweep/operations.py`: pooling, padding and interpolation in every memory format). Most call `contiguous` on an argument:
 AveragePool2d.cu, DilatedMaxPool2d.cu, AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
 """
 
@@ -10,23 +10,32 @@ from typing import Any
 
 import torch
 
-from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Step, Take, scratch, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    scratch,
+    size_of,
+)
 
 
 def contiguous(name: str) -> Rule:
-    """The kernel reads this argument in one piece, and copies it after the results are allocated."""
+    """The kernel needs this argument contiguous, and copies it after the results are allocated."""
 
-    def rule(call: Call) -> Plan | None:
+    def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
         return None if tensor.is_contiguous() else scratch(size_of(tensor))
 
     return rule
 
 
-def contiguous_in_its_format(name: str) -> Rule:
-    """The same for kernels that know channels-last pictures as well."""
+def contiguous_in_any_format(name: str) -> Rule:
+    """The same for kernels that also support channels-last images."""
 
-    def rule(call: Call) -> Plan | None:
+    def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
         if tensor.is_contiguous() or (
             tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
@@ -37,10 +46,10 @@ def contiguous_in_its_format(name: str) -> Rule:
     return rule
 
 
-def _in_the_inputs_format(*names: str) -> Rule:
-    """The input's own layout is kept where it is one of pictures, and all else is brought to it."""
+def _in_format_of_input(*names: str) -> Rule:
+    """These arguments are converted to the memory format of the input."""
 
-    def rule(call: Call) -> Plan | None:
+    def rule(call: OpCall) -> MemoryPlan | None:
         layout = format_of(call.arguments["self"])
         tensors = [call.arguments[name] for name in names]
         return scratch(*(size_of(one) for one in tensors if not one.is_contiguous(memory_format=layout)))
@@ -48,48 +57,50 @@ def _in_the_inputs_format(*names: str) -> Rule:
     return rule
 
 
-def _before(name: str, *, knows_last: bool = False) -> Rule:
-    """The copy is there before the result."""
+def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
+    """The copy is allocated before the result. `channels_last`: the kernel supports that format too."""
 
-    def rule(call: Call) -> Plan | None:
+    def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
-        layout = format_of(tensor) if knows_last else torch.contiguous_format
+        layout = format_of(tensor) if channels_last else torch.contiguous_format
         if tensor.is_contiguous(memory_format=layout):
             return None
-        return Plan([Take(name, size_of(tensor)), Output(0)])
+        return MemoryPlan([ScratchAlloc(name, size_of(tensor)), OutputAlloc(0)])
 
     return rule
 
 
-def _into_one_piece(call: Call) -> Plan | None:
-    """The gradient is copied, and the result written in one piece too where it lies otherwise."""
+def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
+    """The gradient is copied if it is not contiguous. So is the result."""
     tensors = (call.arguments["grad_output"], call.result)
     return scratch(*(size_of(one) for one in tensors if not one.is_contiguous()))
 
 
 def format_of(tensor: Any) -> torch.memory_format:
-    """The layout that a tensor's strides come nearest to."""
+    """The memory format of a tensor's strides."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1:
         return last
     return torch.contiguous_format
 
 
-def _unfold(call: Call) -> Plan | None:
-    """The input is copied, whatever it lies like, and once more before that where it lies otherwise. Patches beside each other need no copy."""
+def _unfold(call: OpCall) -> MemoryPlan | None:
+    """The input is copied, and once more before that if it is not contiguous. Patches that do not overlap need no copy."""
     tensor = call.arguments["self"]
-    apart = call.arguments["kernel_size"] == call.arguments["stride"]
-    if apart and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:
+    is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
+    if is_disjoint and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:
         return None if tensor.is_contiguous() else scratch(size_of(tensor))
-    steps: list[Step] = [] if tensor.is_contiguous() else [Take("rows", size_of(tensor))]
-    return Plan([*steps, Take("input", size_of(tensor)), Output(0)])
+    steps: list[MemoryStep] = [] if tensor.is_contiguous() else [ScratchAlloc("contiguous", size_of(tensor))]
+    return MemoryPlan([*steps, ScratchAlloc("input", size_of(tensor)), OutputAlloc(0)])
 
 
-def _fold(call: Call) -> Plan:
-    """The result gets at least as much memory as the columns that are added up in it."""
+def _fold(call: OpCall) -> MemoryPlan:
+    """The result has at least the size of the columns that are summed into it."""
     columns = call.arguments["self"]
-    steps: list[Step] = [Output(0, max(size_of(columns), size_of(call.result)))]
-    return Plan(steps if columns.is_contiguous() else [*steps, Take("columns", size_of(columns))])
+    steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]
+    return MemoryPlan(
+        steps if columns.is_contiguous() else [*steps, ScratchAlloc("columns", size_of(columns))]
+    )
 
 
 def _all(rule: Rule, *names: str) -> dict[str, Rule]:
@@ -104,15 +115,15 @@ RULES: dict[str, Rule] = {
         "_upsample_nearest_exact3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
     ),
     **_all(
-        _in_the_inputs_format("self"),
+        _in_format_of_input("self"),
         "avg_pool2d", "max_pool2d_with_indices", "max_pool3d_with_indices", "upsample_nearest2d", "_upsample_nearest_exact2d",
     ),
-    **_all(_in_the_inputs_format("self", "grad_output"), "avg_pool2d_backward", "max_pool2d_with_indices_backward"),
-    **_all(_in_the_inputs_format("grad_output"), "max_pool3d_with_indices_backward"),
-    **_all(_before("self", knows_last=True), "_adaptive_avg_pool2d"),
-    **_all(_before("self"), "_adaptive_avg_pool3d"),
-    **_all(_before("grad_output"), "fractional_max_pool2d_backward"),
-    **_all(_into_one_piece, "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
+    **_all(_in_format_of_input("self", "grad_output"), "avg_pool2d_backward", "max_pool2d_with_indices_backward"),
+    **_all(_in_format_of_input("grad_output"), "max_pool3d_with_indices_backward"),
+    **_all(_copied_before("self", channels_last=True), "_adaptive_avg_pool2d"),
+    **_all(_copied_before("self"), "_adaptive_avg_pool3d"),
+    **_all(_copied_before("grad_output"), "fractional_max_pool2d_backward"),
+    **_all(_contiguous_gradients, "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
     **_all(
         contiguous("grad_output"),
         "upsample_bicubic2d_backward", "reflection_pad1d_backward", "avg_pool3d_backward",
@@ -120,7 +131,7 @@ RULES: dict[str, Rule] = {
         "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward",
     ),
     **_all(
-        contiguous_in_its_format("grad_output"),
+        contiguous_in_any_format("grad_output"),
         "reflection_pad2d_backward", "_adaptive_avg_pool2d_backward", "upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
         "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward",
         "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_trilinear3d_backward",

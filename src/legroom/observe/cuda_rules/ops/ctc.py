@@ -1,8 +1,8 @@
-"""CTC loss: a score for every frame and every place in a text, kept for the backward pass.
+"""CTC loss: a score for every frame and every target position, saved for the backward pass.
 
-Source: ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. How many scores there are follows from the longest text.
-torch gives no shape for that, because lengths are data; they lie on the host, or come from there, and are known. cuDNN's own
-kernel, which torch takes for texts of 32-bit numbers on the host, keeps its scores inside and is not described.
+Source: ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores follows from the longest target.
+torch infers no shape for them, because lengths are data; they are on the host, or were copied from there, so their values are known. cuDNN's own
+kernel, which torch uses for int32 targets on the host, is not modeled.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ def _loss(
     reduction: int = MEAN,
     zero_infinity: bool = False,
 ) -> Tensor:
-    if not isinstance(log_probs, FakeTensor):  # real arithmetic, which keeps the same scores on the CPU
+    if not isinstance(log_probs, FakeTensor):  # with data, the CPU saves the same scores
         result: Tensor = original.decompose(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
         )
@@ -56,7 +56,7 @@ def _listed(lengths: Any) -> list[int]:
 
 
 class _Losses(torch.autograd.Function):
-    """One loss for each text."""
+    """One loss per sequence."""
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, targets: Tensor, longest: int) -> Tensor:
@@ -79,5 +79,5 @@ class _Losses(torch.autograd.Function):
 
 
 def _lengths_on_device(log_probs: Tensor) -> list[Tensor]:
-    """Of texts and of sounds, and where each text begins."""
+    """Lengths of targets and inputs, and the offset of each target."""
     return [log_probs.new_empty(log_probs.shape[1], dtype=torch.int64) for _ in range(3)]

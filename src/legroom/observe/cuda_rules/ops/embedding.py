@@ -1,71 +1,86 @@
-"""Gradients of embeddings: indices are sorted, and rows summed by pieces.
+"""Gradients of embeddings: indices are sorted, and rows are summed in segments.
 
-Source: `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices one kernel
-does it alone. Beyond that, the indices are sorted beside their places, cut into runs of the same row and those into
-pieces of ten, and every piece has a row of partial sums in single precision. Measured: equal but for the sort's own scratch.
+Source: `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices need one kernel
+only. More indices are sorted together with their positions, and split into runs of the same row and then into
+segments of ten. Every segment has a row of float32 partial sums. Equal to measurements, except for the scratch memory of the sort.
 """
 
 from typing import Any
 
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    size_of,
+)
 
-ONE_KERNEL = 3072
-PIECE = 10
+ONE_KERNEL_MAX = 3072
+SEGMENT = 10
 
 
-def _embedding(call: Call) -> Plan | None:
-    """Indices that do not lie in a row are copied first."""
+def _embedding(call: OpCall) -> MemoryPlan | None:
+    """Indices that are not contiguous are copied first."""
     indices = call.arguments["indices"]
     if indices.is_contiguous():
         return None
-    return Plan([Take("indices", size_of(indices)), Output(0)])
+    return MemoryPlan([ScratchAlloc("indices", size_of(indices)), OutputAlloc(0)])
 
 
-def _backward(call: Call) -> Plan | None:
+def _backward(call: OpCall) -> MemoryPlan | None:
     gradient, indices = call.arguments["grad_output"], call.arguments["indices"]
     rows = call.arguments["num_weights"]
-    steps: list[Step] = []
+    steps: list[MemoryStep] = []
     if not indices.is_contiguous():
-        steps.append(Take("indices", size_of(indices)))
+        steps.append(ScratchAlloc("indices", size_of(indices)))
     if not gradient.is_contiguous():
-        steps.append(Take("gradient", size_of(gradient)))
-    if indices.numel() <= ONE_KERNEL:
-        return Plan([*steps, Output(0)]) if steps else None
-    return Plan([*steps, *_sorted(indices.numel(), rows, gradient.shape[-1])])
+        steps.append(ScratchAlloc("gradient", size_of(gradient)))
+    if indices.numel() <= ONE_KERNEL_MAX:
+        return MemoryPlan([*steps, OutputAlloc(0)]) if steps else None
+    return MemoryPlan([*steps, *_sorted(indices.numel(), rows, gradient.shape[-1])])
 
 
-def _bag_backward(call: Call) -> Plan | None:
+def _bag_backward(call: OpCall) -> MemoryPlan | None:
     gradient, indices = call.arguments["grad"], call.arguments["indices"]
     if call.arguments["mode"] == 2:  # the maximum: scattered, not sorted
         return None
-    steps: list[Step] = []
+    steps: list[MemoryStep] = []
     if not gradient.is_contiguous():
-        steps.append(Take("gradient", size_of(gradient)))
-    return Plan([*steps, *_sorted(indices.numel(), call.arguments["num_weights"], gradient.shape[-1])])
+        steps.append(ScratchAlloc("gradient", size_of(gradient)))
+    return MemoryPlan([*steps, *_sorted(indices.numel(), call.arguments["num_weights"], gradient.shape[-1])])
 
 
-def _coalesce(call: Call) -> Plan:
-    """Sparse gradients: rows of the same index are added up, after the indices were sorted (`_coalesce_sparse_cuda`)."""
+def _coalesce(call: OpCall) -> MemoryPlan:
+    """Rows of a sparse gradient with the same index are summed, after the indices are sorted (`_coalesce_sparse_cuda`)."""
     indices = call.arguments["self"]._nnz() * 8
-    return Plan([Take("linear", indices), Take("places", indices), Take("range", indices), Take("sort", 2 * indices), Give("sort"), Output(0)])  # fmt: skip
+    return MemoryPlan([ScratchAlloc("linear", indices), ScratchAlloc("positions", indices), ScratchAlloc("range", indices), ScratchAlloc("sort", 2 * indices), ScratchFree("sort"), OutputAlloc(0)])  # fmt: skip
 
 
-def _sparse_mask(call: Call) -> Plan:
-    """The rows of a dense matrix that a sparse one has: picked out, then copied into the result."""
+def _sparse_mask(call: OpCall) -> MemoryPlan:
+    """The rows of a dense matrix that a sparse one contains are gathered, then copied into the result."""
     mask = call.arguments["mask"]
-    return Plan([Output(0), Take("indices", mask._nnz() * 8), Take("rows", size_of(mask._values()))])
+    return MemoryPlan(
+        [
+            OutputAlloc(0),
+            ScratchAlloc("indices", mask._nnz() * 8),
+            ScratchAlloc("rows", size_of(mask._values())),
+        ]
+    )
 
 
-def _sorted(count: Any, rows: Any, width: int) -> list[Step]:
+def _sorted(count: Any, rows: Any, width: int) -> list[MemoryStep]:
     count, rows = int(count), int(rows)
     runs = min(count, rows)
-    pieces = count // PIECE + runs
+    segments = count // SEGMENT + runs
     return [
-        Take("sorted", count * 8), Take("places", count * 8), Take("range", count * 8), Take("sort", count * 16 + 20000),
-        Give("sort"), Give("range"), Output(0),
-        Take("offsets", count * 8), Take("count", 8), Take("marks", count * 8), Give("marks"),
-        Take("pieces of run", runs * 8), Take("first piece", runs * 8), Take("pieces", 8),
-        Take("piece offsets", pieces * 8), Take("sums", pieces * width * 4),
+        ScratchAlloc("sorted", count * 8), ScratchAlloc("positions", count * 8), ScratchAlloc("range", count * 8), ScratchAlloc("sort", count * 16 + 20000),
+        ScratchFree("sort"), ScratchFree("range"), OutputAlloc(0),
+        ScratchAlloc("offsets", count * 8), ScratchAlloc("count", 8), ScratchAlloc("marks", count * 8), ScratchFree("marks"),
+        ScratchAlloc("segments of run", runs * 8), ScratchAlloc("first segment", runs * 8), ScratchAlloc("segments", 8),
+        ScratchAlloc("segment offsets", segments * 8), ScratchAlloc("sums", segments * width * 4),
     ]  # fmt: skip
 
 
@@ -76,5 +91,5 @@ RULES: dict[str, Rule] = {
     "aten::embedding_dense_backward": _backward,
     "aten::_embedding_bag_backward": _bag_backward,
     "aten::_embedding_bag_dense_backward": _bag_backward,
-    "aten::_embedding_bag": lambda call: Plan([Output(2), Output(1), Output(0)]),
+    "aten::_embedding_bag": lambda call: MemoryPlan([OutputAlloc(2), OutputAlloc(1), OutputAlloc(0)]),
 }

@@ -1,73 +1,87 @@
-"""Losses: what they make on the way to one number, and their gradients.
+"""Losses and softmax: intermediate tensors on the way to one number, and their gradients.
 
-Most losses are a tensor of single losses and its mean or sum, and differ in what else lies beside it at the time. Seen in the
-histories of each on an H200, with every reduction, precision and layout.
+Most losses compute one value per element and then the mean or sum. They differ in which other tensors exist at that time. Measured on
+an H200 for each of them, with every reduction, precision and memory format.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.ops import reductions
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    numbered,
+    size_of,
+)
 
 
-def _mean_of_loss(call: Call) -> Plan | None:
-    """The result is first made as large as the inputs and shrunk later (its memory stays), beside the losses themselves."""
+def _loss_and_result(call: OpCall) -> MemoryPlan | None:
+    """The result is allocated with the size of the inputs and resized later, which frees nothing. The losses are a second tensor."""
     if not _reduces(call):
         return None
     losses = size_of(call.arguments["self"])
-    return Plan([Output(0, losses), Take("losses", losses), *_staged(call)])
+    return MemoryPlan([OutputAlloc(0, losses), ScratchAlloc("losses", losses), *_staged(call)])
 
 
-def _loss_in_place(call: Call) -> Plan | None:
-    """The losses are made where the result will be: it stays as large as they are."""
+def _loss_in_place(call: OpCall) -> MemoryPlan | None:
+    """The losses are computed in the memory of the result, which keeps their size."""
     if not _reduces(call):
         return None
-    return Plan([Output(0, size_of(call.arguments["self"])), *_staged(call)])
+    return MemoryPlan([OutputAlloc(0, size_of(call.arguments["self"])), *_staged(call)])
 
 
-def _loss_beside(call: Call) -> Plan | None:
-    """The losses are made, then their mean."""
+def _loss_then_result(call: OpCall) -> MemoryPlan | None:
+    """The losses are allocated, then the result."""
     if not _reduces(call):
         return None
-    return Plan([Take("losses", size_of(call.arguments["self"])), Output(0), *_staged(call)])
+    return MemoryPlan(
+        [ScratchAlloc("losses", size_of(call.arguments["self"])), OutputAlloc(0), *_staged(call)]
+    )
 
 
-def _logits_loss(call: Call) -> Plan:
-    """The logarithm of the sigmoid, weighted where positives have weights, then the losses (`binary_cross_entropy_with_logits` in Loss.cpp)."""
+def _logits_loss(call: OpCall) -> MemoryPlan:
+    """The log sigmoid, multiplied by `pos_weight` if given, then the losses (`binary_cross_entropy_with_logits` in Loss.cpp)."""
     logits = size_of(call.arguments["self"])
-    steps: list[Step] = [Take("log sigmoid", logits)]
+    steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
     weights = call.arguments.get("pos_weight")
     if weights is not None:
-        steps += [Take("weights less one", size_of(weights)), Take("weights", logits)]
-        steps += [Give("weights less one"), Give("weights")]
+        steps += [ScratchAlloc("pos_weight minus one", size_of(weights)), ScratchAlloc("weights", logits)]
+        steps += [ScratchFree("pos_weight minus one"), ScratchFree("weights")]
     if not _reduces(call):
-        return Plan([*steps, Output(0)])
-    return Plan([*steps, Take("losses", logits), Output(0), *_staged(call)])
+        return MemoryPlan([*steps, OutputAlloc(0)])
+    return MemoryPlan([*steps, ScratchAlloc("losses", logits), OutputAlloc(0), *_staged(call)])
 
 
-def _soft_margin_backward(call: Call) -> Plan:
+def _soft_margin_backward(call: OpCall) -> MemoryPlan:
     """exp(-target × input) in three steps, then the gradient (`soft_margin_loss_backward_out` in Loss.cpp)."""
-    each = size_of(call.arguments["self"])
-    return Plan(
+    size = size_of(call.arguments["self"])
+    return MemoryPlan(
         [
-            Take("negative", each),
-            Take("product", each),
-            Take("exponential", each),
-            Give("product"),
-            Give("negative"),
-            Output(0),
+            ScratchAlloc("negative", size),
+            ScratchAlloc("product", size),
+            ScratchAlloc("exponential", size),
+            ScratchFree("product"),
+            ScratchFree("negative"),
+            OutputAlloc(0),
         ]
     )
 
 
-def _reduces(call: Call) -> bool:
+def _reduces(call: OpCall) -> bool:
     return bool(call.arguments.get("reduction", 1))
 
 
-def _staged(call: Call) -> list[Take]:
-    """The reduction's own buffers."""
+def _staged(call: OpCall) -> list[ScratchAlloc]:
+    """The staging buffers of the reduction."""
     sizes = reductions.of_tensor(_flat(call.arguments["self"]), None, call.gpu, accumulator=4)
     return numbered("part", sizes)
 
@@ -77,7 +91,7 @@ def _flat(tensor: Any) -> Any:
 
 
 class _Flat:
-    """A tensor's elements in one row, as far as a reduction asks."""
+    """A flattened tensor, with the attributes that a reduction reads."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = (tensor.numel(),)
@@ -89,10 +103,29 @@ class _Flat:
         return (1,)
 
 
+def install(overrides: Overrides) -> None:
+    """Softmax of float16 values into float32 is one kernel on CUDA; the CPU converts its input first.
+
+    Source: `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. bfloat16 is converted first on both. Under autocast every
+    softmax has a float32 result.
+    """
+    overrides.composite("softmax.int", _to_float32(torch.ops.aten._softmax))
+    overrides.composite("log_softmax.int", _to_float32(torch.ops.aten._log_softmax))
+
+
+def _to_float32(direct: Any) -> Callable[..., Any]:
+    def softmax(original: Any, self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if self.dtype == torch.float16 and dtype == torch.float32:
+            return direct(self, dim, True)
+        return original.decompose(self, dim, dtype)
+
+    return softmax
+
+
 RULES: dict[str, Rule] = {
-    "aten::mse_loss": _mean_of_loss,
-    "aten::smooth_l1_loss": _mean_of_loss,
-    "aten::huber_loss": _loss_beside,
+    "aten::mse_loss": _loss_and_result,
+    "aten::smooth_l1_loss": _loss_and_result,
+    "aten::huber_loss": _loss_then_result,
     "aten::binary_cross_entropy": _loss_in_place,
     "aten::soft_margin_loss": _loss_in_place,
     "aten::soft_margin_loss_backward": _soft_margin_backward,

@@ -1,8 +1,8 @@
-"""Values chosen by a mask of booleans, or put where it is true: places, and counts of the true ones before each.
+"""Indexing by masks and by indices: positions of true values, and prefix sums of the mask.
 
-Source: `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp, Indexing.cu, Nonzero.cu). To choose
-by a mask, the places of its true values are found: a 64-bit number for each dimension. To put values there, a running count of the true
-values is made, in 64 bits for every element, true or not: for a batch of embeddings it is larger than these.
+Source: `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting
+by a mask needs the positions of its true values: an int64 for each dimension. Scattering needs a prefix sum of the
+mask: an int64 for every element, true or not. For a batch of embeddings it is larger than the embeddings.
 """
 
 import math
@@ -10,83 +10,99 @@ from typing import Any
 
 import torch
 
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    size_of,
+)
 
 TILE, TILE_BYTES, SCAN_BYTES = 896, 16, 1151
-"""A running count keeps so many bytes for each tile of so many values, and some more (cub's DeviceScan on an H200)."""
+"""A prefix sum needs 16 bytes for each tile of 896 values, and 1151 more (cub's DeviceScan on an H200)."""
 
 
-def _select(call: Call) -> Plan:
+def _select(call: OpCall) -> MemoryPlan:
     found, dims = call.result.numel(), max(call.arguments["self"].dim(), call.arguments["mask"].dim())
-    return Plan([Take("places", found * dims * 8), Output(0)])
+    return MemoryPlan([ScratchAlloc("positions", found * dims * 8), OutputAlloc(0)])
 
 
-def _scatter(call: Call) -> Plan:
+def _scatter(call: OpCall) -> MemoryPlan:
     target, source = call.arguments["self"], call.arguments["source"]
     count = target.numel()
     scan = -(-count // TILE) * TILE_BYTES + SCAN_BYTES
-    steps: list[Step] = [Output(0), Take("counts", count * 8), Take("scan", scan), Give("scan")]
+    steps: list[MemoryStep] = [
+        OutputAlloc(0),
+        ScratchAlloc("prefix sum", count * 8),
+        ScratchAlloc("scan", scan),
+        ScratchFree("scan"),
+    ]
     if not source.is_contiguous():
-        steps.append(Take("source", size_of(source)))
-    return Plan(steps)
+        steps.append(ScratchAlloc("source", size_of(source)))
+    return MemoryPlan(steps)
 
 
-def _scatter_backward(call: Call) -> Plan:
-    """The gradients of what was put, chosen by the mask and brought to the source's shape. How many are true is not known: as many as the source has."""
+def _scatter_backward(call: OpCall) -> MemoryPlan:
+    """The gradients selected by the mask, in the shape of the source. The number of true values is unknown: assumed to be the size of the source."""
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
-    chosen = Take("chosen", size_of(call.result))
-    return Plan([Take("places", count * dims * 8), chosen, Give("places"), Output(0)])
+    selected = ScratchAlloc("selected", size_of(call.result))
+    return MemoryPlan(
+        [ScratchAlloc("positions", count * dims * 8), selected, ScratchFree("positions"), OutputAlloc(0)]
+    )
 
 
-def _index(call: Call) -> Plan | None:
-    """A mask of booleans becomes the places of its true values: a 64-bit number for each dimension. Indices for several dimensions are
-    brought to one shape, and copied unless they lie alike in it (`AdvancedIndex` in TensorAdvancedIndexing.cpp)."""
+def _index(call: OpCall) -> MemoryPlan | None:
+    """A mask becomes the positions of its true values: an int64 for each dimension. Indices for several dimensions are
+    broadcast to one shape, and copied unless they have it (`AdvancedIndex` in TensorAdvancedIndexing.cpp)."""
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]
     if not masks:
-        copies = _spread(indices)
-        return Plan([*copies, Output(0)]) if copies else None
+        copies = _broadcast_copies(indices)
+        return MemoryPlan([*copies, OutputAlloc(0)]) if copies else None
     values = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     found = _true_values(call.arguments["self"], masks[0], values)
-    return Plan([Take("places", found * masks[0].dim() * 8), Output(0)])
+    return MemoryPlan([ScratchAlloc("positions", found * masks[0].dim() * 8), OutputAlloc(0)])
 
 
 def _true_values(tensor: Any, mask: Any, values: Any) -> int:
-    """How many values of a mask are true, by what was chosen with it: for each, all that lies behind."""
+    """The number of true values of a mask, from the number of elements that it selected."""
     return int(values.numel() // max(1, tensor.numel() // max(1, mask.numel())))
 
 
-def _spread(indices: list[Any]) -> list[Take]:
-    """Copies of those that are repeated in the shape of all."""
+def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
+    """Copies of the indices that are expanded to the common shape."""
     shape = torch.broadcast_shapes(*(t.shape for t in indices))  # type: ignore[no-untyped-call]
     return [
-        Take(f"index {number}", math.prod(shape) * t.element_size())
+        ScratchAlloc(f"index {number}", math.prod(shape) * t.element_size())
         for number, t in enumerate(indices)
         if t.shape != shape
     ]
 
 
-def _index_put(call: Call) -> Plan | None:
-    """Accumulating: indices are made linear and sorted beside their places, and the values copied."""
+def _index_put(call: OpCall) -> MemoryPlan | None:
+    """With `accumulate`, linear indices are sorted together with their positions, and the values are copied."""
     if not call.arguments.get("accumulate"):
         return None
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
-    given = call.arguments["values"]
+    values = call.arguments["values"]
     count = max((t.numel() for t in indices), default=0)
-    steps: list[Step] = [Output(0)]
+    steps: list[MemoryStep] = [OutputAlloc(0)]
     if indices and indices[0].dtype == torch.bool:
-        count = _true_values(call.arguments["self"], indices[0], given)
-        steps.append(Take("true", count * indices[0].dim() * 8))
-    steps.append(Take("linear", count * 8))
-    if not given.is_contiguous():
-        steps.append(Take("values", size_of(given)))
+        count = _true_values(call.arguments["self"], indices[0], values)
+        steps.append(ScratchAlloc("true", count * indices[0].dim() * 8))
+    steps.append(ScratchAlloc("linear", count * 8))
+    if not values.is_contiguous():
+        steps.append(ScratchAlloc("values", size_of(values)))
     steps += [
-        Take("sorted", count * 8),
-        Take("places", count * 8),
-        Take("range", count * 8),
-        Take("sort", count * 16),
+        ScratchAlloc("sorted", count * 8),
+        ScratchAlloc("positions", count * 8),
+        ScratchAlloc("range", count * 8),
+        ScratchAlloc("sort", count * 16),
     ]
-    return Plan([*steps, Give("sort")])
+    return MemoryPlan([*steps, ScratchFree("sort")])
 
 
 RULES: dict[str, Rule] = {

@@ -1,4 +1,4 @@
-"""Layer, group and batch norms: copies of what is not contiguous, and partial sums of the weights' gradients."""
+"""Layer, RMS, group and batch norms: copies of inputs that are not contiguous, and partial sums of weight gradients."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,77 +8,89 @@ import torch
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.ops import reductions
 from legroom.observe.cuda_rules.ops.copies import format_of
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, numbered, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    numbered,
+    size_of,
+)
 
 ROWS_PER_BLOCK = 32
 ROWS_PER_BLOCK_OF_SUMS, FEWEST_BLOCKS, MOST_BLOCKS = 256, 8, 128
 
 
-def install(overrides: Overrides) -> None:
+def install(overrides: Overrides, release: tuple[int, int]) -> None:
     overrides.composite("batch_norm", _contiguous_batch_norm)
     overrides.composite("group_norm", _contiguous_group_norm)
+    if release >= (2, 9):
+        overrides.composite("rms_norm", _rms_norm)
 
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """cuDNN is given pictures in one piece, so a copy of others is kept for the backward pass
-    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp); torch's own kernel reads them as they lie."""
-    if input.dim() >= 3 and weight is not None and bias is not None and _by_cudnn(input, weight):
+    """cuDNN needs contiguous images, so a copy of others is saved for the backward pass
+    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). torch's own kernel reads any layout."""
+    if input.dim() >= 3 and weight is not None and bias is not None and _uses_cudnn(input, weight):
         input = input.contiguous(memory_format=format_of(input))
     return original.decompose(input, weight, bias, *rest)
 
 
 def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
-    """CUDA's kernel reads pictures channel by channel: a copy of others, channels last too, is kept for the backward pass
+    """CUDA's kernel needs contiguous images: a copy of others, also of channels-last ones, is saved for the backward pass
     (`group_norm` in ATen/native/group_norm.cpp)."""
     return original.decompose(input.contiguous(), *rest)
 
 
-def _by_cudnn(input: Any, weight: Any) -> bool:
-    """bfloat16, norms without weights and with weights in half precision go to torch's own kernel."""
+def _uses_cudnn(input: Any, weight: Any) -> bool:
+    """bfloat16 inputs, norms without weights and weights in half precision use torch's own kernel."""
     return (
         input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
     )
 
 
-def _layer_norm(call: Call) -> Plan | None:
-    """The kernel reads rows: an input that lies otherwise is copied first (`native_layer_norm` in layer_norm_kernel.cu)."""
+def _layer_norm(call: OpCall) -> MemoryPlan | None:
+    """The kernel copies an input that is not contiguous (`native_layer_norm` in layer_norm_kernel.cu)."""
     input = call.arguments["input"]
     if input.is_contiguous():
         return None
-    return Plan([Take("input", size_of(input)), Output(0), Output(1), Output(2)])
+    return MemoryPlan([ScratchAlloc("input", size_of(input)), OutputAlloc(0), OutputAlloc(1), OutputAlloc(2)])
 
 
-def _layer_norm_backward(call: Call) -> Plan | None:
-    """Copies again; and for many short rows the weights' gradients are summed in two passes
+def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
+    """The same copies. For many short rows, the gradients of the weights are summed in two passes
     (`LaunchGammaBetaBackwardCUDAKernel`): one partial sum for each 32 rows, then a reduction over those."""
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
-    steps: list[Step] = []
+    steps: list[MemoryStep] = []
     if not input.is_contiguous():
-        steps.append(Take("input", size_of(input)))
-    steps += [Output(0), Output(1), Output(2)]
+        steps.append(ScratchAlloc("input", size_of(input)))
+    steps += [OutputAlloc(0), OutputAlloc(1), OutputAlloc(2)]
     if not gradient.is_contiguous():
-        steps.append(Take("gradient", size_of(gradient)))
-    wanted = [
+        steps.append(ScratchAlloc("gradient", size_of(gradient)))
+    names = [
         name
-        for name, asked in zip(("weight", "bias"), call.arguments["output_mask"][1:], strict=True)
-        if asked
+        for name, is_needed in zip(("weight", "bias"), call.arguments["output_mask"][1:], strict=True)
+        if is_needed
     ]
-    steps += _in_two_passes(call, input, wanted)
-    return Plan(steps) if len(steps) > 3 else None
+    steps += _two_pass_sums(call, input, names)
+    return MemoryPlan(steps) if len(steps) > 3 else None
 
 
-def _rms_norm_backward(call: Call) -> Plan | None:
+def _rms_norm_backward(call: OpCall) -> MemoryPlan | None:
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
-    steps: list[Step] = [Output(0), Output(1)]
+    steps: list[MemoryStep] = [OutputAlloc(0), OutputAlloc(1)]
     for name, tensor in (("input", input), ("gradient", gradient)):
         if not tensor.is_contiguous():
-            steps.append(Take(name, size_of(tensor)))
-    steps += _in_two_passes(call, input, ("weight",))
-    return Plan(steps) if len(steps) > 2 else None
+            steps.append(ScratchAlloc(name, size_of(tensor)))
+    steps += _two_pass_sums(call, input, ("weight",))
+    return MemoryPlan(steps) if len(steps) > 2 else None
 
 
-def _in_two_passes(call: Call, input: Any, wanted: Sequence[str]) -> list[Step]:
-    """Partial sums of every wanted gradient, then one reduction after the other."""
+def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[MemoryStep]:
+    """Partial sums of all these gradients, then one reduction after the other."""
     width = 1
     for size in call.arguments["normalized_shape"]:
         width *= size
@@ -87,18 +99,18 @@ def _in_two_passes(call: Call, input: Any, wanted: Sequence[str]) -> list[Step]:
         return []
     element = input.element_size()
     blocks = rows // ROWS_PER_BLOCK
-    steps: list[Step] = [Take(f"partial {name}", blocks * width * element) for name in wanted]
+    steps: list[MemoryStep] = [ScratchAlloc(f"partial {name}", blocks * width * element) for name in names]
     sums = reductions.buffers((blocks, width), (width, 1), (0,), call.gpu, accumulator=4)
-    for name in wanted:
+    for name in names:
         parts = numbered(name, (width * element, *sums))
-        steps += [*parts, *(Give(part.name) for part in reversed(parts))]
+        steps += [*parts, *(ScratchFree(part.name) for part in reversed(parts))]
     return steps
 
 
-def _batch_norm(call: Call) -> Plan | None:
-    """Channels last, cuDNN keeps partial sums in proportion to the picture, channels padded to 64: a value of single
-    precision for each 32 pixels (half precision: 80) in pairs, and one for 128 of these; for each 48 in the backward pass.
-    Measured on an H200, 60 layers: equal but for some tens of bytes. The partial sums of torch's own kernel are small.
+def _batch_norm(call: OpCall) -> MemoryPlan | None:
+    """For channels-last images, cuDNN allocates partial sums in proportion to the image, with channels padded to 64: one float32 value
+    for each 32 pixels (half precision: 80) in pairs, and one for 128 of these; for each 48 pixels in the backward pass.
+    Equal to 60 layers measured on an H200, except for some tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -106,9 +118,9 @@ def _batch_norm(call: Call) -> Plan | None:
     if not backward and not trains:
         return _batch_norm_results(input)
     if input.dim() == 2 and input.is_contiguous():
-        return _batch_norm_of_rows(input, backward)
-    if not _by_cudnn(input, weight) or input.dim() == 2 or not trains:
-        return None if backward else _batch_norm_as_it_lies(call, input)
+        return _batch_norm_1d(input, backward)
+    if not _uses_cudnn(input, weight) or input.dim() == 2 or not trains:
+        return None if backward else _batch_norm_any_layout(call, input)
     if not _channels_last(input):
         return _batch_norm_gradient(call, input) if backward else _batch_norm_results(input)
     channels = -(-input.shape[1] // 64) * 64
@@ -118,19 +130,21 @@ def _batch_norm(call: Call) -> Plan | None:
     else:
         each = 32 if input.dtype == torch.float32 else 80
         size = (2 * -(-pixels // (2 * each)) * 128 * each + pixels) * channels * 4 // (128 * each) + 1072
-    return Plan([Output(0), Output(1), Output(2), Take("partial", size + channels // 16)])
+    return MemoryPlan(
+        [OutputAlloc(0), OutputAlloc(1), OutputAlloc(2), ScratchAlloc("partial", size + channels // 16)]
+    )
 
 
-def _batch_norm_results(input: Any) -> Plan | None:
-    """Means and deviations are in single precision; for rows they are made in evaluation too."""
+def _batch_norm_results(input: Any) -> MemoryPlan | None:
+    """Means and deviations are float32. For 2D inputs they are allocated in evaluation too."""
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4
-    return Plan([Output(0), Output(1, saved), Output(2, saved)])
+    return MemoryPlan([OutputAlloc(0), OutputAlloc(1, saved), OutputAlloc(2, saved)])
 
 
-def _batch_norm_as_it_lies(call: Call, input: Any) -> Plan | None:
-    """Torch's own kernel takes the variance of what is in no known layout by an ordinary reduction, of a copy in single precision
+def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
+    """For an input in neither memory format, torch's own kernel computes the variance by a reduction of a float32 copy
     (`batch_norm_mean_var`, `Impl::General` in Normalization.cu)."""
     if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
         return _batch_norm_results(input)
@@ -138,56 +152,79 @@ def _batch_norm_as_it_lies(call: Call, input: Any) -> Plan | None:
     others = [dim for dim in range(input.dim()) if dim != 1]
     sums = reductions.of_tensor(input, others, call.gpu, accumulator=reductions.WELFORD)
     wide = input.numel() * 4 if input.element_size() < 4 else 0
-    return Plan([Output(0), Output(1, saved), Output(2, saved), *numbered("part", (wide, *sums))])
+    return MemoryPlan(
+        [OutputAlloc(0), OutputAlloc(1, saved), OutputAlloc(2, saved), *numbered("part", (wide, *sums))]
+    )
 
 
-def _batch_norm_gradient(call: Call, input: Any) -> Plan | None:
-    """cuDNN is given the gradient in the input's layout (`cudnn_batch_norm_backward`)."""
+def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
+    """cuDNN needs the gradient in the memory format of the input (`cudnn_batch_norm_backward`)."""
     gradient = call.arguments.get("grad_out", call.arguments.get("grad_output"))
     if gradient is None or gradient.is_contiguous(memory_format=format_of(input)):
         return None
-    return Plan([Output(0), Take("gradient", size_of(gradient)), Output(1), Output(2)])
+    return MemoryPlan(
+        [OutputAlloc(0), ScratchAlloc("gradient", size_of(gradient)), OutputAlloc(1), OutputAlloc(2)]
+    )
 
 
-def _batch_norm_of_rows(input: Any, backward: bool) -> Plan:
-    """Torch's own kernel for channels that lie side by side: blocks of rows have sums of their own, from eight blocks on
-    (`flexible_launch_configs` in Normalization.cuh), and the gradient of the input comes after the sums that it is made of."""
+def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
+    """torch's own kernel for contiguous channels: from eight blocks on, each block of rows has its own sums
+    (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated after the sums."""
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
     parts = channels * blocks if blocks >= FEWEST_BLOCKS else 0
     if not backward:
-        steps: list[Step] = [Output(0), Output(1, channels), Output(2, channels)]
-        return Plan([*steps, *_staged(4 * parts)])
-    sums = [Take("sum", channels), Take("product", channels)]
-    return Plan([*sums, Output(1), Output(2), *_staged(2 * parts), Output(0)])
+        steps: list[MemoryStep] = [OutputAlloc(0), OutputAlloc(1, channels), OutputAlloc(2, channels)]
+        return MemoryPlan([*steps, *_staged(4 * parts)])
+    sums = [ScratchAlloc("sum", channels), ScratchAlloc("product", channels)]
+    return MemoryPlan([*sums, OutputAlloc(1), OutputAlloc(2), *_staged(2 * parts), OutputAlloc(0)])
 
 
-def _staged(size: int) -> list[Step]:
-    """Sums of blocks, and how many of these are done."""
+def _staged(size: int) -> list[MemoryStep]:
+    """The sums of blocks, and the semaphores that count finished blocks."""
     if not size:
         return []
-    return [Take("staged", size), Take("done", 512), Give("done"), Give("staged")]
+    return [
+        ScratchAlloc("staged", size),
+        ScratchAlloc("semaphores", 512),
+        ScratchFree("semaphores"),
+        ScratchFree("staged"),
+    ]
 
 
-def _group_norm(call: Call) -> Plan | None:
-    """Weights and means become one factor and one summand for each channel of each picture (`GroupNormKernelImplInternal`)."""
+def _group_norm(call: OpCall) -> MemoryPlan | None:
+    """Weights and means are combined into one scale and one shift per channel of each image (`GroupNormKernelImplInternal`)."""
     if call.arguments["HxW"] == 1 or (call.arguments["weight"] is None and call.arguments["bias"] is None):
-        return None  # rows of values are normalized by a kernel that needs neither
-    each = _channels_of_all(call)
-    return Plan([Output(0), Output(1), Output(2), Take("factor", each), Take("summand", each)])
+        return None  # another kernel, without these buffers
+    each = _bytes_per_channel(call)
+    return MemoryPlan(
+        [
+            OutputAlloc(0),
+            OutputAlloc(1),
+            OutputAlloc(2),
+            ScratchAlloc("scale", each),
+            ScratchAlloc("shift", each),
+        ]
+    )
 
 
-def _group_norm_backward(call: Call) -> Plan:
-    """Two sums for each channel of each picture, and three factors made of them (`GroupNormBackwardKernelImplInternal`)."""
-    each, groups = _channels_of_all(call), call.arguments["N"] * call.arguments["group"] * 4
-    steps: list[Step] = [Output(0), Output(1), Output(2), Take("products", each), Take("sums", each)]
-    steps += [Take("second", groups), Take("third", groups)]
+def _group_norm_backward(call: OpCall) -> MemoryPlan:
+    """Two sums per channel of each image, and three factors computed from them (`GroupNormBackwardKernelImplInternal`)."""
+    each, groups = _bytes_per_channel(call), call.arguments["N"] * call.arguments["group"] * 4
+    steps: list[MemoryStep] = [
+        OutputAlloc(0),
+        OutputAlloc(1),
+        OutputAlloc(2),
+        ScratchAlloc("products", each),
+        ScratchAlloc("sums", each),
+    ]
+    steps += [ScratchAlloc("second", groups), ScratchAlloc("third", groups)]
     if call.arguments["HxW"] > 1 and call.arguments["weight"] is not None:
-        steps += [Take("first", each), Give("second"), Give("third")]
-    return Plan(steps)
+        steps += [ScratchAlloc("first", each), ScratchFree("second"), ScratchFree("third")]
+    return MemoryPlan(steps)
 
 
-def _channels_of_all(call: Call) -> int:
+def _bytes_per_channel(call: OpCall) -> int:
     """Bytes of a value in single precision for each channel of each picture."""
     return int(call.arguments["N"] * call.arguments["C"]) * 4
 
@@ -198,6 +235,45 @@ def _channels_last(tensor: Any) -> bool:
         and not tensor.is_contiguous()
         and bool(tensor.is_contiguous(memory_format=torch.channels_last))
     )
+
+
+def _rms_norm(
+    original: Any,
+    input: torch.Tensor,
+    normalized_shape: list[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> Any:
+    """One fused kernel on CUDA saves its input and one number per row; the CPU composes the norm of five operations.
+
+    Source: `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu (torch 2.9 and
+    later). Weights of another dtype than the input, and channels-last images, are composed on CUDA too.
+    """
+    last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
+    if last or (weight is not None and weight.dtype != input.dtype):
+        return original.decompose(input, normalized_shape, weight, eps)
+    fused: Any = _FusedRmsNorm.apply
+    return fused(input, weight, len(normalized_shape))
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """Allocates and saves the same tensors as the fused kernel. It computes nothing: its tensors are fake."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:
+        out = torch.empty_like(input, memory_format=torch.contiguous_format)
+        rows = [*input.shape[: input.dim() - dimensions], *(1,) * dimensions]
+        ctx.save_for_backward(input, weight, input.new_empty(rows, dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        input, weight, _ = ctx.saved_tensors
+        grad_input = torch.empty_like(input, memory_format=torch.contiguous_format)
+        grad_weight = None if weight is None else torch.empty_like(weight)
+        copies = [tensor.contiguous() for tensor in (input, gradients[0])]
+        del copies
+        return grad_input, grad_weight, None
 
 
 RULES: dict[str, Rule] = {

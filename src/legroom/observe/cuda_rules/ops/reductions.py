@@ -1,12 +1,12 @@
-"""Sums, means, norms and the like: the staging buffer of CUDA's reduction kernel.
+"""Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
-Source: ATen/native/cuda/Reduce.cuh. Where there are many inputs to few outputs, the kernel lets several thread blocks
-share one output; each writes its part to global memory, and the last to finish adds them up. That buffer is sized for
-every thread of a block (`block.x` × vector width times more than is used when the reduced dimension is the slow one),
-so the bias gradient of a linear layer, a sum over a tall matrix, may hold more scratch than the matrix itself.
+Source: ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks
+compute one output. Each writes its part to global memory, and the last one adds them. That buffer is sized for
+every thread of a block (`block.x` × vector width times more than is used if the reduced dimension is the slow one),
+so the bias gradient of a linear layer, a sum over a tall matrix, may use more scratch memory than the matrix itself.
 
-The arithmetic is that of `setReduceConfig`, and depends on the GPU only by how many blocks it can run at once.
-Checked against measured scratch of such sums on an H200: equal to the byte.
+The computation follows `setReduceConfig`. The GPU matters only through the number of blocks that it runs at once.
+Equal to the byte to sums measured on an H200.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules.plan import Call, Output, Plan, Rule, Take, numbered, scratch
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    numbered,
+    scratch,
+)
 
 MAX_THREADS = 512
 WARP = 32
@@ -25,7 +33,7 @@ MAX_VALUES_PER_THREAD = 256
 
 
 class Dimension(NamedTuple):
-    """Several dimensions of a tensor that are one to the kernel."""
+    """One or more dimensions of a tensor that the kernel treats as one."""
 
     size: int
     stride: int
@@ -40,10 +48,10 @@ def buffers(
     accumulator: int,
     vector: int = 4,
 ) -> tuple[int, int]:
-    """Bytes of the staging buffer and of the semaphores beside it; zeros where one block does it alone.
+    """Bytes of the staging buffer and of its semaphores; zeros if one block per output is enough.
 
-    `accumulator`: bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector`: how many inputs
-    are loaded at once where the whole tensor is reduced; 1 where the kernel does not vectorize.
+    `accumulator`: bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector`: the number of inputs that
+    are loaded at once if all dimensions are reduced; 1 if the kernel does not vectorize.
     """
     inner = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d in reduced])
     outer = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d not in reduced])
@@ -62,7 +70,7 @@ def buffers(
 
     per_thread = _ceil(inputs, width) if along else inputs
     if per_thread < min(height * 16, MAX_VALUES_PER_THREAD):
-        return 0, 0  # each row of threads has outputs of its own
+        return 0, 0  # each row of threads computes its own outputs
     per_thread = _ceil(inputs, width * height if along else height)
     columns = _ceil(outputs // output_vector, 1 if along else width)
     at_once = gpu.sm_count * (gpu.threads_per_sm // (width * height))
@@ -79,9 +87,9 @@ def buffers(
 
 
 def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
-    """Sorted from fast to slow, neighbours in memory joined, as the tensor iterator does."""
+    """Sorted from fast to slow, with adjacent dimensions merged, as TensorIterator does."""
     merged: list[Dimension] = []
-    # A dimension that is repeated has no stride to be sorted by: it stays behind those that have.
+    # An expanded dimension has stride 0: it comes last.
     for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1] == 0, d[1], d[0])):
         if merged and merged[-1].size * merged[-1].stride == stride:
             merged[-1] = Dimension(merged[-1].size * size, merged[-1].stride)
@@ -91,7 +99,7 @@ def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
 
 
 def _output_vector(inner: list[Dimension], outer: list[Dimension]) -> int:
-    """How many neighbouring outputs one thread takes: 4, 2 or 1, as alignment allows."""
+    """The number of adjacent outputs per thread: 4, 2 or 1, depending on alignment."""
     width = 4
     for value in (outer[0].size, *(d.stride for d in (*inner, *outer[1:]))):
         while value % width:
@@ -115,7 +123,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
-    """`buffers` for a tensor and a `dim` argument as operations take it."""
+    """`buffers` for a tensor and the `dim` argument of an operation."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {d % rank for d in chosen} if chosen else set(range(rank))
@@ -125,17 +133,17 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
-    """A rule for operations that are one reduction. `accumulator`: bytes for inputs of 4 bytes or fewer; None where
-    partial results are kept as the inputs are."""
+    """The rule for operations that are one reduction. `accumulator`: bytes for inputs of 4 bytes or fewer; None if
+    partial results have the dtype of the inputs."""
 
-    def rule(call: Call) -> Plan | None:
+    def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments["self"]
         if not isinstance(tensor, torch.Tensor) or not tensor.dim():
             return None
-        whole = (
-            accumulator == INDEXED and call.func._schema.name in _VALUES_ALONE and "dim" not in call.arguments
+        without_index = (
+            accumulator == INDEXED and call.func._schema.name in _VALUES_ONLY and "dim" not in call.arguments
         )
-        size = tensor.element_size() if whole else accumulator or tensor.element_size()
+        size = tensor.element_size() if without_index else accumulator or tensor.element_size()
         if tensor.element_size() == 8 and accumulator in (SUM, WELFORD):
             size *= 2
         dims = call.arguments.get("dim")
@@ -151,37 +159,42 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
     return rule
 
 
-def _count(call: Call) -> Plan:
-    """What is not zero, as booleans, is summed in 64 bits (`count_nonzero` in TensorAdvancedIndexing.cpp)."""
+def _count(call: OpCall) -> MemoryPlan:
+    """The mask of nonzero values is summed in 64 bits (`count_nonzero` in TensorAdvancedIndexing.cpp)."""
     tensor = call.arguments["self"]
     staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
-    return Plan(
-        [Take("mask", tensor.numel()), Output(0), Take("wide", tensor.numel() * 8), *numbered("part", staged)]
+    return MemoryPlan(
+        [
+            ScratchAlloc("mask", tensor.numel()),
+            OutputAlloc(0),
+            ScratchAlloc("int64", tensor.numel() * 8),
+            *numbered("part", staged),
+        ]
     )
 
 
-def _flattened(call: Call, tensor: Any, dims: Any) -> int:
-    """Bytes of a copy in one row: the place of the largest of all values is one in a row."""
-    places = call.func._schema.name in ("aten::argmax", "aten::argmin")
+def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
+    """Bytes of a flattened copy: the index of the largest of all values counts contiguous elements."""
+    finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (
         tensor.numel() * tensor.element_size()
-        if places and dims is None and not tensor.is_contiguous()
+        if finds_index and dims is None and not tensor.is_contiguous()
         else 0
     )
 
 
-def _widened(call: Call, tensor: Any) -> int:
-    """Bytes of a copy in 64 bits: sums and products of booleans and small integers are made of one (`make_reduction`)."""
-    added = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
+def _widened(call: OpCall, tensor: Any) -> int:
+    """Bytes of an int64 copy, which sums and products of booleans and small integers need (`make_reduction`)."""
+    is_sum = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
     narrow = not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() < 8
-    return tensor.numel() * 8 if added and narrow else 0
+    return tensor.numel() * 8 if is_sum and narrow else 0
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16
-"""Bytes of a partial result: a float; mean, squared distance and two counts; a value beside its index."""
+"""Bytes of a partial result: a float; mean, squared distance and two counts; a value and its index."""
 
-_VALUES_ALONE = ("aten::max", "aten::min")
-"""Operations that tell no place where the whole tensor is asked."""
+_VALUES_ONLY = ("aten::max", "aten::min")
+"""Operations that return no index if all dimensions are reduced."""
 
 RULES: dict[str, Rule] = {
     "aten::count_nonzero": _count,

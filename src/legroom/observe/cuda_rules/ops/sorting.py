@@ -1,78 +1,95 @@
-"""Sorting, and what is made of it: largest values, medians, permutations, samples, membership.
+"""Sorting and operations that sort: top-k, medians, permutations, sampling, membership.
 
-Source: Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to 4096 values are sorted by one block
-each, where they lie. Longer ones are brought into one piece along the row first, and sorted by cub, beside their 64-bit places.
+Source: Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to 4096 values are sorted in place by one
+block each. Longer ones are made contiguous along the row first, and sorted by cub, together with their int64 indices.
 """
 
 from typing import Any
 
 import torch
 
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, scratch, size_of
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    scratch,
+    size_of,
+)
 
 SHORT_ROW = 4096
 
 
-def _sort(call: Call) -> Plan | None:
+def _sort(call: OpCall) -> MemoryPlan | None:
     tensor = call.arguments["self"]
     dim = call.arguments["dim"]
     row = tensor.shape[dim] if tensor.dim() else 1
     if row <= SHORT_ROW:
         return scratch(1024)
     results = call.result
-    steps: list[Step] = [Output(0), Output(1)]
-    if not _lies_in_rows(tensor, dim):
-        steps.append(Take("rows", size_of(tensor)))
+    steps: list[MemoryStep] = [OutputAlloc(0), OutputAlloc(1)]
+    if not _has_contiguous_rows(tensor, dim):
+        steps.append(ScratchAlloc("rows", size_of(tensor)))
         if (
             tensor.stride(dim) != 1 and results[0].stride(dim) != 1
-        ):  # they lie as the input does, and are copied at last
-            steps += [Take("values", size_of(tensor)), Take("indices", tensor.numel() * 8)]
-    return Plan([*steps, *_scratch_of_rows(tensor.numel(), row, tensor.element_size())])
+        ):  # results have the strides of the input, and are copied at the end
+            steps += [ScratchAlloc("values", size_of(tensor)), ScratchAlloc("indices", tensor.numel() * 8)]
+    return MemoryPlan([*steps, *_segmented_sort(tensor.numel(), row, tensor.element_size())])
 
 
-def _lies_in_rows(tensor: Any, dim: int) -> bool:
-    """Whether each row is in one piece, and nothing else in between."""
-    whole = tensor.is_contiguous() or tensor.transpose(dim, -1).is_contiguous()
-    return bool(whole and tensor.stride(dim) == 1)
+def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
+    """Whether the rows are contiguous and adjacent."""
+    is_dense = tensor.is_contiguous() or tensor.transpose(dim, -1).is_contiguous()
+    return bool(is_dense and tensor.stride(dim) == 1)
 
 
-def _scratch_of_rows(count: int, row: int, element: int) -> list[Step]:
-    """Places and keys; a few rows are sorted all together, first by value and then by row."""
-    places, keys = count * 8, count * element
+def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
+    """Indices and keys. A few rows are sorted together, first by value and then by row."""
+    indices, keys = count * 8, count * element
     if count == row or count >= 128 * row:
-        return [Take("places", places), Take("sort", _sorted(count, places + keys))]
+        return [ScratchAlloc("positions", indices), ScratchAlloc("sort", _sort_buffer(count, indices + keys))]
     return [
-        Take("places", places), Take("rows of places", places), Take("keys", keys), Take("sort", _sorted(count, places + keys)),
+        ScratchAlloc("positions", indices), ScratchAlloc("segments", indices), ScratchAlloc("keys", keys), ScratchAlloc("sort", _sort_buffer(count, indices + keys)),
     ]  # fmt: skip
 
 
-def _sorted(count: int, pairs: int) -> int:
-    """cub's own buffer: the pairs once more, and about three bytes for 16 of them to count digits."""
+def _sort_buffer(count: int, pairs: int) -> int:
+    """cub's buffer: the pairs once more, and about three bytes for each 16 of them for the digit counts."""
     return pairs + count * 3 // 16
 
 
-def _median(call: Call) -> Plan | None:
-    """The median of all values is taken out of them sorted (`median_impl`)."""
+def _median(call: OpCall) -> MemoryPlan | None:
+    """The median of all values is read from the sorted values (`median_impl`)."""
     if "dim" in call.arguments:
         return None
     tensor = call.arguments["self"]
     count, element = tensor.numel(), tensor.element_size()
-    sort = _scratch_of_rows(count, count, element) if count > SHORT_ROW else []
-    given = [Give(step.name) for step in reversed(sort) if isinstance(step, Take)]
-    copied: list[Step] = [] if tensor.is_contiguous() else [Take("flat", count * element)]
-    return Plan(
-        [*copied, Take("values", count * element), Take("indices", count * 8), *sort, *given, Output(0)]
+    sort = _segmented_sort(count, count, element) if count > SHORT_ROW else []
+    freed = [ScratchFree(step.name) for step in reversed(sort) if isinstance(step, ScratchAlloc)]
+    copied: list[MemoryStep] = [] if tensor.is_contiguous() else [ScratchAlloc("flat", count * element)]
+    return MemoryPlan(
+        [
+            *copied,
+            ScratchAlloc("values", count * element),
+            ScratchAlloc("indices", count * 8),
+            *sort,
+            *freed,
+            OutputAlloc(0),
+        ]
     )
 
 
-def _randperm(call: Call) -> Plan | None:
-    """Random keys are sorted beside the numbers (small permutations are made by one block)."""
+def _randperm(call: OpCall) -> MemoryPlan | None:
+    """Random keys are sorted together with the numbers. One block computes small permutations."""
     count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
     return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
 
-def _topk(call: Call) -> Plan | None:
-    """Rows too long for one block are counted digit by digit, by several: a few words for each 4096 values or so."""
+def _topk(call: OpCall) -> MemoryPlan | None:
+    """Several blocks count the digits of rows that are too long for one block: a few words per 4096 values."""
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
     return (
@@ -82,23 +99,25 @@ def _topk(call: Call) -> Plan | None:
     )
 
 
-def _multinomial(call: Call) -> Plan | None:
-    """One sample, or several that differ, are the largest of the chances over exponential noise; others are looked up in a running sum."""
-    chances = size_of(call.arguments["self"])
+def _multinomial(call: OpCall) -> MemoryPlan | None:
+    """One sample, or samples without replacement, are the largest probabilities divided by exponential noise. Others use a prefix sum."""
+    probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
-        return Plan([Output(0), Take("over noise", chances)])
-    return Plan([Output(0), Take("shares", chances), Take("running sum", chances)])
+        return MemoryPlan([OutputAlloc(0), ScratchAlloc("divided by noise", probabilities)])
+    return MemoryPlan(
+        [OutputAlloc(0), ScratchAlloc("normalized", probabilities), ScratchAlloc("prefix sum", probabilities)]
+    )
 
 
-def _isin(call: Call) -> Plan | None:
-    """Few values are compared with every element at once (`isin` in TensorCompare.cpp); many are sorted among them."""
+def _isin(call: OpCall) -> MemoryPlan | None:
+    """A few values are compared with every element at once (`isin` in TensorCompare.cpp); many are sorted together with them."""
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()
     if others < 10 * count**0.145:
-        return Plan([Output(0), Take("equal", count * others), Take("any", count)])
-    joined = (count + others) * elements.element_size()
-    places = (count + others) * 8
-    return Plan([Output(0), Take("joined", joined), Take("sorted", joined), Take("places", places), Take("sort", joined + places)])  # fmt: skip
+        return MemoryPlan([OutputAlloc(0), ScratchAlloc("equal", count * others), ScratchAlloc("any", count)])
+    concatenated = (count + others) * elements.element_size()
+    indices = (count + others) * 8
+    return MemoryPlan([OutputAlloc(0), ScratchAlloc("concatenated", concatenated), ScratchAlloc("sorted", concatenated), ScratchAlloc("positions", indices), ScratchAlloc("sort", concatenated + indices)])  # fmt: skip
 
 
 RULES: dict[str, Rule] = {

@@ -1,6 +1,6 @@
-"""Operations that make whole tensors inside: copies of what is not contiguous, products, masks, sorted keys.
+"""Operations that allocate tensors inside: copies of inputs that are not contiguous, products, masks, sorted keys.
 
-Each was seen in the histories of single operations on an H200; the reason stands beside it.
+Each was measured alone on an H200; its docstring gives the reason.
 """
 
 import math
@@ -8,103 +8,130 @@ from typing import Any
 
 import torch
 
+from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.ops import reductions
 from legroom.observe.cuda_rules.plan import (
-    Call,
-    Give,
-    Output,
-    Plan,
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
     Rule,
-    Step,
-    Take,
+    ScratchAlloc,
+    ScratchFree,
     numbered,
     scratch,
     size_of,
 )
 
 CHUNK = 65_536
-"""Values of a tensor that one block of a foreach kernel works on."""
+"""Values of a tensor that one block of a foreach kernel processes."""
 
 
-def _softmax_backward(call: Call) -> Plan | None:
-    """Gradient × result, as a tensor of its own (SoftMax.cu, `softmax_backward_cuda_out`)."""
+def _softmax_backward(call: OpCall) -> MemoryPlan | None:
+    """The product of gradient and result (SoftMax.cu, `softmax_backward_cuda_out`)."""
     return scratch(size_of(call.arguments["grad_output"]))
 
 
-def _safe_softmax(call: Call) -> Plan | None:
-    """Which scores are minus infinity, and which rows are so throughout."""
+def _safe_softmax(call: OpCall) -> MemoryPlan | None:
+    """Masks of the scores, and of the rows, that are minus infinity."""
     scores = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]])
     return scratch(scores.numel(), rows, 4)
 
 
-def _logsumexp(call: Call) -> Plan | None:
-    """The largest values, those that are infinite, then the scores less the largest, all of them, and their sums (`logsumexp_out_impl`)."""
+def _logsumexp(call: OpCall) -> MemoryPlan | None:
+    """The maxima, a mask of infinite ones, all scores minus the maximum, and their sums (`logsumexp_out_impl`)."""
     scores, dims = call.arguments["self"], call.arguments.get("dim")
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     largest = size_of(result)
     if not scores.dim():
         return scratch(largest)
-    steps: list[Step] = [Take("largest", largest)]
-    steps += _staged("of the largest", scores, dims, call, scores.element_size())
-    steps += [Take("absolute", largest), Take("infinite", result.numel()), Give("infinite"), Give("absolute")]
-    steps += [Take("scores", size_of(scores)), Output(0)]
-    return Plan([*steps, *_staged("of sums", scores, dims, call, reductions.SUM)])
+    steps: list[MemoryStep] = [ScratchAlloc("maxima", largest)]
+    steps += _staged("of maxima", scores, dims, call, scores.element_size())
+    steps += [
+        ScratchAlloc("absolute", largest),
+        ScratchAlloc("infinite", result.numel()),
+        ScratchFree("infinite"),
+        ScratchFree("absolute"),
+    ]
+    steps += [ScratchAlloc("scores", size_of(scores)), OutputAlloc(0)]
+    return MemoryPlan([*steps, *_staged("of sums", scores, dims, call, reductions.SUM)])
 
 
-def _staged(name: str, tensor: Any, dims: Any, call: Call, accumulator: int) -> list[Step]:
-    """The staging buffer of a reduction, taken and given back."""
+def _staged(name: str, tensor: Any, dims: Any, call: OpCall, accumulator: int) -> list[MemoryStep]:
+    """Allocate and free the staging buffers of a reduction."""
     sizes = reductions.of_tensor(tensor, dims, call.gpu, accumulator=accumulator)
     buffers = numbered(name, sizes)
-    return [*buffers, *(Give(one.name) for one in reversed(buffers))]
+    return [*buffers, *(ScratchFree(one.name) for one in reversed(buffers))]
 
 
-def _log_sigmoid(call: Call) -> Plan:
-    """The buffer that the CPU keeps is empty on CUDA (Activation.cpp)."""
-    return Plan([Output(0), Output(1, 0)])
+def _log_sigmoid(call: OpCall) -> MemoryPlan:
+    """The buffer that the CPU saves is empty on CUDA (Activation.cpp)."""
+    return MemoryPlan([OutputAlloc(0), OutputAlloc(1, 0)])
 
 
-def _zeros_without_memory(call: Call) -> Plan:
-    """The derivative of what does not depend on the input, in forward mode: zeros that are only spoken of (ZeroTensorFallback.cpp)."""
-    return Plan([Output(0, 0)])
+def _zeros_without_memory(call: OpCall) -> MemoryPlan:
+    """Zero tensors of forward-mode derivatives have no memory (ZeroTensorFallback.cpp)."""
+    return MemoryPlan([OutputAlloc(0, 0)])
 
 
-def _roll(call: Call) -> Plan | None:
-    """One dimension after the other: what lies between two is a temporary, and there before the result."""
+def _roll(call: OpCall) -> MemoryPlan | None:
+    """Dimensions are rolled one after the other. The intermediate tensor is allocated before the result."""
     if len(call.arguments["shifts"]) < 2:
         return None
-    return Plan([Take("between", size_of(call.arguments["self"])), Output(0)])
+    return MemoryPlan([ScratchAlloc("intermediate", size_of(call.arguments["self"])), OutputAlloc(0)])
 
 
-def _cumulative(call: Call) -> Plan | None:
-    """Integers and booleans are widened to 64 bits first."""
+def _cumulative(call: OpCall) -> MemoryPlan | None:
+    """Integers and booleans are converted to 64 bits first."""
     tensor = call.arguments["self"]
     narrow = not tensor.is_floating_point() and tensor.element_size() < 8
     return scratch(tensor.numel() * 8) if narrow else None
 
 
-def _norms(call: Call) -> Plan | None:
-    """A partial sum for each chunk of values, as many for every tensor as the largest needs (`foreach_tensor_norm_cuda`)."""
+def _norms(call: OpCall) -> MemoryPlan | None:
+    """A partial sum per chunk, for every tensor as many as the largest one needs (`foreach_tensor_norm_cuda`)."""
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
         return None
     chunks = max(-(-tensor.numel() // CHUNK) for tensor in tensors)
-    outputs = [Output(index) for index in range(len(tensors))]
-    return Plan([Take("sums", len(tensors) * chunks * max(4, tensors[0].element_size())), *outputs])
+    outputs = [OutputAlloc(index) for index in range(len(tensors))]
+    return MemoryPlan(
+        [ScratchAlloc("sums", len(tensors) * chunks * max(4, tensors[0].element_size())), *outputs]
+    )
 
 
-def _complex_abs(call: Call) -> Plan | None:
+def _complex_abs(call: OpCall) -> MemoryPlan | None:
     tensor = call.arguments["self"]
     return scratch(size_of(tensor)) if tensor.is_complex() else None
 
 
-def _dropout(call: Call) -> Plan:
+def _native_dropout(call: OpCall) -> MemoryPlan:
     """The mask is allocated before the result."""
-    return Plan([Output(1), Output(0)])
+    return MemoryPlan([OutputAlloc(1), OutputAlloc(0)])
+
+
+def install(overrides: Overrides) -> None:
+    """CUDA runs one fused dropout kernel that saves a boolean mask; the CPU multiplies by a mask of the input's dtype.
+
+    Source: `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole channels have no
+    fused kernel on either.
+    """
+    overrides.composite("dropout", _dropout)
+
+
+def _dropout(original: Any, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    if not train or p == 0 or not input.numel():
+        return input
+    if p < 1:
+        out: torch.Tensor = torch.ops.aten.native_dropout(input, p, True)[0]
+        return out
+    zero: torch.Tensor = original.decompose(input, p, train)
+    return zero
 
 
 RULES: dict[str, Rule] = {
-    "aten::native_dropout": _dropout,
+    "aten::native_dropout": _native_dropout,
     "aten::_softmax_backward_data": _softmax_backward,
     "aten::_safe_softmax": _safe_softmax,
     "aten::logsumexp": _logsumexp,

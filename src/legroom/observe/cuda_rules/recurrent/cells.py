@@ -1,9 +1,9 @@
-"""LSTM and GRU cells: one fused kernel for all gates, where the CPU computes gate by gate.
+"""LSTM and GRU cells: one fused kernel for all gates; the CPU computes them one by one.
 
-Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are made without their biases, and
-one kernel adds those, computes the gates and keeps them (LSTM: four for each unit, GRU: five) for the backward pass, which is one
-kernel too, and sums over all rows for the biases, with the scratch that such sums have. torch has no shapes for the GRU's
-operations, and none for an LSTM's without biases, so they are given here.
+Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are computed without biases.
+One kernel adds the biases, computes the gates and saves them (LSTM: four per unit, GRU: five) for the backward pass, which is one
+kernel and a sum over all rows for the biases. torch defines no shapes for the operations of a GRU
+and of an LSTM without biases, so they are defined here.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,21 @@ import torch
 
 from legroom.observe.cuda_rules.dispatcher import Overrides
 from legroom.observe.cuda_rules.ops import reductions
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, numbered
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchFree,
+    numbered,
+)
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-GRU_GATES, GRU_KEPT = 3, 5
-LSTM_KEPT = 4
+GRU_GATES, GRU_SAVED = 3, 5
+LSTM_SAVED = 4
 
 
 def install(overrides: Overrides) -> None:
@@ -68,8 +76,8 @@ def _lstm_shapes(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    kept = cx.new_empty(cx.shape[0], LSTM_KEPT * cx.shape[1])
-    return torch.empty_like(cx), torch.empty_like(cx), kept
+    saved = cx.new_empty(cx.shape[0], LSTM_SAVED * cx.shape[1])
+    return torch.empty_like(cx), torch.empty_like(cx), saved
 
 
 def _gru_shapes(
@@ -79,41 +87,41 @@ def _gru_shapes(
     input_bias: Tensor | None = None,
     hidden_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hx), hx.new_empty(hx.shape[0], GRU_KEPT * hx.shape[1])
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], GRU_SAVED * hx.shape[1])
 
 
 def _gru_backward_shapes(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Any, ...]:
-    width = workspace.shape[1] // GRU_KEPT * GRU_GATES
+    width = workspace.shape[1] // GRU_SAVED * GRU_GATES
     gates = [workspace.new_empty(workspace.shape[0], width) for _ in range(2)]
     biases = [workspace.new_empty(width) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(grad_hy), *biases)
 
 
-def _sums_for_biases(*sums: tuple[int, int]) -> Rule:
-    """Results in their order; each (gates, bias) of them: the bias is the sum of these gates' rows."""
+def _bias_sums(*sums: tuple[int, int]) -> Rule:
+    """The rule for pairs (gates, bias) of result indices: the gradient of the bias is the sum over the rows of the gates."""
 
-    def rule(call: Call) -> Plan | None:
-        steps: list[Step] = []
+    def rule(call: OpCall) -> MemoryPlan | None:
+        steps: list[MemoryStep] = []
         for gates, bias in sums:
             if call.result[bias] is None:
                 return None
             sizes = reductions.of_tensor(call.result[gates], 0, call.gpu, accumulator=reductions.SUM)
             buffers = numbered(str(bias), sizes)
-            steps += [Output(bias), *buffers, *(Give(one.name) for one in reversed(buffers))]
-        return Plan(steps)
+            steps += [OutputAlloc(bias), *buffers, *(ScratchFree(one.name) for one in reversed(buffers))]
+        return MemoryPlan(steps)
 
     return rule
 
 
-def _what_is_kept_first(results: Sequence[int]) -> Rule:
-    """The gates that are kept are allocated before the states."""
-    plan = Plan([Output(index) for index in results])
+def _saved_gates_first(results: Sequence[int]) -> Rule:
+    """The saved gates are allocated before the states."""
+    plan = MemoryPlan([OutputAlloc(index) for index in results])
     return lambda call: plan
 
 
 RULES: dict[str, Rule] = {
-    "aten::_thnn_fused_lstm_cell": _what_is_kept_first((2, 0, 1)),
-    "aten::_thnn_fused_gru_cell": _what_is_kept_first((1, 0)),
-    "aten::_thnn_fused_lstm_cell_backward_impl": _sums_for_biases((0, 2)),
-    "aten::_thnn_fused_gru_cell_backward": _sums_for_biases((0, 3), (1, 4)),
+    "aten::_thnn_fused_lstm_cell": _saved_gates_first((2, 0, 1)),
+    "aten::_thnn_fused_gru_cell": _saved_gates_first((1, 0)),
+    "aten::_thnn_fused_lstm_cell_backward_impl": _bias_sums((0, 2)),
+    "aten::_thnn_fused_gru_cell_backward": _bias_sums((0, 3), (1, 4)),
 }

@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN layers: one cuDNN call for the whole module, where the CPU unrolls it step by step.
+"""LSTM, GRU and RNN layers: one cuDNN call per module; the CPU unrolls it step by step.
 
-Source: ATen/native/cudnn/RNN.cpp. On CUDA the weights of a module lie in one buffer (`flatten_parameters`), their
-gradients in another, and what the backward pass needs is one opaque reserve. Under autocast the weights are cast into
-a fresh buffer at every call, and all to float16, whatever autocast's precision is (ATen/cudnn/AutocastRNN.cpp). torch's own shape rules for these operations leave the reserve empty and know no backward,
-so both are given here.
+Source: ATen/native/cudnn/RNN.cpp. On CUDA the weights of a module are in one buffer (`flatten_parameters`), their
+gradients in another, and everything that the backward pass needs is in one opaque reserve. Under autocast the weights are cast into
+a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape functions for these operations leave the reserve
+empty and have no backward pass, so both are defined here.
 """
 
 import contextlib
@@ -13,14 +13,24 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules.dispatcher import Overrides
-from legroom.observe.cuda_rules.plan import Call, Give, Output, Plan, Rule, Step, Take, size_of
+from legroom.observe.cuda_rules.dispatcher import COMPOSITE, Overrides
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    MemoryStep,
+    OpCall,
+    OutputAlloc,
+    Rule,
+    ScratchAlloc,
+    ScratchFree,
+    size_of,
+)
 from legroom.observe.cuda_rules.recurrent.sizes import (
     LSTM,
     RNN_MODES,
-    Layer,
+    RecurrentLayer,
     dropout_state,
     reserve,
     workspace,
@@ -32,20 +42,21 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
-    """Recurrent layers take cuDNN's path; modules lay their weights out in one buffer."""
+    """Recurrent layers use cuDNN's path, and modules put their weights into one buffer."""
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
-    generators = _Generators(gpu)
+    dropout = _DropoutState(gpu)
+    overrides.put("_pack_padded_sequence", _pack(overrides), *COMPOSITE)
     for mode, name in enumerate(RNN_MODES):
-        overrides.composite(f"{name}.input", _whole(mode, generators))
-        overrides.composite(f"{name}.data", _packed(mode, generators))
+        overrides.composite(f"{name}.input", _padded(mode, dropout))
+        overrides.composite(f"{name}.data", _packed(mode, dropout))
     modules: Any = nn.RNNBase
     original = modules.flatten_parameters
 
     def flatten_parameters(module: nn.RNNBase) -> None:
         original(module)
         weights = [w for w in getattr(module, "_flat_weights", ()) if isinstance(w, Tensor)]
-        if weights and all(overrides.stands_for_cuda(w) for w in weights):
+        if weights and all(overrides.is_on_device(w) for w in weights):
             _flatten(weights)
 
     modules.flatten_parameters = flatten_parameters
@@ -55,21 +66,21 @@ def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
         modules.flatten_parameters = original
 
 
-class _Generators:
-    """The state of cuDNN's dropout: made at the first use, kept from then on."""
+class _DropoutState:
+    """The random state of cuDNN's dropout, which is allocated once."""
 
     def __init__(self, gpu: GpuSpec) -> None:
         self._size = dropout_state(gpu)
         self._state: Tensor | None = None
 
-    def need(self, like: Tensor) -> None:
+    def allocate(self, like: Tensor) -> None:
         if self._state is None:
             with torch.no_grad():
                 self._state = like.new_empty(self._size, dtype=torch.uint8)
 
 
 def _flatten(weights: Sequence[Tensor]) -> None:
-    """Let all weights be parts of one buffer, as cuDNN wants them; those that torch leaves apart are put together at every call."""
+    """Put all weights into one buffer, as cuDNN needs them. If torch does not, cuDNN copies them at every call."""
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
         return
     dtypes = {w.dtype for w in weights}
@@ -89,7 +100,7 @@ def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     return parts
 
 
-def _whole(mode: int, generators: _Generators) -> Callable[..., Any]:
+def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
     """For sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
 
     def run(
@@ -105,7 +116,7 @@ def _whole(mode: int, generators: _Generators) -> Callable[..., Any]:
         batch_first: bool,
     ) -> Any:
         if dropout and train:
-            generators.need(input)
+            dropout_state.allocate(input)
         return _call(
             mode, input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, []
         )
@@ -113,7 +124,7 @@ def _whole(mode: int, generators: _Generators) -> Callable[..., Any]:
     return run
 
 
-def _packed(mode: int, generators: _Generators) -> Callable[..., Any]:
+def _packed(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
     """For packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
 
     def run(
@@ -129,7 +140,7 @@ def _packed(mode: int, generators: _Generators) -> Callable[..., Any]:
         bidirectional: bool,
     ) -> Any:
         if dropout and train:
-            generators.need(data)
+            dropout_state.allocate(data)
         sizes = batch_sizes.tolist()
         return _call(
             mode, data, hx, params, has_biases, num_layers, dropout, train, bidirectional, False, sizes
@@ -172,14 +183,14 @@ def _call(
 
 
 def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
-    """The buffer that all weights are parts of; None where each lies by itself."""
+    """The buffer of all weights; None if they are not in one buffer."""
     if len({w.untyped_storage()._cdata for w in weights}) > 1:
         return None
     return weights[0].detach().as_strided((sum(w.numel() for w in weights),), (1,), 0)
 
 
 def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """`_cudnn_rnn_cast_reflatten`: copies in the lower precision, in one fresh buffer."""
+    """`_cudnn_rnn_cast_reflatten`: casts into one new buffer."""
     with torch.no_grad():
         buffer = weights[0].new_zeros(sum(w.numel() for w in weights), dtype=dtype)
         parts = [part.detach() for part in _parts(buffer, [(w.numel(), 1) for w in weights])]
@@ -188,16 +199,55 @@ def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor
     return buffer, parts
 
 
-# Shapes, as the CUDA operations give them
+def _pack(overrides: Overrides) -> Callable[..., Any]:
+    """`_pack_padded_sequence` for fake tensors: its shape follows from lengths, which are on the host and known.
+
+    Source: ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of a step are followed by those of the next.
+    """
+
+    def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+        longest_first = [int(length) for length in lengths.tolist()]
+        sizes = [
+            sum(length > step for length in longest_first) for step in range(max(longest_first, default=0))
+        ]
+        if isinstance(input, FakeTensor) and overrides.is_on_device(input):
+            packed: Tensor = _Packed.apply(input, sum(sizes), batch_first)  # type: ignore[no-untyped-call]
+        else:  # with data, and not composite: the original kernel cannot be called
+            steps = input.transpose(0, 1) if batch_first else input
+            packed = torch.cat([steps[step, :count] for step, count in enumerate(sizes)])
+        return packed, torch.tensor(sizes, dtype=torch.int64)
+
+    return pack
 
 
-def _layer(arguments: dict[str, Any], input: Tensor) -> Layer:
+class _Packed(torch.autograd.Function):
+    """The rows without padding. The gradient of padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
+        ctx.padded, ctx.batch_first = input.shape, batch_first
+        # The rows of each step are made contiguous, then all are concatenated.
+        contiguous = input.new_empty(rows, *input.shape[2:])
+        return torch.cat([contiguous])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        first, second, *rest = ctx.padded
+        if not ctx.batch_first:
+            return gradient.new_zeros(first, second, *rest), None, None
+        return gradient.new_zeros(second, first, *rest).transpose(0, 1), None, None
+
+
+# Shapes of the CUDA operations
+
+
+def _layer(arguments: dict[str, Any], input: Tensor) -> RecurrentLayer:
     sizes = arguments["batch_sizes"]
     if sizes:
         steps, batch = len(sizes), sizes[0]
     else:
         steps, batch = input.shape[:2] if not arguments["batch_first"] else (input.shape[1], input.shape[0])
-    return Layer(
+    return RecurrentLayer(
         mode=arguments["mode"],
         steps=steps,
         batch=batch,
@@ -226,11 +276,11 @@ def _forward_shapes(*args: Any) -> tuple[Tensor, ...]:
     depth = layer.layers * layer.directions
     state = hx.new_empty(depth, layer.batch, arguments["proj_size"] or layer.hidden)
     cell = input.new_empty(0) if cx is None else cx.new_empty(depth, layer.batch, layer.hidden)
-    kept = input.new_empty(reserve(layer), dtype=torch.uint8)
+    reserved = input.new_empty(reserve(layer), dtype=torch.uint8)
     buffer = arguments["weight_buf"]
     if buffer is None:
         buffer = input.new_empty(sum(w.numel() for w in arguments["weight"]))
-    return out, state, cell, kept, buffer
+    return out, state, cell, reserved, buffer
 
 
 def _backward_shapes(*args: Any) -> tuple[Any, ...]:
@@ -255,78 +305,90 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
-    """Two matrices (three with a projection) and two biases belong to each layer; without biases only the matrices."""
+    """A layer has two matrices (three with a projection), and two biases unless `bias=False`."""
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
 
-# What the operations take
+# Memory plans
 
 
-def _forward(call: Call) -> Plan:
-    """The input in steps × batch order, results, workspace, reserve: in the order of the measured histories."""
+def _forward(call: OpCall) -> MemoryPlan:
+    """The input in steps × batch order, results, workspace, reserve: the measured order."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
-    steps: list[Step] = []
+    steps: list[MemoryStep] = []
     if _reordered(arguments):
-        steps.append(Take("input", size_of(arguments["input"])))
-    steps += [Output(0), Output(1), Output(2), Output(4), Take("workspace", workspace(layer)), Output(3)]
-    return Plan(steps)
+        steps.append(ScratchAlloc("input", size_of(arguments["input"])))
+    steps += [
+        OutputAlloc(0),
+        OutputAlloc(1),
+        OutputAlloc(2),
+        OutputAlloc(4),
+        ScratchAlloc("workspace", workspace(layer)),
+        OutputAlloc(3),
+    ]
+    return MemoryPlan(steps)
 
 
-def _backward(call: Call) -> Plan:
-    """First the gradients of the inputs and states, wanted or not, then those of the weights: the workspace is taken twice. The order is that
-    of the measured histories. Where only the last states are used, the outputs' gradient is made of zeros first (RNN.cpp)."""
+def _backward(call: OpCall) -> MemoryPlan:
+    """First the gradients of the inputs and states, needed or not, then those of the weights, each with a workspace. The order was
+    measured. If only the last states are used, the gradient of the outputs is allocated as zeros first (RNN.cpp)."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)
     has_cell = arguments["cx"] is not None
     output = size_of(arguments["output"])
-    zeros = [Take("zeros", output)] if arguments["grad_output"] is None else []
-    copied = [Take("input", size_of(arguments["input"]))] if _reordered(arguments) else []
+    zeros = [ScratchAlloc("zeros", output)] if arguments["grad_output"] is None else []
+    copied = [ScratchAlloc("input", size_of(arguments["input"]))] if _reordered(arguments) else []
     reordered = (
-        [Take("gradient", output)] if _reordered(arguments) and not _has_steps_first(arguments) else []
+        [ScratchAlloc("gradient", output)]
+        if _reordered(arguments) and not _has_steps_first(arguments)
+        else []
     )
     need_input, need_state, need_cell, _ = arguments["output_mask"]
-    wanted = [need_input, need_state or need_input, has_cell and (need_cell or need_input)]
+    is_result = [need_input, need_state or need_input, has_cell and (need_cell or need_input)]
 
-    def gradient(index: int, name: str) -> Step:
-        if wanted[index]:
-            return Output(sum(wanted[:index]))
-        return Take(f"unwanted {name}", size_of(arguments[name]))
+    def gradient(index: int, name: str) -> MemoryStep:
+        if is_result[index]:
+            return OutputAlloc(sum(is_result[:index]))
+        return ScratchAlloc(f"unused {name}", size_of(arguments[name]))
 
-    steps: list[Step] = [*zeros, gradient(1, "hx")]
+    steps: list[MemoryStep] = [*zeros, gradient(1, "hx")]
     if has_cell:
         steps.append(gradient(2, "cx"))
     steps += [*copied, *reordered, gradient(0, "input")]
     for name in ("hx", "cx"):
         if arguments[f"grad_{name[0]}y"] is None and arguments[name] is not None:
-            steps.append(Take(name, size_of(arguments[name])))
-    steps += [Take("workspace", scratch), Give("workspace")]
-    steps += [Give(taken.name) for taken in (*reordered, *copied)]
+            steps.append(ScratchAlloc(name, size_of(arguments[name])))
+    steps += [ScratchAlloc("workspace", scratch), ScratchFree("workspace")]
+    steps += [ScratchFree(step.name) for step in (*reordered, *copied)]
     if arguments["output_mask"][3]:
-        first = sum(wanted)
+        first = sum(is_result)
         steps += copied
         if _has_biases(arguments):
-            steps += [Output(first), Take("workspace", scratch)]
-        else:  # cuDNN's buffer has biases all the same: the matrices are copied out of it
+            steps += [OutputAlloc(first), ScratchAlloc("workspace", scratch)]
+        else:  # cuDNN's buffer includes biases anyway: the matrices are copied from it
             count = len(arguments["weight"])
-            steps += [Take("gradients", layer.weights + _biases(layer)), Take("workspace", scratch)]
-            steps += [Output(index) for index in range(first, first + count)]
-    return Plan(steps)
+            steps += [
+                ScratchAlloc("gradients", layer.weights + _biases(layer)),
+                ScratchAlloc("workspace", scratch),
+            ]
+            steps += [OutputAlloc(index) for index in range(first, first + count)]
+    return MemoryPlan(steps)
 
 
-def _biases(layer: Layer) -> int:
+def _biases(layer: RecurrentLayer) -> int:
     return 2 * layer.gates * layer.hidden * layer.layers * layer.directions * layer.element
 
 
 def _reordered(arguments: dict[str, Any]) -> bool:
-    """Whether the input must be copied to put the steps first."""
-    wrong = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
-    return wrong and min(arguments["input"].shape[:2]) > 1
+    """Whether the input is copied to put the steps first."""
+    is_batch_first = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
+    return is_batch_first and min(arguments["input"].shape[:2]) > 1
 
 
 def _has_steps_first(arguments: dict[str, Any]) -> bool:
-    """Whether the outputs' gradient lies as the outputs themselves do, steps first, whatever its shape says."""
+    """Whether the steps come first in the memory of the outputs' gradient, whatever its shape."""
     gradient = arguments["grad_output"]
     return gradient is not None and bool(gradient.transpose(0, 1).is_contiguous())
 
@@ -334,7 +396,7 @@ def _has_steps_first(arguments: dict[str, Any]) -> bool:
 RULES: dict[str, Rule] = {"aten::_cudnn_rnn": _forward, "aten::_cudnn_rnn_backward": _backward}
 
 _FLATTENED = {torch.float16, torch.float32, torch.float64}
-"""`torch.backends.cudnn.is_acceptable` knows no bfloat16."""
+"""`torch.backends.cudnn.is_acceptable` rejects bfloat16."""
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _FORWARD_NAMES = [argument.name for argument in aten._cudnn_rnn.default._schema.arguments]
 _BACKWARD_NAMES = [argument.name for argument in aten._cudnn_rnn_backward.default._schema.arguments]

@@ -1,11 +1,11 @@
-"""What cuDNN takes for a recurrent layer: the reserve that it keeps for the backward pass, and its workspace.
+"""Sizes of cuDNN's memory for a recurrent layer: the reserve that it saves for the backward pass, and its workspace.
 
-Read off 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM, GRU, RNN; one to four deep; both
-directions; projections; dropout; packed sequences; three dtypes). Reserves are equal to the byte but for dropout's masks. cuDNN does
-not publish what its workspaces are for, but each is a whole number of sequences of outputs and of inputs, of states, and of
-8 MiB for each layer: the tables below hold those numbers. `bench/rules/recurrent/compare.py` prints how near they come.
+Fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM, GRU, RNN; one to four layers; both
+directions; projections; dropout; packed sequences; three dtypes). Reserves are equal to the byte, except for dropout masks. cuDNN does
+not document its workspaces, but each is a whole number of output sequences, input sequences and states, and
+8 MiB per layer. The tables below contain those numbers. `bench/rules/recurrent/compare.py` prints the remaining differences.
 
-Which of cuDNN's algorithms runs is torch's choice, and published: `get_algo` in ATen/native/cudnn/RNN.cpp.
+torch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.units import MiB
 
 RNN_MODES = ("rnn_relu", "rnn_tanh", "lstm", "gru")
-"""cuDNN's numbers for the kinds of cell."""
+"""Cell types, in the order of cuDNN's numbers."""
 LSTM = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """One call of cuDNN: all layers of a module."""
+class RecurrentLayer:
+    """One call of cuDNN, for all layers of a module."""
 
     mode: int
     steps: int
@@ -34,9 +34,9 @@ class Layer:
     training: bool
     dropout: bool
     projected: int = 0
-    """Width that outputs are projected to; 0 where they are not."""
+    """`proj_size`; 0 without projections."""
     rows: int = 0
-    """Where sequences of different lengths are packed, how many steps they have together."""
+    """The total number of steps of packed sequences; 0 if they are not packed."""
 
     @property
     def element(self) -> int:
@@ -53,123 +53,125 @@ class Layer:
         return {"lstm": 4, "gru": 3, "rnn": 1}[self.kind]
 
     @property
-    def places(self) -> int:
-        """How many outputs a layer has in one direction: one for each step of each example."""
+    def outputs(self) -> int:
+        """The number of outputs of a layer in one direction: one per step of each sample."""
         return self.rows or self.steps * self.batch
 
     @property
     def weights(self) -> int:
         """Bytes of all weight matrices, without biases."""
-        told = self.projected or self.hidden
-        first = self.gates * self.hidden * (self.inputs + told)
-        deeper = self.gates * self.hidden * (self.directions * told + told)
+        state = self.projected or self.hidden
+        first = self.gates * self.hidden * (self.inputs + state)
+        deeper = self.gates * self.hidden * (self.directions * state + state)
         projections = self.layers * self.hidden * self.projected
         return self.directions * (first + (self.layers - 1) * deeper + projections) * self.element
 
 
-def reserve(layer: Layer) -> int:
-    """Gates and cells of every step of every layer, the outputs between layers, and dropout's masks, a bit each."""
+def reserve(layer: RecurrentLayer) -> int:
+    """Gates and cells of every step and layer, the outputs between layers, and dropout masks of one bit per value."""
     if not layer.training:
         return 0
     per_layer = {"lstm": 5, "gru": 6, "rnn": 1}[layer.kind] * layer.hidden
-    if layer.projected:  # what is projected is kept before and after
+    if layer.projected:  # outputs are saved before and after the projection
         per_layer += layer.hidden + layer.projected
     between = layer.layers - 1
     width = (per_layer * layer.layers + between * layer.hidden) * layer.directions
     masks = 0
     if layer.dropout:
         masks = between * layer.directions * layer.steps * layer.batch * layer.hidden // 8
-    return width * layer.places * layer.element + 256 + -(-masks // 32) * 32
+    return width * layer.outputs * layer.element + 256 + -(-masks // 32) * 32
 
 
-class Shares(NamedTuple):
-    """What a workspace is made of, in sequences (as many values as there are outputs, or inputs) and states."""
+class WorkspaceParts(NamedTuple):
+    """The number of sequences (as large as the outputs or the inputs) and states in a workspace."""
 
     hidden: int
     inputs: int
     states: int
-    """States of one step, for each layer."""
+    """States of one step, per layer."""
     wider: tuple[tuple[float, float], ...] = ()
-    """(a, b): a times as much as the inputs are wider than b times the hidden width, if they are: buffers for either."""
+    """(a, b): adds a × (inputs - b × hidden) if that is positive. These buffers are used for inputs or outputs."""
 
 
-_STANDARD: dict[tuple[str, int, bool], Shares] = {
-    ("lstm", 1, False): Shares(5, 1, 10, ((2, 1),)),
-    ("lstm", 1, True): Shares(5, 1, 10, ((2, 1),)),
-    ("lstm", 2, False): Shares(14, 1, 24, ((2, 1), (3, 2))),
-    ("lstm", 2, True): Shares(14, 1, 24, ((4, 1), (1, 2))),
-    ("gru", 1, False): Shares(4, 2, 5, ((1, 1),)),
-    ("gru", 1, True): Shares(4, 1, 5, ((2, 1),)),
-    ("gru", 2, False): Shares(12, 1, 14, ((4, 1), (1, 2))),
-    ("gru", 2, True): Shares(12, 2, 14, ((4, 1),)),
-    ("rnn", 1, False): Shares(4, 2, 5, ((1, 1),)),
-    ("rnn", 1, True): Shares(3, 2, 9, ((1, 1),)),
-    ("rnn", 2, False): Shares(10, 2, 14, ((4, 1),)),
-    ("rnn", 2, True): Shares(12, 2, 14, ((4, 1),)),
+_STANDARD: dict[tuple[str, int, bool], WorkspaceParts] = {
+    ("lstm", 1, False): WorkspaceParts(5, 1, 10, ((2, 1),)),
+    ("lstm", 1, True): WorkspaceParts(5, 1, 10, ((2, 1),)),
+    ("lstm", 2, False): WorkspaceParts(14, 1, 24, ((2, 1), (3, 2))),
+    ("lstm", 2, True): WorkspaceParts(14, 1, 24, ((4, 1), (1, 2))),
+    ("gru", 1, False): WorkspaceParts(4, 2, 5, ((1, 1),)),
+    ("gru", 1, True): WorkspaceParts(4, 1, 5, ((2, 1),)),
+    ("gru", 2, False): WorkspaceParts(12, 1, 14, ((4, 1), (1, 2))),
+    ("gru", 2, True): WorkspaceParts(12, 2, 14, ((4, 1),)),
+    ("rnn", 1, False): WorkspaceParts(4, 2, 5, ((1, 1),)),
+    ("rnn", 1, True): WorkspaceParts(3, 2, 9, ((1, 1),)),
+    ("rnn", 2, False): WorkspaceParts(10, 2, 14, ((4, 1),)),
+    ("rnn", 2, True): WorkspaceParts(12, 2, 14, ((4, 1),)),
 }
-"""Training, by kind of cell, directions, and whether there is more than one layer."""
+"""Training, by cell type, number of directions, and whether there are several layers."""
 
-_PERSISTENT: dict[tuple[str, int, bool], Shares] = {
-    ("lstm", 1, False): Shares(21, 1, 8, ((2, 3),)),
-    ("lstm", 1, True): Shares(21, 1, 8, ((2, 2.42),)),
-    ("lstm", 2, False): Shares(30, 1, 18, ((5, 2.37),)),
-    ("lstm", 2, True): Shares(30, 1, 18, ((5, 1.93),)),
-    ("gru", 1, False): Shares(18, 2, 6, ((1, 1),)),
-    ("gru", 1, True): Shares(19, 2, 6, ((1, 1),)),
-    ("gru", 2, False): Shares(24, 2, 14, ((4, 1),)),
-    ("gru", 2, True): Shares(26, 2, 14, ((4, 1),)),
-    ("rnn", 1, False): Shares(13, 2, 6, ((1, 1),)),
-    ("rnn", 1, True): Shares(14, 2, 6, ((1, 1),)),
-    ("rnn", 2, False): Shares(19, 2, 14, ((4, 1),)),
-    ("rnn", 2, True): Shares(21, 2, 14, ((4, 1),)),
+_PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
+    ("lstm", 1, False): WorkspaceParts(21, 1, 8, ((2, 3),)),
+    ("lstm", 1, True): WorkspaceParts(21, 1, 8, ((2, 2.42),)),
+    ("lstm", 2, False): WorkspaceParts(30, 1, 18, ((5, 2.37),)),
+    ("lstm", 2, True): WorkspaceParts(30, 1, 18, ((5, 1.93),)),
+    ("gru", 1, False): WorkspaceParts(18, 2, 6, ((1, 1),)),
+    ("gru", 1, True): WorkspaceParts(19, 2, 6, ((1, 1),)),
+    ("gru", 2, False): WorkspaceParts(24, 2, 14, ((4, 1),)),
+    ("gru", 2, True): WorkspaceParts(26, 2, 14, ((4, 1),)),
+    ("rnn", 1, False): WorkspaceParts(13, 2, 6, ((1, 1),)),
+    ("rnn", 1, True): WorkspaceParts(14, 2, 6, ((1, 1),)),
+    ("rnn", 2, False): WorkspaceParts(19, 2, 14, ((4, 1),)),
+    ("rnn", 2, True): WorkspaceParts(21, 2, 14, ((4, 1),)),
 }
-"""The same where weights stay in registers: gates of all steps are laid out once more."""
+"""The same for persistent algorithms, whose weights stay in registers. They copy the gates of all steps."""
 
-_PACKED: dict[tuple[str, int], Shares] = {
-    ("lstm", 1): Shares(4, 0, 6, ((1, 3),)),
-    ("lstm", 2): Shares(12, 0, 16, ((4, 2),)),
-    ("gru", 1): Shares(3, 0, 3, ((1, 3),)),
-    ("gru", 2): Shares(10, 0, 10, ((4, 2),)),
-    ("rnn", 1): Shares(2, 0, 1, ((1, 1),)),
-    ("rnn", 2): Shares(8, 0, 6, ((4, 1),)),
+_PACKED: dict[tuple[str, int], WorkspaceParts] = {
+    ("lstm", 1): WorkspaceParts(4, 0, 6, ((1, 3),)),
+    ("lstm", 2): WorkspaceParts(12, 0, 16, ((4, 2),)),
+    ("gru", 1): WorkspaceParts(3, 0, 3, ((1, 3),)),
+    ("gru", 2): WorkspaceParts(10, 0, 10, ((4, 2),)),
+    ("rnn", 1): WorkspaceParts(2, 0, 1, ((1, 1),)),
+    ("rnn", 2): WorkspaceParts(8, 0, 6, ((4, 1),)),
 }
-"""Packed sequences lie as cuDNN reads them: nothing is laid out anew."""
+"""Packed sequences need no copies in another layout."""
 
-_EVALUATED: dict[tuple[str, int, bool], Shares] = {
-    ("lstm", 1, False): Shares(5, 1, 10),
-    ("lstm", 2, False): Shares(14, 1, 24),
-    ("gru", 1, False): Shares(4, 1, 5),
-    ("gru", 2, False): Shares(12, 1, 14),
-    ("rnn", 1, False): Shares(2, 1, 3),
-    ("rnn", 2, False): Shares(8, 1, 10),
-    ("lstm", 1, True): Shares(21, 1, 8),
-    ("lstm", 2, True): Shares(30, 1, 18),
-    ("gru", 1, True): Shares(16, 1, 4),
-    ("gru", 2, True): Shares(24, 1, 10),
-    ("rnn", 1, True): Shares(6, 1, 4),
-    ("rnn", 2, True): Shares(12, 1, 10),
+_EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
+    ("lstm", 1, False): WorkspaceParts(5, 1, 10),
+    ("lstm", 2, False): WorkspaceParts(14, 1, 24),
+    ("gru", 1, False): WorkspaceParts(4, 1, 5),
+    ("gru", 2, False): WorkspaceParts(12, 1, 14),
+    ("rnn", 1, False): WorkspaceParts(2, 1, 3),
+    ("rnn", 2, False): WorkspaceParts(8, 1, 10),
+    ("lstm", 1, True): WorkspaceParts(21, 1, 8),
+    ("lstm", 2, True): WorkspaceParts(30, 1, 18),
+    ("gru", 1, True): WorkspaceParts(16, 1, 4),
+    ("gru", 2, True): WorkspaceParts(24, 1, 10),
+    ("rnn", 1, True): WorkspaceParts(6, 1, 4),
+    ("rnn", 2, True): WorkspaceParts(12, 1, 10),
 }
-"""Without a backward pass to come, by kind of cell, directions, and whether weights stay in registers."""
+"""Evaluation, by cell type, number of directions, and whether the algorithm is persistent."""
 
-PIECE = 256
-"""Gates of at most so many steps are laid out at once."""
+CHUNK = 256
+"""The maximum number of steps whose gates are copied at once."""
 
 
-def workspace(layer: Layer, *, backward: bool = False) -> int:
-    """What one call of cuDNN takes beside its results."""
-    kept = persistent(layer, backward=backward)
-    shares = _shares(layer, kept)
-    width = shares.hidden * layer.hidden + shares.inputs * layer.inputs + layer.directions * layer.projected
-    wider = round(sum(a * max(0.0, layer.inputs - b * layer.hidden) for a, b in shares.wider))
-    masked = layer.hidden if layer.training and layer.dropout and _masked_apart(layer, kept) else 0
-    if _in_one_buffer(layer, kept):  # less what its states would have taken
+def workspace(layer: RecurrentLayer, *, backward: bool = False) -> int:
+    """Bytes of the workspace of one call."""
+    is_persistent = persistent(layer, backward=backward)
+    parts = _parts(layer, is_persistent)
+    width = parts.hidden * layer.hidden + parts.inputs * layer.inputs + layer.directions * layer.projected
+    wider = round(sum(a * max(0.0, layer.inputs - b * layer.hidden) for a, b in parts.wider))
+    masked = (
+        layer.hidden if layer.training and layer.dropout and _has_dropout_buffer(layer, is_persistent) else 0
+    )
+    if _shares_buffer(layer, is_persistent):  # without the states
         width += max(masked, wider - round(32 * layer.hidden / layer.steps))
     else:
         width += wider + masked
-    values = width * layer.places
-    if _in_pieces(layer, kept):
-        values = _values_in_pieces(layer, masked)
-    states = shares.states * layer.layers * layer.hidden
+    values = width * layer.outputs
+    if _in_chunks(layer, is_persistent):
+        values = _values_in_chunks(layer, masked)
+    states = parts.states * layer.layers * layer.hidden
     return (
         layer.weights
         + 8 * MiB * layer.layers * layer.directions
@@ -179,43 +181,43 @@ def workspace(layer: Layer, *, backward: bool = False) -> int:
     )
 
 
-def _shares(layer: Layer, kept: bool) -> Shares:
+def _parts(layer: RecurrentLayer, is_persistent: bool) -> WorkspaceParts:
     if layer.rows:
         return _PACKED[layer.kind, layer.directions]
     if not layer.training:
-        return _EVALUATED[layer.kind, layer.directions, kept]
-    return (_PERSISTENT if kept else _STANDARD)[layer.kind, layer.directions, layer.layers > 1]
+        return _EVALUATION[layer.kind, layer.directions, is_persistent]
+    return (_PERSISTENT if is_persistent else _STANDARD)[layer.kind, layer.directions, layer.layers > 1]
 
 
-def _masked_apart(layer: Layer, kept: bool) -> bool:
-    """Whether what dropout leaves of a layer's outputs gets a buffer of its own."""
+def _has_dropout_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
+    """Whether the outputs after dropout have a separate buffer."""
     if layer.layers == 1 or layer.directions == 2:
         return False
-    return layer.kind == "lstm" or (layer.kind == "gru" and not kept)
+    return layer.kind == "lstm" or (layer.kind == "gru" and not is_persistent)
 
 
-def _in_one_buffer(layer: Layer, kept: bool) -> bool:
-    """Whether what wide inputs need and what dropout leaves share a buffer."""
-    plain = layer.training and not (kept or layer.rows or layer.projected)
-    return plain and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
+def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
+    """Whether wide inputs and the outputs after dropout use the same buffer."""
+    is_standard = layer.training and not (is_persistent or layer.rows or layer.projected)
+    return is_standard and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 
 
-def _in_pieces(layer: Layer, kept: bool) -> bool:
-    """Whether gates are laid out piece by piece: an LSTM's of long sequences, a GRU's of several layers."""
-    if layer.directions == 2 or kept or layer.rows:
+def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
+    """Whether gates are copied in chunks: those of an LSTM for long sequences, those of a GRU with several layers."""
+    if layer.directions == 2 or is_persistent or layer.rows:
         return False
     if layer.projected and layer.training and layer.inputs > layer.hidden:
         return False
-    return layer.steps > PIECE if layer.kind == "lstm" else layer.kind == "gru" and layer.layers > 1
+    return layer.steps > CHUNK if layer.kind == "lstm" else layer.kind == "gru" and layer.layers > 1
 
 
-def _values_in_pieces(layer: Layer, masked: int) -> int:
-    """What is laid out then: forwards the gates of one piece, backwards all steps, in fewer copies. A layer that is trained gets what either
-    needs."""
-    hidden, inputs, told = layer.hidden, layer.inputs, layer.projected
-    gates = layer.gates * min(layer.steps, PIECE) * hidden * layer.batch
-    forward = (hidden + inputs + told + masked) * layer.places + gates
-    if not layer.training or told:
+def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
+    """Values that are copied in chunks: the gates of one chunk in the forward pass, all steps with fewer copies in the backward pass. In
+    training, the workspace is the larger of the two."""
+    hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
+    gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
+    forward = (hidden + inputs + projected + masked) * layer.outputs + gates
+    if not layer.training or projected:
         return forward
     if layer.kind == "gru":
         width, states = 2 * hidden + 2 * inputs + max(hidden, inputs), min(layer.steps, 4 * layer.layers + 8)
@@ -225,12 +227,12 @@ def _values_in_pieces(layer: Layer, masked: int) -> int:
         width, states = 3 * hidden + 3 * inputs, 0
     else:
         width, states = 3 * hidden + 2 * inputs, 9 * layer.layers + 8
-    return max(forward, width * layer.places + states * hidden * layer.batch)
+    return max(forward, width * layer.outputs + states * hidden * layer.batch)
 
 
-def persistent(layer: Layer, *, backward: bool = False) -> bool:
-    """Whether torch asks for an algorithm that keeps the weights in registers: small layers always, a single wide one in half
-    precision at some batch sizes (as on GPUs from Ampere on)."""
+def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
+    """Whether torch selects an algorithm that keeps the weights in registers: always for small layers, and for a single wide layer in
+    float16 at some batch sizes (on Ampere and newer GPUs)."""
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False
     small = {False: {"rnn": 384}, True: {"rnn": 256}}[backward].get(layer.kind, 128 if backward else 192)
@@ -240,10 +242,10 @@ def persistent(layer: Layer, *, backward: bool = False) -> bool:
         return False
     if layer.hidden > 1024 or layer.hidden % 128 or layer.inputs % 128:
         return False
-    known = layer.batch % 8 == 0 and layer.batch <= 128
-    return known and (layer.kind == "lstm" or layer.batch < 96 or layer.hidden < 896)
+    is_supported_batch = layer.batch % 8 == 0 and layer.batch <= 128
+    return is_supported_batch and (layer.kind == "lstm" or layer.batch < 96 or layer.hidden < 896)
 
 
 def dropout_state(gpu: GpuSpec) -> int:
-    """The generators of cuDNN's dropout: one of 24 bytes for each thread the GPU can run at once."""
+    """Bytes of the random states of cuDNN's dropout: 24 for each thread that the GPU runs at once."""
     return gpu.sm_count * gpu.threads_per_sm * 24

@@ -29,7 +29,7 @@ def convolution(batch, *words):
         ("INPUT_GRADIENT", 256, ("float32", True, 48, 48, (112, 112), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)), 58, {2: 4}, 616_645_648),
     ],
 )  # fmt: skip
-def test_a_kernel_copies_what_it_reads_otherwise(operation, batch, layer, engine, knobs, size):
+def test_copies_depend_on_the_layout_code_of_the_kernel(operation, batch, layer, engine, knobs, size):
     question, c = convolution(batch, *layer)
 
     assert cooked(of_kernel(engine, knobs, c, Kind[operation]), question, c, Kind[operation]) == size
@@ -47,7 +47,7 @@ def test_a_kernel_copies_what_it_reads_otherwise(operation, batch, layer, engine
         (20, ("float32", True, 96, 3, (14, 14), (4, 4), (2, 2), (1, 1), 1, True, (1, 1)), 40, {2: 11, 12: 30}, 2_247_691),
     ],
 )  # fmt: skip
-def test_gradients_of_weights_are_kept_as_often_as_the_kernel_is_set_to(batch, layer, engine, knobs, size):
+def test_the_copies_of_weight_gradients_follow_the_kernel_setting(batch, layer, engine, knobs, size):
     question, c = convolution(batch, *layer)
     operation = Kind.WEIGHT_GRADIENT
 
@@ -63,7 +63,7 @@ def test_gradients_of_weights_are_kept_as_often_as_the_kernel_is_set_to(batch, l
         ("WEIGHT_GRADIENT", 1000, ("float32", True, 32, 64, (28, 28), (3, 3), (1, 1), (1, 1), 8, False, (1, 1)), 30, {2: 5, 12: 11}, 403_049_055),
     ],
 )  # fmt: skip
-def test_kernels_that_know_groups_read_them_as_wide_as_the_wider_side(
+def test_kernels_with_group_support_pad_groups_to_the_wider_side(
     operation, batch, layer, engine, knobs, size
 ):
     question, c = convolution(batch, *layer)
@@ -82,7 +82,7 @@ def test_kernels_that_know_groups_read_them_as_wide_as_the_wider_side(
         ("WEIGHT_GRADIENT", 32, ("float32", True, 16, 32, (7, 7), (3, 3), (1, 1), (1, 1), 4, False, (1, 1)), 20, {2: 6}, 301_120),
     ],
 )  # fmt: skip
-def test_kernels_that_know_no_groups_run_up_to_eight_of_them_side_by_side(
+def test_kernels_without_group_support_run_up_to_eight_groups_at_once(
     operation, batch, layer, engine, knobs, size
 ):
     question, c = convolution(batch, *layer)
@@ -90,7 +90,7 @@ def test_kernels_that_know_no_groups_run_up_to_eight_of_them_side_by_side(
     assert cooked(of_kernel(engine, knobs, c, Kind[operation]), question, c, Kind[operation]) == size
 
 
-def test_an_answer_that_its_kernels_recipe_explains_has_that_recipe():
+def test_a_workspace_that_the_formula_of_its_kernel_gives_has_that_formula():
     question, c = convolution(
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )
@@ -98,7 +98,7 @@ def test_an_answer_that_its_kernels_recipe_explains_has_that_recipe():
     assert recipe_of(20_520_976, 38, {2: 1}, question, c, Kind.FORWARD) == "H"
 
 
-def test_an_answer_of_a_kernel_that_nobody_has_seen_is_told_by_its_size():
+def test_an_unknown_kernel_gets_a_formula_from_its_size():
     question, c = convolution(
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )
@@ -108,7 +108,7 @@ def test_an_answer_of_a_kernel_that_nobody_has_seen_is_told_by_its_size():
     assert cooked(recipe, question, c, Kind.FORWARD) == pytest.approx(100_000_000, rel=0.05)
 
 
-def test_an_answer_of_next_to_nothing_is_nothing():
+def test_a_tiny_workspace_counts_as_none():
     question, c = convolution(
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import order, taken, traced
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.rnn import pack_padded_sequence
+from traced_plans import scratch_bytes, step_order, traced
 
 from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules.rules import CudaRules
@@ -28,7 +28,7 @@ def test_an_lstm_cell_is_two_products_and_one_kernel():
     assert "sigmoid" not in log.names
 
 
-def test_a_gru_cell_keeps_five_values_for_each_unit():
+def test_a_gru_cell_saves_five_values_per_unit():
     with traced() as log:
         cell = nn.GRUCell(64, 128)
         out = cell(torch.empty(32, 64))
@@ -39,7 +39,7 @@ def test_a_gru_cell_keeps_five_values_for_each_unit():
 
 
 @pytest.mark.parametrize(("kind", "sums"), [("GRU", 2), ("LSTM", 1)])
-def test_a_cells_biases_are_sums_over_all_rows_with_their_scratch(kind, sums):
+def test_bias_gradients_of_a_cell_are_sums_with_staging_buffers(kind, sums):
     """As recorded: a GRU of 128 units over 9,728 rows took as much for each bias as its gates are large, twice over."""
     backward = {"GRU": "_thnn_fused_gru_cell_backward", "LSTM": "_thnn_fused_lstm_cell_backward_impl"}[kind]
     gates = {"GRU": 3, "LSTM": 4}[kind]
@@ -48,7 +48,7 @@ def test_a_cells_biases_are_sums_over_all_rows_with_their_scratch(kind, sums):
         out = cell(torch.empty(9728, 128))
         (out[0] if isinstance(out, tuple) else out).backward(torch.empty(9728, 128))
 
-    staged = [size for size in taken(log.plan_of(backward)).values() if size > 4096]
+    staged = [size for size in scratch_bytes(log.plan_of(backward)).values() if size > 4096]
     assert staged == [2 * gates * 9728 * 128 * 4] * sums
 
 
@@ -70,21 +70,21 @@ def packed(batch_first: bool):
     return given, made
 
 
-def test_lengths_on_the_host_say_how_many_rows_a_packed_sequence_has():
+def test_the_rows_of_a_packed_sequence_follow_from_the_lengths():
     _, made = packed(batch_first=True)
 
     assert made.data.shape == (8, 16)
     assert made.batch_sizes.tolist() == [3, 2, 1, 1, 1]
 
 
-def test_gradients_of_packed_sequences_are_padded_again_steps_first():
+def test_gradients_of_packed_sequences_are_padded_with_steps_first():
     for batch_first in (True, False):
         given, _ = packed(batch_first)
 
         assert given.grad.shape == given.shape
 
 
-def test_sequences_of_the_host_are_packed_as_ever():
+def test_sequences_on_the_host_are_packed_as_usual():
     given, lengths = torch.randn(3, 5, 2), torch.tensor([5, 2, 1])
     plain = pack_padded_sequence(given, lengths, batch_first=True)
 
@@ -95,7 +95,7 @@ def test_sequences_of_the_host_are_packed_as_ever():
     assert torch.equal(made.batch_sizes, plain.batch_sizes)
 
 
-def test_a_transposed_sequence_is_put_in_one_piece_before_a_convolution_makes_its_result():
+def test_a_transposed_sequence_is_copied_before_the_result_of_a_convolution():
     with traced() as log:
         layer = nn.Conv1d(300, 256, 3)
         given = torch.empty(128, 400, 300, requires_grad=True).transpose(1, 2)
@@ -103,20 +103,20 @@ def test_a_transposed_sequence_is_put_in_one_piece_before_a_convolution_makes_it
         out.backward(torch.empty_like(out))
 
     forward, backward = log.plan_of("convolution"), log.plan_of("convolution_backward")
-    assert order(forward)[:2] == ["input", 0]
-    assert taken(forward)["input"] == 128 * 400 * 300 * 4
-    assert order(backward)[0] == "input"
-    assert "-input" not in order(backward)
+    assert step_order(forward)[:2] == ["input", 0]
+    assert scratch_bytes(forward)["input"] == 128 * 400 * 300 * 4
+    assert step_order(backward)[0] == "input"
+    assert "-input" not in step_order(backward)
 
 
-def test_a_piece_of_a_picture_is_copied_before_a_convolution_makes_its_result():
+def test_a_cropped_image_is_copied_before_the_result_of_a_convolution():
     with traced() as log:
         nn.Conv2d(8, 8, 3)(torch.empty(2, 8, 16, 16)[:, :, 2:12, 2:12])
 
-    assert order(log.plan_of("convolution"))[:2] == ["input", 0]
+    assert step_order(log.plan_of("convolution"))[:2] == ["input", 0]
 
 
-def test_a_ctc_loss_keeps_a_score_for_every_frame_and_place():
+def test_ctc_loss_saves_a_score_for_every_frame_and_target_position():
     rules = CudaRules(find_gpu("h200"))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):

@@ -3,19 +3,19 @@
 import torch
 
 from legroom.observe.cuda_rules import dispatcher
-from legroom.observe.cuda_rules.dispatcher import Overrides, made_replaceable
+from legroom.observe.cuda_rules.dispatcher import Overrides, _allow_replacement
 
 
-def test_a_release_that_refuses_a_second_python_kernel_is_made_to_forget_the_first(monkeypatch):
+def test_the_first_python_kernel_is_removed_if_a_release_rejects_a_second_one(monkeypatch):
     monkeypatch.setattr(dispatcher, "MAY_REPLACE", {})
     monkeypatch.setattr(torch.library, "_impls", {"aten/_cudnn_rnn/Meta", "aten/add.Tensor/CPU"})
 
-    assert made_replaceable("aten/_cudnn_rnn/Meta") == {"aten/_cudnn_rnn/Meta"}
+    assert _allow_replacement("aten/_cudnn_rnn/Meta") == {"aten/_cudnn_rnn/Meta"}
 
     assert torch.library._impls == {"aten/add.Tensor/CPU"}
 
 
-def test_torchs_own_note_is_back_after_closing(monkeypatch):
+def test_torchs_list_of_python_kernels_is_restored(monkeypatch):
     monkeypatch.setattr(dispatcher, "MAY_REPLACE", {})
     monkeypatch.setattr(torch.library.Library, "impl", lambda self, op_name, fn, dispatch_key="": None)
     monkeypatch.setattr(torch.library, "_impls", {"aten/_cudnn_rnn/Meta"})
@@ -27,7 +27,7 @@ def test_torchs_own_note_is_back_after_closing(monkeypatch):
     assert torch.library._impls == {"aten/_cudnn_rnn/Meta"}
 
 
-def test_a_kernel_that_torch_wrote_in_python_is_replaced_until_it_is_closed():
+def test_a_python_kernel_of_torch_is_replaced_until_close():
     points = torch.empty(4, 3, device="meta")
 
     def shape() -> tuple[int, ...]:

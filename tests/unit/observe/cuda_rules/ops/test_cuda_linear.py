@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import traced
+from traced_plans import traced
 
 
 def ran(x: torch.Tensor) -> list[str]:
@@ -19,7 +19,7 @@ def test_matrices_and_contiguous_inputs_are_one_fused_product() -> None:
         assert "add" not in names
 
 
-def test_the_bias_is_added_in_place_where_the_input_does_not_lie_in_rows() -> None:
+def test_the_bias_is_added_in_place_if_the_input_is_not_contiguous() -> None:
     names = ran(torch.empty(4, 2, 8, device="meta").transpose(0, 1))
 
     assert "mm" in names

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import order, taken, traced
+from traced_plans import scratch_bytes, step_order, traced
 
 from legroom.observe.cuda_rules.ops.accumulation import Accumulation
-from legroom.observe.cuda_rules.plan import Output
+from legroom.observe.cuda_rules.plan import OutputAlloc
 
 EACH = 1000 * 3000 * 4
 
@@ -14,42 +14,49 @@ EACH = 1000 * 3000 * 4
 @pytest.mark.parametrize(
     ("loss", "name"), [(F.smooth_l1_loss, "smooth_l1_loss"), (F.binary_cross_entropy, "binary_cross_entropy")]
 )
-def test_the_mean_of_some_losses_stays_as_large_as_the_losses(loss, name):
+def test_the_result_of_some_losses_keeps_the_size_of_the_input(loss, name):
     with traced() as log:
         loss(torch.empty(2048, 300), torch.empty(2048, 300))
 
-    assert Output(0, 2048 * 300 * 4) in log.plan_of(name).steps
+    assert OutputAlloc(0, 2048 * 300 * 4) in log.plan_of(name).steps
 
 
-def test_the_losses_of_huber_are_given_back():
+def test_huber_loss_frees_the_losses():
     with traced() as log:
         F.huber_loss(torch.empty(2048, 300), torch.empty(2048, 300))
 
-    assert order(log.plan_of("huber_loss"))[:2] == ["losses", 0]
+    assert step_order(log.plan_of("huber_loss"))[:2] == ["losses", 0]
 
 
-def test_a_loss_of_logits_is_two_tensors_before_its_mean():
+def test_a_loss_of_logits_allocates_two_tensors_before_its_mean():
     with traced() as log:
         F.binary_cross_entropy_with_logits(torch.empty(1000, 3000), torch.empty(1000, 3000))
 
     plan = log.plan_of("binary_cross_entropy_with_logits")
-    assert order(plan)[:3] == ["log sigmoid", "losses", 0]
-    assert taken(plan)["losses"] == EACH
+    assert step_order(plan)[:3] == ["log sigmoid", "losses", 0]
+    assert scratch_bytes(plan)["losses"] == EACH
 
 
-def test_weights_of_positives_come_and_go_before_the_losses():
+def test_pos_weight_tensors_are_freed_before_the_losses():
     with traced() as log:
         F.binary_cross_entropy_with_logits(
             torch.empty(1000, 3000), torch.empty(1000, 3000), pos_weight=torch.empty(3000), reduction="none"
         )
 
     plan = log.plan_of("binary_cross_entropy_with_logits")
-    assert order(plan) == ["log sigmoid", "weights less one", "weights", "-weights less one", "-weights", 0]
-    assert (taken(plan)["weights less one"], taken(plan)["weights"]) == (12000, EACH)
+    assert step_order(plan) == [
+        "log sigmoid",
+        "pos_weight minus one",
+        "weights",
+        "-pos_weight minus one",
+        "-weights",
+        0,
+    ]
+    assert (scratch_bytes(plan)["pos_weight minus one"], scratch_bytes(plan)["weights"]) == (12000, EACH)
 
 
 @pytest.mark.parametrize("weights", [None, torch.ones(7)])
-def test_the_gradient_of_a_loss_of_logits_is_made_in_place(weights):
+def test_the_gradient_of_a_loss_of_logits_is_computed_in_place(weights):
     """The formula runs on one tensor of its own; a product that it begins with is new, also in a second pass over the same graph."""
     ran = []
 
@@ -77,22 +84,22 @@ def test_the_gradient_of_a_loss_of_logits_is_made_in_place(weights):
         assert "sub_" in ran
 
 
-def test_the_gradient_of_a_soft_margin_is_made_of_three_tensors():
+def test_the_gradient_of_soft_margin_loss_allocates_three_tensors():
     with traced() as log:
         F.soft_margin_loss(torch.empty(1000, 3000, requires_grad=True), torch.empty(1000, 3000)).backward()
 
     plan = log.plan_of("soft_margin_loss_backward")
-    assert order(plan) == ["negative", "product", "exponential", "-product", "-negative", 0]
+    assert step_order(plan) == ["negative", "product", "exponential", "-product", "-negative", 0]
 
 
-def test_a_product_of_three_goes_slice_by_slice():
+def test_bilinear_computes_slice_by_slice():
     with traced() as log:
         torch.nn.Bilinear(50, 40, 20)(torch.empty(300, 50), torch.empty(300, 40))
 
-    assert taken(log.plan_of("_trilinear")) == {"pair": 48000, "slice": 1200}
+    assert scratch_bytes(log.plan_of("_trilinear")) == {"pair": 48000, "slice": 1200}
 
 
-def test_one_hot_puts_ones_among_zeros():
+def test_one_hot_scatters_ones_into_zeros():
     with traced() as log:
         found = F.one_hot(torch.empty(64, 32, dtype=torch.int64), 100)
 

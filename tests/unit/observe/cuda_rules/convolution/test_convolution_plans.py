@@ -3,14 +3,14 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import order, taken, traced
 from torch import nn
+from traced_plans import scratch_bytes, step_order, traced
 
 from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules.convolution import recorded_table, workspace
 from legroom.observe.cuda_rules.convolution.recorded_table import KINDS, Kind, Layer, look_up, size_of
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
-from legroom.observe.cuda_rules.plan import Take
+from legroom.observe.cuda_rules.plan import ScratchAlloc
 from legroom.units import MiB
 
 H200 = find_gpu("h200")
@@ -27,27 +27,27 @@ def copies(c, **parts):
     return c.converted(**parts)
 
 
-def test_an_ordinary_convolution_holds_input_weights_and_output_again():
+def test_an_ordinary_convolution_copies_input_weights_and_output():
     c = layer(256, 64, 64, 56, 3)
 
     assert workspace.forward(c) == copies(c) == 411189248
 
 
-def test_a_kernel_of_one_pixel_is_a_matrix_product_and_takes_nothing():
+def test_a_pointwise_convolution_is_a_matrix_product_without_workspace():
     assert workspace.forward(layer(64, 256, 64, 56, 1)) == 0
 
 
-def test_a_kernel_of_one_pixel_that_skips_pixels_is_converted():
+def test_a_strided_pointwise_convolution_is_converted():
     c = layer(128, 512, 1024, 28, 1, stride=2)
 
     assert workspace.forward(c) == 294 * MiB
 
 
-def test_the_first_layer_of_a_network_has_a_kernel_of_its_own():
+def test_a_convolution_with_few_input_channels_needs_no_workspace():
     assert workspace.forward(layer(16, 3, 64, 224, 3)) == 0
 
 
-def test_pictures_that_lie_channels_last_need_no_conversion():
+def test_channels_last_images_need_no_conversion():
     assert workspace.forward(layer(64, 64, 64, 56, 3, last=True)) == 0
     assert workspace.input_gradient(layer(64, 64, 64, 56, 3, last=True, element=2)) == 0
 
@@ -58,19 +58,19 @@ def test_channels_last_with_odd_channels_is_padded():
     assert workspace.forward(c) >= 64 * 8 * 224 * 224 * 2
 
 
-def test_depthwise_convolutions_in_the_usual_layout_take_nothing():
+def test_contiguous_depthwise_convolutions_need_no_workspace():
     c = layer(64, 96, 96, 56, 7, groups=96)
 
     assert workspace.forward(c) == workspace.weight_gradient(c, H200) == 0
 
 
-def test_depthwise_gradients_channels_last_are_summed_in_eight_parts():
+def test_channels_last_depthwise_weight_gradients_have_eight_partial_sums():
     c = layer(96, 768, 768, 7, 7, groups=768, last=True, element=2)
 
     assert workspace.weight_gradient(c, H200) == 115605504
 
 
-def test_a_pointwise_weight_gradient_is_one_product_for_each_picture():
+def test_a_pointwise_weight_gradient_is_one_product_per_image():
     c = layer(200, 480, 112, 14, 1)
 
     assert workspace.weight_gradient(c, H200) == 200 * 480 * 112 * 4
@@ -114,7 +114,7 @@ def test_a_layer_that_was_never_measured_at_this_batch_is_not_in_the_table():
         assert look_up(named(c, side, 3), c) is None
 
 
-def test_a_depthwise_layer_of_cudnns_is_in_doubt_and_one_of_torchs_own_is_not():
+def test_a_depthwise_layer_is_uncertain_only_if_cudnn_computes_it():
     for dtype, doubted in ((torch.float16, True), (torch.float32, False)):
         log = run(
             lambda dtype=dtype: nn.Conv2d(80, 80, 3, padding=1, groups=80, bias=False, dtype=dtype),
@@ -122,27 +122,27 @@ def test_a_depthwise_layer_of_cudnns_is_in_doubt_and_one_of_torchs_own_is_not():
         )
         plan = log.plan_of("convolution_backward")
         assert plan is not None
-        assert any(step.others for step in plan.steps if isinstance(step, Take)) is doubted
+        assert any(step.alternatives for step in plan.steps if isinstance(step, ScratchAlloc)) is doubted
 
 
-def test_another_generation_is_not_told_what_hopper_did():
+def test_the_table_is_not_used_for_other_gpu_generations():
     with traced("a100") as log:
         F.conv2d(torch.empty(16, 512, 28, 28), torch.empty(512, 512, 3, 3), padding=1)
 
     plan = log.plan_of("convolution")
     assert plan is not None
-    assert [step.bytes for step in plan.steps if isinstance(step, Take)] == [
+    assert [step.bytes for step in plan.steps if isinstance(step, ScratchAlloc)] == [
         copies(layer(16, 512, 512, 28, 3))
     ]
 
 
-def test_a_kind_that_copies_weights_for_each_picture_grows_with_the_batch():
+def test_a_workspace_with_weight_copies_per_image_grows_with_the_batch():
     kind = Kind(False, False, False, 1, True)
 
     assert size_of(kind, layer(20, 8, 8, 14, 1)) == 2 * size_of(kind, layer(10, 8, 8, 14, 1))
 
 
-def test_the_table_reads_as_a_whole():
+def test_every_row_of_the_table_can_be_read():
     rows = [row for _, rows in recorded_table.table() for row in rows]
 
     assert len(rows) > 20_000
@@ -160,28 +160,28 @@ def run(module, x, gpu="h200"):
     return log
 
 
-def test_forward_the_result_comes_before_the_workspace():
+def test_the_forward_pass_allocates_the_result_before_the_workspace():
     log = run(lambda: nn.Conv2d(64, 64, 3, padding=1), lambda: torch.empty(8, 64, 56, 56))
 
-    assert order(log.plan_of("convolution"))[:2] == [0, "workspace"]
+    assert step_order(log.plan_of("convolution"))[:2] == [0, "workspace"]
 
 
-def test_backward_each_gradient_is_followed_by_its_workspace():
+def test_in_the_backward_pass_each_gradient_is_followed_by_its_workspace():
     log = run(lambda: nn.Conv2d(64, 64, 3, padding=1), lambda: torch.empty(64, 64, 56, 56))
 
-    assert order(log.plan_of("convolution_backward"))[:7] == [
+    assert step_order(log.plan_of("convolution_backward"))[:7] == [
         0, "input gradient", "-input gradient", 1, "weight gradient", "-weight gradient", 2,
     ]  # fmt: skip
 
 
-def test_the_bias_gradient_of_a_channels_last_picture_reduces_like_a_tall_matrix():
+def test_the_bias_gradient_of_a_channels_last_image_reduces_like_a_tall_matrix():
     with traced() as log:
         x = torch.empty(16, 64, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
         bias = torch.empty(192, requires_grad=True)
         out = F.conv2d(x, torch.empty(192, 64, 3, 3), bias, padding=1)
         out.backward(torch.empty_like(out))
 
-    assert taken(log.plan_of("convolution_backward"))["bias 0"] == 19267584
+    assert scratch_bytes(log.plan_of("convolution_backward"))["bias 0"] == 19267584
 
 
 def test_a_first_layer_computes_no_gradient_of_its_input():
@@ -189,62 +189,62 @@ def test_a_first_layer_computes_no_gradient_of_its_input():
         out = nn.Conv2d(3, 64, 3, bias=False)(torch.empty(8, 3, 32, 32))
         out.backward(torch.empty_like(out))
 
-    assert 0 in order(log.plan_of("convolution_backward"))
-    assert "input gradient" not in taken(log.plan_of("convolution_backward"))
+    assert 0 in step_order(log.plan_of("convolution_backward"))
+    assert "input gradient" not in scratch_bytes(log.plan_of("convolution_backward"))
 
 
-def test_a_gradient_in_another_layout_is_copied_and_given_back_before_the_bias():
+def test_the_copy_of_a_gradient_in_another_layout_is_freed_before_the_bias():
     with traced() as log:
         out = nn.Conv2d(64, 64, 3, padding=1)(torch.empty(8, 64, 28, 28, requires_grad=True))
         out.backward(torch.empty(8, 28, 28, 64).permute(0, 3, 1, 2))
 
-    steps = order(log.plan_of("convolution_backward"))
+    steps = step_order(log.plan_of("convolution_backward"))
     assert steps[0] == "gradient"
     assert steps.index("-gradient") < steps.index(2)
 
 
-def test_weights_that_are_not_channels_last_are_copied_for_a_picture_that_is():
+def test_contiguous_weights_are_copied_for_a_channels_last_image():
     with traced() as log:
         x = torch.empty(8, 64, 28, 28).to(memory_format=torch.channels_last)
         F.conv2d(x, torch.empty(64, 64, 3, 3))
 
-    assert taken(log.plan_of("convolution"))["weight"] == 64 * 64 * 9 * 4
+    assert scratch_bytes(log.plan_of("convolution"))["weight"] == 64 * 64 * 9 * 4
 
 
-def test_depthwise_gradients_of_torchs_own_kernel_begin_with_the_weights():
+def test_torchs_depthwise_kernel_allocates_the_weight_gradient_first():
     log = run(lambda: nn.Conv2d(64, 64, 3, groups=64, bias=False), lambda: torch.empty(8, 64, 28, 28))
 
-    assert order(log.plan_of("convolution_backward"))[:7] == [1, 0]
+    assert step_order(log.plan_of("convolution_backward"))[:7] == [1, 0]
 
 
-def test_what_may_be_converted_beyond_the_guess_is_in_doubt():
+def test_further_conversions_are_alternatives_of_a_guess():
     with traced("a100") as log:
         F.conv2d(torch.empty(64, 256, 56, 56), torch.empty(64, 256, 1, 1))
 
     plan = log.plan_of("convolution")
     assert plan is not None
-    (workspace,) = (step for step in plan.steps if isinstance(step, Take))
+    (workspace,) = (step for step in plan.steps if isinstance(step, ScratchAlloc))
     assert workspace.bytes == 0
-    assert workspace.others == ((64 * (256 + 64) * 56 * 56 + 256 * 64) * 4,)
+    assert workspace.alternatives == ((64 * (256 + 64) * 56 * 56 + 256 * 64) * 4,)
 
 
-def test_a_layer_measured_at_this_very_batch_is_in_no_doubt():
+def test_a_layer_measured_at_this_batch_size_is_certain():
     with traced() as log:
         F.conv2d(torch.empty(16, 512, 28, 28), torch.empty(512, 512, 3, 3), padding=1)
 
     plan = log.plan_of("convolution")
     assert plan is not None
-    assert [step.others for step in plan.steps if isinstance(step, Take)] == [()]
+    assert [step.alternatives for step in plan.steps if isinstance(step, ScratchAlloc)] == [()]
 
 
-def test_channels_last_gradients_copy_weights_that_are_not():
+def test_channels_last_gradients_copy_contiguous_weights():
     with traced() as log:
         x = torch.empty(8, 64, 28, 28).to(memory_format=torch.channels_last).requires_grad_()
         weight = torch.empty(64, 64, 3, 3, requires_grad=True)
         out = F.conv2d(x, weight, padding=1)
         out.backward(torch.empty_like(out))
 
-    steps = order(log.plan_of("convolution_backward"))
+    steps = step_order(log.plan_of("convolution_backward"))
     assert steps[:2] == [0, "weight"]
     assert steps.index("-weight") < steps.index(1)
 
@@ -255,4 +255,4 @@ def test_convolutions_in_one_and_three_dimensions_have_plans_too():
             weights = [torch.empty(p.shape) for p in module.parameters()]
             function = F.conv1d if len(shape) == 3 else F.conv3d
             function(torch.empty(shape), *weights)
-        assert order(log.plan_of("convolution"))[0] == 0
+        assert step_order(log.plan_of("convolution"))[0] == 0

@@ -35,7 +35,7 @@ def residual():
     return ((h + h.sin()) * 3).sum()
 
 
-def test_the_gradients_of_a_residual_connection_meet_in_place():
+def test_the_gradients_of_a_residual_connection_are_added_in_place():
     mode = backward(residual)
 
     assert mode.swapped == mode.added == 1
@@ -51,24 +51,24 @@ def test_a_gradient_that_is_a_view_is_not_added_to():
     assert (mode.added, mode.swapped) == (1, 0)
 
 
-def test_a_gradient_without_memory_of_its_own_is_not_added_to():
+def test_a_gradient_whose_memory_is_shared_is_not_added_to():
     assert not _dense(torch.ones(1).expand(4, 8))
     assert not _dense(torch.ones(4, 8)[:, ::2])
 
 
-def test_a_gradient_fills_its_memory_in_whatever_order():
+def test_a_dense_gradient_in_any_dimension_order_is_added_to():
     assert _dense(torch.ones(4, 8).t())
     assert _dense(torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last))
 
 
-def test_additions_of_the_forward_pass_are_not_touched():
+def test_additions_of_the_forward_pass_are_unchanged():
     with FakeTensorMode(), Swapping() as mode:
         torch.ones(4, requires_grad=True) + torch.ones(4)
 
     assert (mode.added, mode.swapped) == (1, 0)
 
 
-def test_what_was_selected_is_put_into_zeros_in_place():
+def test_gradients_of_selections_are_written_into_zeros_in_place():
     def selected(pick):
         def loss():
             x = torch.ones(4, 8, requires_grad=True)
@@ -86,7 +86,7 @@ def test_what_was_selected_is_put_into_zeros_in_place():
     assert swapped == {"max": 1, "gather": 1, "index": 1}
 
 
-def test_what_a_function_of_ones_own_scatters_stays_apart():
+def test_a_scatter_in_a_custom_autograd_function_is_unchanged():
     class Spread(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -102,7 +102,7 @@ def test_what_a_function_of_ones_own_scatters_stays_apart():
     backward(lambda: Spread.apply(torch.ones(4, 8, requires_grad=True) * 2).sum(), fake=False)
 
 
-def test_real_gradients_are_the_same_either_way():
+def test_real_gradients_are_equal_with_and_without_the_rule():
     def gradient(mode):
         x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
         h = x * 2
@@ -125,7 +125,7 @@ def test_double_backward_keeps_its_graph():
     assert gradient.requires_grad
 
 
-def test_a_formula_adds_up_its_two_gradients_out_of_place():
+def test_a_formula_with_two_gradients_adds_them_out_of_place():
     def loss():
         h = torch.ones(4, 8, requires_grad=True) * 2
         spread, mean = torch.var_mean(h, 1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Runs operations on tensors without data, with CUDA's rules in force, and tells what was run and what it took."""
+"""Runs operations on fake tensors with the CUDA rules, and returns the operations and their memory plans."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,17 +9,23 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules.plan import Give, Keep, Output, Plan, Take
+from legroom.observe.cuda_rules.plan import (
+    MemoryPlan,
+    OutputAlloc,
+    PersistentAlloc,
+    ScratchAlloc,
+    ScratchFree,
+)
 from legroom.observe.cuda_rules.rules import CudaRules
 
 
-class Log(TorchDispatchMode):
-    """What ran, in order, and what the rules say of it."""
+class OpLog(TorchDispatchMode):
+    """The operations that ran, in order, and their memory plans."""
 
     def __init__(self, rules: CudaRules) -> None:
         super().__init__()
         self.rules = rules
-        self.calls: list[tuple[str, Plan | None, Any]] = []
+        self.calls: list[tuple[str, MemoryPlan | None, Any]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -31,7 +37,7 @@ class Log(TorchDispatchMode):
     def names(self) -> list[str]:
         return [name for name, _, _ in self.calls if name != "detach"]
 
-    def plan_of(self, name: str) -> Plan | None:
+    def plan_of(self, name: str) -> MemoryPlan | None:
         return next(plan for called, plan, _ in self.calls if called == name)
 
     def results_of(self, name: str) -> Any:
@@ -39,27 +45,31 @@ class Log(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def traced(gpu: str = "h200", **options: Any) -> Iterator[Log]:
-    """Within the block tensors have no data and stand for CUDA's."""
+def traced(gpu: str = "h200", **options: Any) -> Iterator[OpLog]:
+    """Within the block tensors are fake and treated as CUDA tensors."""
     rules = CudaRules(find_gpu(gpu), **options)
-    log = Log(rules)
+    log = OpLog(rules)
     with FakeTensorMode(), log, rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
         yield log
 
 
-def taken(plan: Plan | None) -> dict[str, int]:
-    return {step.name: step.bytes for step in plan.steps if isinstance(step, Take)} if plan else {}
+def scratch_bytes(plan: MemoryPlan | None) -> dict[str, int]:
+    return {step.name: step.bytes for step in plan.steps if isinstance(step, ScratchAlloc)} if plan else {}
 
 
-def kept(plan: Plan | None) -> dict[str, int]:
-    return {step.name: step.bytes for step in plan.steps if isinstance(step, Keep)} if plan else {}
+def persistent_bytes(plan: MemoryPlan | None) -> dict[str, int]:
+    return {step.name: step.bytes for step in plan.steps if isinstance(step, PersistentAlloc)} if plan else {}
 
 
-def order(plan: Plan | None) -> list[Any]:
-    """Indices of results and names of scratch, in the order in which they are taken."""
+def step_order(plan: MemoryPlan | None) -> list[Any]:
+    """Indices of results and names of scratch memory, in the order of the steps. `-name` frees."""
     assert plan is not None
     return [
-        step.index if isinstance(step, Output) else f"-{step.name}" if isinstance(step, Give) else step.name
+        step.index
+        if isinstance(step, OutputAlloc)
+        else f"-{step.name}"
+        if isinstance(step, ScratchFree)
+        else step.name
         for step in plan.steps
     ]
 

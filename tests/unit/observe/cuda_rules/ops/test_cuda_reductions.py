@@ -25,7 +25,7 @@ def sums(shape, dims, *, dtype=torch.float32, gpu=H200, **options):
         ((2048, 768), 12 * MiB, 24),
     ],
 )
-def test_the_sum_over_rows_of_a_tall_matrix_holds_what_was_measured(shape, buffer, semaphores):
+def test_the_sum_over_rows_of_a_tall_matrix_equals_the_measurement(shape, buffer, semaphores):
     assert sums(shape, 0) == (buffer, semaphores)
 
 
@@ -34,11 +34,11 @@ def test_a_sum_over_few_rows_needs_no_buffer(shape):
     assert sums(shape, 0) == (0, 0)
 
 
-def test_a_sum_of_everything_keeps_one_value_for_each_block():
+def test_a_sum_of_all_values_has_one_partial_sum_per_block():
     assert sums((8192, 4096), None) == (2112, 4)
 
 
-def test_a_picture_that_lies_channels_last_reduces_like_a_tall_matrix():
+def test_a_channels_last_image_reduces_like_a_tall_matrix():
     picture = torch.empty(16, 192, 28, 28, device="meta").to(memory_format=torch.channels_last)
 
     found, _ = reductions.of_tensor(picture, (0, 2, 3), H200, accumulator=4)
@@ -46,25 +46,25 @@ def test_a_picture_that_lies_channels_last_reduces_like_a_tall_matrix():
     assert found == sums((16 * 28 * 28, 192), 0)[0] == 19267584
 
 
-def test_a_picture_in_the_usual_layout_does_not():
+def test_a_contiguous_image_needs_no_staging_buffer():
     assert sums((16, 192, 28, 28), (0, 2, 3))[0] < MiB
 
 
-def test_half_precision_is_added_up_in_single_precision():
+def test_half_precision_is_summed_in_float32():
     assert sums((2048, 3072), 0, dtype=torch.bfloat16) == sums((2048, 3072), 0)
 
 
-def test_a_smaller_gpu_runs_fewer_blocks_and_takes_less():
+def test_a_smaller_gpu_runs_fewer_blocks_and_allocates_less():
     assert sums((8192, 4096), 0, gpu=find_gpu("t4"))[0] < sums((8192, 4096), 0)[0]
 
 
-def test_a_variance_keeps_four_values_where_a_sum_keeps_one():
+def test_a_variance_has_four_times_the_partial_results_of_a_sum():
     tensor = torch.empty(12608, 2304, device="meta")
 
     assert reductions.of_tensor(tensor, 0, H200, accumulator=reductions.WELFORD)[0] == 556793856
 
 
-def test_an_empty_tensor_takes_nothing():
+def test_an_empty_tensor_needs_no_buffer():
     assert sums((0, 10), 0) == (0, 0)
 
 

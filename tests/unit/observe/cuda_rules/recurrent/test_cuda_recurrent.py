@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from cuda_rules_bench import Log, order, traced
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from traced_plans import OpLog, step_order, traced
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules.plan import Take
-from legroom.observe.cuda_rules.recurrent.sizes import Layer, dropout_state, reserve, workspace
+from legroom.observe.cuda_rules.plan import ScratchAlloc
+from legroom.observe.cuda_rules.recurrent.sizes import RecurrentLayer, dropout_state, reserve, workspace
 from legroom.observe.cuda_rules.rules import CudaRules
 
 MODES = {"LSTM": 2, "GRU": 3, "RNN": 1}
@@ -28,7 +28,7 @@ def layer(
     dropout=False,
     **more,
 ):
-    return Layer(
+    return RecurrentLayer(
         mode=MODES[kind], steps=steps, batch=batch, inputs=inputs, hidden=hidden, layers=layers,
         directions=2 if both else 1, dtype=dtype, training=training, dropout=dropout, **more,
     )  # fmt: skip
@@ -49,7 +49,7 @@ def layer(
         (layer("GRU", 2, 26, 64, 16, 512, rows=5056), 16826624),
     ],
 )
-def test_the_reserve_is_what_was_measured(asked, size):
+def test_the_reserve_equals_the_measurement(asked, size):
     assert reserve(asked) == size
 
 
@@ -63,7 +63,7 @@ def test_the_reserve_is_what_was_measured(asked, size):
         (layer("GRU", 3, 256, 512, 128, 200, dropout=True), 334759168),
     ],
 )
-def test_the_workspace_is_what_was_measured(asked, size):
+def test_the_workspace_equals_the_measurement(asked, size):
     assert workspace(asked) == size
 
 
@@ -80,7 +80,7 @@ def test_the_workspace_is_what_was_measured(asked, size):
         (layer("LSTM", 2, 400, 256, 50, 200, dropout=True), 100026016),
     ],
 )
-def test_workspaces_of_every_algorithm_are_near_what_was_measured(asked, size):
+def test_workspaces_of_every_algorithm_are_close_to_measurements(asked, size):
     assert workspace(asked) == pytest.approx(size, rel=0.02)
 
 
@@ -97,11 +97,11 @@ def test_workspaces_of_every_algorithm_are_near_what_was_measured(asked, size):
         (layer("GRU", 2, 6, 320, 12, 300, dtype="bfloat16", training=False), 26954528),
     ],
 )
-def test_gates_laid_out_in_pieces_take_what_was_measured(asked, size):
+def test_gates_in_chunks_use_the_measured_memory(asked, size):
     assert workspace(asked) == size
 
 
-def test_small_layers_keep_their_weights_in_registers_forwards_sooner_than_backwards():
+def test_the_forward_pass_is_persistent_for_larger_layers_than_the_backward_pass():
     middling = layer("LSTM", 1, 256, 150, 32, 50, dtype="float16", both=True)
 
     assert workspace(middling) == pytest.approx(33144128, rel=0.005)
@@ -116,11 +116,11 @@ def test_small_layers_keep_their_weights_in_registers_forwards_sooner_than_backw
         (layer("LSTM", 1, 512, 1024, 64, 100, both=True), 453509888),
     ],
 )
-def test_the_workspace_of_both_directions_is_near_what_was_measured(asked, size):
+def test_the_workspace_of_bidirectional_layers_is_close_to_measurements(asked, size):
     assert workspace(asked) == pytest.approx(size, rel=0.001)
 
 
-def test_dropouts_generators_are_one_for_each_thread_of_the_gpu():
+def test_the_dropout_state_has_one_generator_per_thread_of_the_gpu():
     assert dropout_state(find_gpu("h200")) == 6488064
 
 
@@ -138,7 +138,7 @@ def run(kind="LSTM", *, autocast=None, flatten=True, **options):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
-def test_a_whole_module_is_one_operation(kind):
+def test_a_module_is_one_operation(kind):
     names = run(kind).names
 
     assert names.count("_cudnn_rnn") == 1
@@ -165,13 +165,13 @@ def test_gradients_of_all_weights_share_one_buffer():
     assert len({gradient.untyped_storage()._cdata for gradient in gradients}) == 1
 
 
-def test_weights_that_are_not_flat_get_a_buffer_at_every_call():
+def test_weights_that_are_not_flattened_are_copied_at_every_call():
     results = run(flatten=False).results_of("_cudnn_rnn")
 
     assert results[4][0] == (sum(w.numel() for w in run().module.parameters()),)
 
 
-def test_weights_in_bfloat16_are_never_flat():
+def test_bfloat16_weights_are_never_flattened():
     with traced() as log:
         module = nn.LSTM(16, 32, dtype=torch.bfloat16)
         module.flatten_parameters()
@@ -181,14 +181,14 @@ def test_weights_in_bfloat16_are_never_flat():
     assert log.results_of("_cudnn_rnn")[4][0] == (sum(w.numel() for w in module.parameters()),)
 
 
-def test_gradients_of_weights_without_biases_are_copied_out_of_cudnns_buffer():
+def test_weight_gradients_without_biases_are_copied_from_cudnns_buffer():
     log = run(bias=False)
 
     assert len({weight.grad.untyped_storage()._cdata for weight in log.module.parameters()}) == 4
-    assert order(log.plan_of("_cudnn_rnn_backward"))[-6:] == ["gradients", "workspace", 3, 4, 5, 6]
+    assert step_order(log.plan_of("_cudnn_rnn_backward"))[-6:] == ["gradients", "workspace", 3, 4, 5, 6]
 
 
-def test_the_reserve_is_kept_for_the_backward_pass():
+def test_the_reserve_is_saved_for_the_backward_pass():
     reserved = run().results_of("_cudnn_rnn")[3]
 
     assert reserved == ((reserve(layer("LSTM", 2, 16, 32, 4, 10)),), torch.uint8)
@@ -197,41 +197,41 @@ def test_the_reserve_is_kept_for_the_backward_pass():
 def test_the_input_is_reordered_first_and_the_workspace_precedes_the_reserve():
     plan = run().plan_of("_cudnn_rnn")
 
-    assert order(plan) == ["input", 0, 1, 2, 4, "workspace", 3]
+    assert step_order(plan) == ["input", 0, 1, 2, 4, "workspace", 3]
 
 
-def test_the_backward_pass_takes_the_workspace_twice():
-    steps = order(run().plan_of("_cudnn_rnn_backward"))
+def test_the_backward_pass_allocates_the_workspace_twice():
+    steps = step_order(run().plan_of("_cudnn_rnn_backward"))
 
     assert steps.count("workspace") == 2
     assert steps.index("-workspace") < steps.index(3) < len(steps) - 1
 
 
-def test_where_only_the_last_state_is_used_the_outputs_gradient_is_made_of_zeros_first():
+def test_if_only_the_last_state_is_used_the_output_gradient_is_zeros():
     with traced() as log:
         out, state = nn.GRU(16, 32)(torch.empty(10, 4, 16, requires_grad=True))
         state.backward(torch.empty_like(state))
 
     plan = log.plan_of("_cudnn_rnn_backward")
     assert plan is not None
-    assert plan.steps[0] == Take("zeros", out.numel() * 4)
+    assert plan.steps[0] == ScratchAlloc("zeros", out.numel() * 4)
 
 
-def test_gradients_that_nobody_wants_are_made_all_the_same():
+def test_unused_gradients_are_allocated_too():
     with traced() as log:
         nn.LSTM(16, 32)(torch.empty(5, 3, 16))[0].sum().backward()
 
-    steps = order(log.plan_of("_cudnn_rnn_backward"))
-    assert steps[:4] == ["unwanted hx", "unwanted cx", "unwanted input", "hx"]
+    steps = step_order(log.plan_of("_cudnn_rnn_backward"))
+    assert steps[:4] == ["unused hx", "unused cx", "unused input", "hx"]
     assert 0 in steps[4:]
 
 
-def test_a_gru_has_no_cell_so_its_weights_come_earlier():
-    assert 2 in order(run("GRU").plan_of("_cudnn_rnn_backward"))[4:]
+def test_the_weight_gradients_of_a_gru_follow_its_state():
+    assert 2 in step_order(run("GRU").plan_of("_cudnn_rnn_backward"))[4:]
 
 
 @pytest.mark.parametrize("precision", [torch.float16, torch.bfloat16])
-def test_autocast_casts_all_weights_to_float16_in_a_fresh_buffer(precision):
+def test_autocast_casts_all_weights_to_float16_in_a_new_buffer(precision):
     log = run(autocast=precision)
 
     assert log.out.dtype == torch.float16
@@ -242,7 +242,7 @@ def test_autocast_casts_all_weights_to_float16_in_a_fresh_buffer(precision):
 def test_packed_sequences_run_as_one_operation_too():
     rules = CudaRules(find_gpu("h200"))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    log = Log(rules)
+    log = OpLog(rules)
     with log, rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
         with fake:
             module = nn.GRU(16, 32)
@@ -255,11 +255,11 @@ def test_packed_sequences_run_as_one_operation_too():
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell])
-def test_cells_without_biases_keep_their_gates_before_their_states(cell):
+def test_cells_without_biases_allocate_their_gates_before_their_states(cell):
     with traced() as log:
         out = cell(64, 32, bias=False)(torch.empty(16, 64, requires_grad=True))
         (out[0] if isinstance(out, tuple) else out).sum().backward()
 
     kept, states = (2, (0, 1)) if cell is nn.LSTMCell else (1, (0,))
     name = next(name for name in log.names if name.startswith("_thnn_fused"))
-    assert order(log.plan_of(name)) == [kept, *states]
+    assert step_order(log.plan_of(name)) == [kept, *states]

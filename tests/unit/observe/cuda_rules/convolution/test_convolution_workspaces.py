@@ -44,14 +44,14 @@ def asked(inputs, outputs, side, kernel, *, batch, dtype="float32", last=False, 
 # Partial sums, against what an H200 answered
 
 
-def test_sums_of_a_result_that_fills_a_third_of_the_gpu_are_cut_in_three():
+def test_a_result_that_fills_a_third_of_the_gpu_is_split_in_three():
     assert (
         partial_sums(Product(16 * 300, 96, 500, depth_taps=17), 0, (8, 1), "float32")
         == 120 * (128 * 128 + 1) * 4
     )
 
 
-def test_after_a_full_round_only_the_rest_is_split():
+def test_after_a_full_wave_only_the_remaining_tiles_are_split():
     """144 tiles on 132 blocks: twelve are left, and eleven blocks work on each of them."""
     assert (
         partial_sums(Product(256, 512, 294912, column_taps=18), 0, (1, 2), "float32")
@@ -70,7 +70,7 @@ def test_bfloat16_is_split_later_than_float16():
     assert partial_sums(product, 0, (8, 1), "float16") > partial_sums(product, 0, (8, 1), "bfloat16") == 0
 
 
-def test_a_deep_product_is_cut_into_parts_that_are_still_deep():
+def test_a_deep_product_is_split_into_parts_that_are_still_deep():
     """392 and 400 steps, on 132 blocks: an H200's eleven and twelve parts."""
     answers = [
         partial_sums(Product(128, 128, depth, column_taps=8), 0, (1, 1), "float32")
@@ -80,7 +80,7 @@ def test_a_deep_product_is_cut_into_parts_that_are_still_deep():
     assert answers == [parts * 8 * (128 * 128 + 1) * 4 for parts in (11, 12)]
 
 
-def test_what_is_left_over_after_many_rounds_is_split_as_after_one():
+def test_remaining_tiles_are_split_alike_after_one_wave_and_after_many():
     few, many = (
         partial_sums(Product(128 * tiles, 128, 128, depth_taps=9), 0, (8, 1), "float32")
         for tiles in (120 + 8, 17 * 120 + 8)
@@ -89,11 +89,11 @@ def test_what_is_left_over_after_many_rounds_is_split_as_after_one():
     assert few == many == 4 * 8 * (128 * 128 + 1) * 4
 
 
-def test_tiles_that_fill_the_gpu_evenly_leave_nothing_to_split():
+def test_tiles_that_fill_whole_waves_are_not_split():
     assert partial_sums(Product(128 * 132, 128, 100_000), 0, (1, 1), "float32") == 0
 
 
-def test_a_tile_that_nobody_has_seen_keeps_no_sums():
+def test_an_unknown_tile_has_no_partial_sums():
     assert partial_sums(Product(1000, 1000, 100_000), 77, (1, 1), "float32") == 0
 
 
@@ -133,7 +133,7 @@ def _forget():
     guess.cache_clear()
 
 
-def test_the_recipe_of_most_trees_comes_first(tmp_path, monkeypatch):
+def test_the_formula_with_the_most_votes_comes_first(tmp_path, monkeypatch):
     planted(tmp_path, monkeypatch, "0", "P", "P")
     question, c = asked(96, 64, 20, 3, batch=32)
 
@@ -144,7 +144,7 @@ def test_the_recipe_of_most_trees_comes_first(tmp_path, monkeypatch):
     assert second.size == 0
 
 
-def test_recipes_that_come_to_the_same_share_their_votes(tmp_path, monkeypatch):
+def test_formulas_with_equal_results_share_their_votes(tmp_path, monkeypatch):
     planted(tmp_path, monkeypatch, "0", "0", "P", "U", "P", recipes=("0", "P", "U"))
     question, c = asked(96, 64, 20, 3, batch=32)
 
@@ -153,20 +153,20 @@ def test_recipes_that_come_to_the_same_share_their_votes(tmp_path, monkeypatch):
     assert (first.recipe, first.share) == ("P", 0.6)
 
 
-def test_where_every_tree_votes_for_another_size_the_middle_one_is_likeliest(tmp_path, monkeypatch):
+def test_if_all_trees_disagree_the_median_size_is_likeliest(tmp_path, monkeypatch):
     planted(tmp_path, monkeypatch, "0", "R9", "P", recipes=("0", "P", "R9"))
 
     assert vote(*asked(96, 64, 20, 3, batch=32), Kind.FORWARD)[0].recipe == "P"
 
 
-def test_a_transposed_convolution_asks_the_trees_of_what_it_computes(tmp_path, monkeypatch):
+def test_a_transposed_convolution_has_the_features_of_the_operation_that_it_computes(tmp_path, monkeypatch):
     """The gradient of an ordinary one: all that trees may ask for is the same."""
     plain = features(*asked(64, 32, 16, 3, batch=8), Kind.INPUT_GRADIENT)
 
     assert features(*asked(32, 64, 16, 3, batch=8, transposed=True), Kind.FORWARD) == plain
 
 
-def test_trees_ask_for_what_a_convolution_is(tmp_path, monkeypatch):
+def test_a_tree_branches_on_a_feature_of_the_convolution(tmp_path, monkeypatch):
     """One question, for the batch: up to 10 nothing, above it everything is converted."""
     batch = features(*asked(96, 64, 20, 3, batch=4321), Kind.FORWARD).index(4321)
     sown(tmp_path, monkeypatch, ("0", "P"), [10], [0], [batch, LEAF, LEAF], [0, 0, 1], [2, 0, 0])
@@ -176,7 +176,7 @@ def test_trees_ask_for_what_a_convolution_is(tmp_path, monkeypatch):
     assert recipes == ["0", "P"]
 
 
-def test_the_forest_that_is_kept_knows_every_operation():
+def test_the_shipped_forest_covers_every_operation():
     question, c = asked(96, 64, 20, 3, batch=32)
 
     for operation in OPERATIONS:
@@ -213,7 +213,7 @@ class FakeCudnn:
         room.value = b"not for this GPU"
 
 
-def test_what_cudnn_refuses_is_told_in_its_words_and_nothing_is_left_behind():
+def test_a_rejection_has_the_message_of_cudnn_and_leaks_no_descriptor():
     library = FakeCudnn(refused=Kind.TENSOR)
 
     with pytest.raises(RefusedError, match="status 3000, not for this GPU"), desk_of(library) as desk:
@@ -222,13 +222,13 @@ def test_what_cudnn_refuses_is_told_in_its_words_and_nothing_is_left_behind():
     assert library.alive == {}
 
 
-def test_a_question_that_cudnn_refuses_has_no_answer():
+def test_a_query_that_cudnn_rejects_has_no_answer():
     question, _ = asked(96, 64, 20, 3, batch=32)
 
     assert Cudnn(FakeCudnn(refused=Kind.TENSOR), H200).choose(question, Kind.FORWARD) is None
 
 
-def test_every_gpu_that_can_be_named_can_be_described():
+def test_every_gpu_of_the_catalog_can_be_described():
     for gpu in GPUS:
         told = json.loads(described(gpu))
         assert told["deviceVer"] == 100 * gpu.capability[0] + 10 * gpu.capability[1]
@@ -236,7 +236,7 @@ def test_every_gpu_that_can_be_named_can_be_described():
 
 
 @pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
-def test_the_library_names_a_kernel_without_a_gpu():
+def test_the_library_selects_a_kernel_without_a_gpu():
     question, c = asked(64, 64, 56, 3, batch=64)
     cudnn = Cudnn(find_library(), H200)
 
@@ -254,14 +254,14 @@ def choosing(monkeypatch, choice, *passed_over):
 SPLIT = Choice(99_999_999, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2})
 
 
-def test_kernels_without_a_cluster_keep_what_cudnn_said(monkeypatch):
+def test_the_workspace_of_a_kernel_without_clusters_is_that_of_cudnn(monkeypatch):
     question, c = asked(64, 64, 56, 3, batch=64)
     choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}))
 
     assert Cudnn(None, H200).workspace(question, Kind.FORWARD, c) == 4711
 
 
-def test_kernels_that_may_split_their_sums_are_reckoned_anew(monkeypatch):
+def test_the_workspace_of_a_kernel_with_split_k_is_computed_from_its_tile(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
     choosing(monkeypatch, SPLIT)
 
@@ -270,7 +270,7 @@ def test_kernels_that_may_split_their_sums_are_reckoned_anew(monkeypatch):
     assert size == cooked("P/1,1,2", question, c, Kind.WEIGHT_GRADIENT)
 
 
-def test_whether_the_sums_are_split_at_all_is_in_doubt(monkeypatch):
+def test_a_workspace_without_split_k_is_an_alternative(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
     choosing(monkeypatch, SPLIT)
 
@@ -279,7 +279,7 @@ def test_whether_the_sums_are_split_at_all_is_in_doubt(monkeypatch):
     assert sizes[1] == cooked("P+", question, c, Kind.WEIGHT_GRADIENT) < sizes[0] <= sizes[2]
 
 
-def test_groups_lie_side_by_side_in_the_rows(monkeypatch):
+def test_groups_are_adjacent_in_the_rows_of_weight_gradients(monkeypatch):
     """An answer of an H200 for a layer of RegNet: nine places of the kernel, two tiles of 64 channels, four parts."""
     question, c = asked(128, 128, 24, 3, batch=72, groups=8, dtype="bfloat16")
     choosing(monkeypatch, Choice(21_270_544, 65, 0, {2: 5, 25: 0, 27: 1, 28: 3}))
@@ -289,7 +289,7 @@ def test_groups_lie_side_by_side_in_the_rows(monkeypatch):
     assert -(-size // 512) == -(-22_450_567 // 512)
 
 
-def test_groups_are_as_wide_for_the_input_as_for_the_output(monkeypatch):
+def test_groups_have_the_same_width_for_input_and_output(monkeypatch):
     """An answer of an H200: 16 channels become 32 in each group, and both are read as 32."""
     question, c = asked(64, 128, 96, 3, batch=4, groups=4, dtype="bfloat16")
     choosing(monkeypatch, Choice(18_948_243, 65, 0, {2: 5, 25: 0, 27: 1, 28: 5}))
@@ -299,35 +299,35 @@ def test_groups_are_as_wide_for_the_input_as_for_the_output(monkeypatch):
     assert -(-size // 512) == -(-20_259_231 // 512)
 
 
-def test_tensors_that_are_computed_in_parts_take_what_cudnn_says(monkeypatch):
+def test_the_workspace_of_tensors_beyond_2_gib_is_that_of_cudnn(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
     choosing(monkeypatch, SPLIT._replace(workspace=4711))
 
     assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (4711,)
 
 
-def test_sums_of_another_generation_are_left_to_cudnn(monkeypatch):
+def test_split_k_of_other_gpu_generations_is_left_to_cudnn(monkeypatch):
     question, c = asked(512, 256, 8, 3, batch=64)
     choosing(monkeypatch, SPLIT)
 
     assert Cudnn(None, find_gpu("b200")).workspace(question, Kind.WEIGHT_GRADIENT, c) == SPLIT.workspace
 
 
-def test_a_kernel_that_only_a_gpu_could_run_comes_before_the_one_that_is_named(monkeypatch):
+def test_a_skipped_gpu_only_kernel_comes_before_the_selected_kernel(monkeypatch):
     question, c = asked(64, 64, 16, 3, batch=100)
     choosing(monkeypatch, SPLIT, 18)
 
     assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (117_964_800,)
 
 
-def test_a_kernel_that_was_passed_over_for_another_reason_does_not(monkeypatch):
+def test_a_kernel_skipped_for_another_reason_does_not(monkeypatch):
     question, c = asked(64, 64, 16, 3, batch=100)
     choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}), 39, 62)
 
     assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (4711,)
 
 
-def test_where_only_the_kernel_is_known_and_not_its_size_cudnn_has_no_answer(monkeypatch):
+def test_a_gpu_only_kernel_of_unknown_size_has_no_answer(monkeypatch):
     question, c = asked(64, 64, 16, 1, batch=100, last=True)
     choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}), 62)
 
@@ -411,7 +411,7 @@ def test_the_recorded_table_answers_for_operations_that_the_library_cannot(monke
     assert guess(*asked(97, 61, 21, 3, batch=33), H200).likely == Workspaces(4711, 2222, 4711)
 
 
-def test_the_library_is_believed_before_the_trees(monkeypatch):
+def test_the_library_comes_before_the_forest(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 
@@ -420,7 +420,7 @@ def test_the_library_is_believed_before_the_trees(monkeypatch):
     assert set(found.likely) == set(found.others[0]) == {4711}
 
 
-def test_what_most_trees_hold_for_larger_is_reckoned_with_beside_the_librarys_answer(monkeypatch):
+def test_a_larger_size_that_most_trees_vote_for_is_an_alternative_to_the_library(monkeypatch):
     voting(monkeypatch, (10_000_000, 0.6, "P"))
     with_library(monkeypatch, 4711)
 
@@ -430,14 +430,14 @@ def test_what_most_trees_hold_for_larger_is_reckoned_with_beside_the_librarys_an
     assert set(found.others[0]) == {10_000_000}
 
 
-def test_a_library_that_does_not_tell_all_is_not_believed_about_kernels_of_one_pixel(monkeypatch):
+def test_a_library_that_logs_no_skipped_kernels_is_ignored_for_pointwise_convolutions(monkeypatch):
     voting(monkeypatch, (5, 1.0, "U"))
     with_library(monkeypatch, 4711)
 
     assert set(guess(*asked(97, 61, 21, 1, batch=33), H200).likely) == {5}
 
 
-def test_one_that_tells_all_is_believed_and_leaves_no_doubt(monkeypatch):
+def test_a_library_that_logs_skipped_kernels_is_certain(monkeypatch):
     voting(monkeypatch, (5, 1.0, "U"))
     with_library(monkeypatch, 4711, tells_all=True)
 
@@ -447,14 +447,14 @@ def test_one_that_tells_all_is_believed_and_leaves_no_doubt(monkeypatch):
     assert found.others == ()
 
 
-def test_where_trees_agree_on_winograds_way_the_library_cannot_know(monkeypatch):
+def test_a_winograd_vote_comes_before_a_library_that_logs_no_skipped_kernels(monkeypatch):
     voting(monkeypatch, (9999, 0.8, "=WINOGRAD"))
     with_library(monkeypatch, 4711)
 
     assert set(guess(*asked(97, 61, 21, 3, batch=33), H200).likely) == {9999}
 
 
-def test_without_a_library_the_trees_decide_and_lean_to_the_high_side(monkeypatch):
+def test_without_a_library_the_forest_decides_and_larger_votes_are_alternatives(monkeypatch):
     voting(monkeypatch, (5, 0.6, "P"), (9, 0.4, "U"), (90, 0.1, "V"))
 
     found = guess(*asked(97, 61, 21, 3, batch=33), H200)
@@ -464,7 +464,7 @@ def test_without_a_library_the_trees_decide_and_lean_to_the_high_side(monkeypatc
     assert max(max(sizes) for sizes in found.others) == 90
 
 
-def test_a_giant_that_not_most_trees_vote_for_is_reckoned_with_in_the_bound_only(monkeypatch):
+def test_a_huge_size_without_a_majority_affects_the_bound_only(monkeypatch):
     giant = 1 << 40
     voting(monkeypatch, (giant, 0.5, "R30"), (9, 0.4, "U"))
 
@@ -474,21 +474,21 @@ def test_a_giant_that_not_most_trees_vote_for_is_reckoned_with_in_the_bound_only
     assert max(max(sizes) for sizes in found.others) == giant
 
 
-def test_another_generation_is_asked_of_the_library_only(monkeypatch):
+def test_only_the_library_answers_for_other_gpu_generations(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 
     assert set(guess(*asked(97, 61, 21, 3, batch=33), find_gpu("a100")).likely) == {4711}
 
 
-def test_a_gpu_that_cudnn_no_longer_serves_takes_what_the_rules_say(monkeypatch):
+def test_gpus_older_than_turing_use_the_rules(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 
     assert 4711 not in guess(*asked(97, 61, 21, 3, batch=33), find_gpu("v100")).likely
 
 
-def test_a_desk_reads_no_more_than_there_is_room_for():
+def test_no_more_descriptors_are_read_than_requested():
     class Many(FakeCudnn):
         def cudnnBackendGetAttribute(self, descriptor, name, type, room, count, values):
             count._obj.value = 50

@@ -2,20 +2,20 @@
 
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import order, taken, traced
 from torch import nn
+from traced_plans import scratch_bytes, step_order, traced
 
-from legroom.observe.cuda_rules.plan import Take
+from legroom.observe.cuda_rules.plan import ScratchAlloc
 
 
-def test_values_put_by_a_mask_are_counted_in_64_bits_for_every_element():
+def test_masked_scatter_allocates_an_int64_prefix_sum():
     with traced() as log:
         x, mask = torch.empty(3000, 700), torch.empty(3000, 700, dtype=torch.bool)
         x.masked_scatter(mask, torch.empty(3000, 700))
-    assert taken(log.plan_of("masked_scatter")) == {"counts": 16800000, "scan": 38655}
+    assert scratch_bytes(log.plan_of("masked_scatter")) == {"prefix sum": 16800000, "scan": 38655}
 
 
-def test_the_gradient_of_rows_chosen_by_a_mask_sorts_the_rows_and_not_their_values():
+def test_the_gradient_of_rows_selected_by_a_mask_sorts_rows_not_values():
     rows = torch.ones(100, dtype=torch.bool)
     rule_sizes = _index_put_sizes(torch.zeros(100, 64), rows, torch.zeros(40, 64))
     assert rule_sizes["linear"] == 40 * 8
@@ -25,59 +25,61 @@ def test_the_gradient_of_rows_chosen_by_a_mask_sorts_the_rows_and_not_their_valu
 def _index_put_sizes(target: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> dict[str, int]:
     from legroom.gpus.catalog import find_gpu
     from legroom.observe.cuda_rules.ops.masks import RULES
-    from legroom.observe.cuda_rules.plan import Call
+    from legroom.observe.cuda_rules.plan import OpCall
 
     func = torch.ops.aten.index_put_.default
     arguments = {"self": target, "indices": [mask], "values": values, "accumulate": True}
-    plan = RULES["aten::index_put_"](Call(func, arguments, target, find_gpu("h200"), True))
+    plan = RULES["aten::index_put_"](OpCall(func, arguments, target, find_gpu("h200"), True))
     assert plan is not None
-    return {step.name: step.bytes for step in plan.steps if isinstance(step, Take)}
+    return {step.name: step.bytes for step in plan.steps if isinstance(step, ScratchAlloc)}
 
 
-def test_long_rows_that_do_not_lie_in_one_piece_are_copied_and_so_are_the_results():
+def test_sorting_long_rows_that_are_not_contiguous_copies_them_and_the_results():
     with traced() as log:
         torch.empty(20000, 600).sort(0)
-    sizes = taken(log.plan_of("sort"))
+    sizes = scratch_bytes(log.plan_of("sort"))
     assert sizes["rows"] == sizes["values"] == 48000000
     assert sizes["indices"] == 96000000
 
 
-def test_long_rows_in_one_piece_are_sorted_where_they_lie():
+def test_sorting_long_contiguous_rows_copies_nothing():
     with traced() as log:
         torch.empty(48, 90000).sort(1)
-    assert "rows" not in taken(log.plan_of("sort"))
+    assert "rows" not in scratch_bytes(log.plan_of("sort"))
 
 
-def test_the_median_of_all_values_is_taken_out_of_them_sorted():
+def test_the_median_of_all_values_sorts_them():
     with traced() as log:
         torch.empty(100000, 64).median()
-    sizes = taken(log.plan_of("median"))
+    sizes = scratch_bytes(log.plan_of("median"))
     assert sizes["values"] == 25600000
-    assert sizes["indices"] == sizes["places"] == 51200000
+    assert sizes["indices"] == sizes["positions"] == 51200000
 
 
-def test_one_sample_is_the_largest_chance_over_noise():
+def test_one_multinomial_sample_divides_the_probabilities_by_noise():
     with traced() as log:
         torch.multinomial(torch.empty(4096, 18), 1)
-    assert taken(log.plan_of("multinomial")) == {"over noise": 294912}
+    assert scratch_bytes(log.plan_of("multinomial")) == {"divided by noise": 294912}
 
 
-def test_membership_among_few_is_asked_of_every_element_at_once():
+def test_isin_with_few_values_compares_every_element_at_once():
     with traced() as log:
         torch.isin(torch.empty(3000, 700), torch.empty(5))
-    assert taken(log.plan_of("isin")) == {"equal": 10500000, "any": 2100000}
+    assert scratch_bytes(log.plan_of("isin")) == {"equal": 10500000, "any": 2100000}
 
 
-def test_the_logarithm_of_summed_exponentials_stages_both_of_its_reductions():
+def test_logsumexp_has_staging_buffers_for_both_reductions():
     with traced() as log:
         torch.empty(512, 50, 256, dtype=torch.bfloat16).logsumexp((0, 1))
-    sizes = taken(log.plan_of("logsumexp"))
-    assert sizes["of the largest 0"] == 26214400
+    sizes = scratch_bytes(log.plan_of("logsumexp"))
+    assert sizes["of maxima 0"] == 26214400
     assert sizes["of sums 0"] == 52428800
-    assert order(log.plan_of("logsumexp")).index("scores") < order(log.plan_of("logsumexp")).index(0)
+    assert step_order(log.plan_of("logsumexp")).index("scores") < step_order(log.plan_of("logsumexp")).index(
+        0
+    )
 
 
-def test_equal_largest_values_are_counted_beside_the_tensor_that_they_are_counted_in():
+def test_counts_of_equal_maxima_are_not_accumulated_in_place():
     """A gradient that is scattered into zeros is written in place; these counts are not."""
     with traced() as log:
         x = torch.empty(100, 8, requires_grad=True)
@@ -95,5 +97,5 @@ def test_gradients_of_a_recurrent_layer_that_have_steps_first_are_not_copied():
         out, _ = layer(torch.empty(4, 7, 16))
         F.relu(out.contiguous()).backward(torch.empty(4, 7, 32))
     plans = [plan for called, plan, _ in log.calls if called == "_cudnn_rnn_backward"]
-    assert "gradient" not in taken(plans[0])
-    assert "gradient" in taken(plans[1])
+    assert "gradient" not in scratch_bytes(plans[0])
+    assert "gradient" in scratch_bytes(plans[1])

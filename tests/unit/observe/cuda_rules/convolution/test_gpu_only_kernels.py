@@ -59,11 +59,11 @@ def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
         ),
     ],
 )
-def test_a_hidden_kernel_takes_what_was_seen(way, convolution, size):
+def test_the_workspace_of_a_gpu_only_kernel_equals_the_measurement(way, convolution, size):
     assert bytes_of(way, convolution) == size
 
 
-def test_groups_run_side_by_side_eight_at_most():
+def test_at_most_eight_groups_run_at_once():
     few, many = (
         one(
             Kind.FORWARD,
@@ -83,13 +83,13 @@ def test_groups_run_side_by_side_eight_at_most():
     assert bytes_of(Way.WINOGRAD, many) == 2 * 9_584_640
 
 
-def test_groups_of_whole_pictures_are_copied_before_they_are_transformed():
+def test_fft_kernels_copy_the_images_of_groups():
     convolution = one(WEIGHTS, 128, 128, 128, (28, 28), (3, 3), (1, 1), groups=4)
 
     assert bytes_of(Way.FOURIER, convolution) == 439_353_408
 
 
-def test_channels_last_everything_is_copied_into_the_usual_layout_first():
+def test_channels_last_tensors_are_copied_to_contiguous_first():
     convolution = one(WEIGHTS, 4, 512, 1024, (32, 32), (3, 3), (1, 1), channels_last=True)
 
     assert bytes_of(Way.WINOGRAD, convolution) == 176_160_784
@@ -103,7 +103,7 @@ def test_channels_last_everything_is_copied_into_the_usual_layout_first():
         one(WEIGHTS, 16, 48, 96, (80, 80), (1, 1), (0, 0), channels_last=True),
     ],
 )
-def test_of_a_single_product_that_cublas_may_split_the_size_is_not_known(convolution):
+def test_the_size_of_a_single_product_that_cublas_may_split_is_unknown(convolution):
     assert bytes_of(Way.PRODUCT, convolution) is None
 
 
@@ -121,17 +121,17 @@ def test_of_a_single_product_that_cublas_may_split_the_size_is_not_known(convolu
         (one(WEIGHTS, 24, 8, 16, (36, 36), (5, 5), (0, 0), dtype="bfloat16"), 19),
     ],
 )
-def test_what_a_kernel_cannot_compute_was_rightly_passed_over(convolution, number):
+def test_a_skipped_kernel_that_cannot_compute_the_layer_is_ignored(convolution, number):
     assert first_hidden(convolution, [Refusal(number, "")]) is None
 
 
-def test_the_first_that_can_compute_it_is_taken():
+def test_the_first_skipped_kernel_that_can_compute_the_layer_is_used():
     convolution = one(WEIGHTS, 50, 64, 64, (16, 16), (3, 3), (1, 1))
 
     assert first_hidden(convolution, [Refusal(62, ""), Refusal(18, ""), Refusal(17, "")]) == Way.FOURIER
 
 
-def test_a_kernel_that_only_lacks_the_driver_would_have_been_compiled():
+def test_a_kernel_skipped_because_of_the_missing_driver_is_used():
     convolution = one(WEIGHTS, 24, 8, 16, (36, 36), (5, 5), (0, 0), dtype="bfloat16")
 
     assert first_hidden(convolution, [Refusal(19, "Reason: this->libcuda == nullptr")]) == Way.COMPILED
@@ -164,7 +164,7 @@ class Talking:
         self.listener(3, None, None, ctypes.addressof(message))
 
 
-def test_what_cudnn_logs_is_heard_line_by_line_and_no_longer_than_asked():
+def test_cudnn_log_lines_are_captured_within_the_block_only():
     library = Talking()
 
     with overhear(library) as heard:
@@ -175,7 +175,7 @@ def test_what_cudnn_logs_is_heard_line_by_line_and_no_longer_than_asked():
     assert library.mask == 0
 
 
-def test_kernels_that_were_passed_over_are_found_in_the_log_with_the_reasons():
+def test_skipped_kernels_and_their_reasons_are_parsed_from_the_log():
     checks = (
         "function cudnnBackendGetAttribute_CUDNN_ATTR_ENGINEHEUR_RESULTS_engine_config_support_checks() called:\n"
         '    engineConfig: type=json; val={"engineId":19,"smVersion":900};\n    Warning: Reason: this->libcuda == nullptr\n'
@@ -191,7 +191,7 @@ def test_kernels_that_were_passed_over_are_found_in_the_log_with_the_reasons():
 
 
 @pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
-def test_the_library_tells_of_kernels_that_it_cannot_offer():
+def test_the_library_logs_the_kernels_that_it_skips():
     layer = Layer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
     cudnn = Cudnn(find_library(), find_gpu("h200"))
 

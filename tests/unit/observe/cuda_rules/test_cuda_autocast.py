@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import traced
+from traced_plans import traced
 
 from legroom.observe.cuda_rules import autocast
 
@@ -23,7 +23,7 @@ def cast(run, dtype=torch.bfloat16):
         lambda x: F.scaled_dot_product_attention(x, x, x),
     ],
 )
-def test_products_run_in_the_lower_precision(run):
+def test_matrix_products_run_in_the_lower_precision(run):
     assert cast(run) == torch.bfloat16
 
 
@@ -45,31 +45,31 @@ def test_products_run_in_the_lower_precision(run):
         lambda x: torch.cumsum(x.bfloat16(), 0),
     ],
 )
-def test_what_loses_too_much_runs_in_single_precision(run):
+def test_precision_sensitive_operations_run_in_float32(run):
     assert cast(run) == torch.float32
 
 
 @pytest.mark.parametrize(
     "run", [lambda x: x.bfloat16() + 1, lambda x: F.relu(x.bfloat16()), lambda x: F.gelu(x.bfloat16())]
 )
-def test_everything_else_runs_in_what_it_is_given(run):
+def test_other_operations_keep_the_dtype_of_their_inputs(run):
     assert cast(run) == torch.bfloat16
 
 
-def test_the_cpus_own_list_is_not_in_force():
+def test_the_autocast_list_of_the_cpu_is_not_used():
     """On the CPU a pooling in three dimensions is computed in single precision; on CUDA it is not."""
     assert cast(lambda x: F.avg_pool3d(x.bfloat16().unsqueeze(0), 2)) == torch.bfloat16
 
 
-def test_a_dtype_that_the_call_names_is_kept():
+def test_an_explicit_dtype_is_kept():
     assert cast(lambda x: x.bfloat16().sum(1, dtype=torch.bfloat16)) == torch.bfloat16
 
 
-def test_arguments_of_different_precision_are_widened():
+def test_arguments_of_different_precision_use_the_widest():
     assert cast(lambda x: torch.addcmul(x.bfloat16(), x, x.bfloat16())) == torch.float32
 
 
-def test_half_precision_is_turned_into_single_by_softmax_itself():
+def test_softmax_converts_float16_to_float32_itself():
     with traced() as log, torch.autocast("cpu", dtype=torch.float16):
         F.softmax(torch.empty(4, 16, dtype=torch.float16), -1)
 
@@ -101,12 +101,12 @@ def test_the_last_argument_is_cast_first():
     assert [shape for shape, _ in casts] == [(16,), (16, 8), (4, 8)]
 
 
-def test_a_region_that_is_switched_off_casts_nothing():
+def test_a_disabled_region_casts_nothing():
     with traced(), torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False):
         assert F.linear(torch.empty(4, 8), torch.empty(16, 8)).dtype == torch.float32
 
 
-def test_gradients_come_back_in_the_precision_of_their_parameters():
+def test_gradients_have_the_dtype_of_their_parameters():
     with traced():
         weight = torch.nn.Parameter(torch.empty(16, 8))
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -116,16 +116,18 @@ def test_gradients_come_back_in_the_precision_of_their_parameters():
         assert weight.grad.dtype == torch.float32
 
 
-def test_afterwards_the_cpus_list_is_in_force_again():
+def test_the_autocast_list_of_the_cpu_is_restored_afterwards():
     with traced():
         pass
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert F.avg_pool3d(torch.ones(1, 1, 4, 4, 4, dtype=torch.bfloat16), 2).dtype == torch.float32
 
 
-def test_every_operation_that_cudas_autocast_knows_has_a_policy_that_runs():
+def test_every_operation_of_cudas_autocast_has_a_policy_that_runs():
     """The lists name only operations that torch registers for CUDA, so that none is misspelt or out of date."""
-    named = autocast.LOWER | autocast.OUT_SINGLE | autocast.WIDEST | set(autocast.NORMS) | autocast.REFUSED
+    named = (
+        autocast.LOWER | autocast.FLOAT32_RESULT | autocast.WIDEST | set(autocast.NORMS) | autocast.REJECTED
+    )
     named_overloads = {
         name for name in named if "Dimname" not in name and "dimname" not in name and "names" not in name
     }

@@ -5,14 +5,14 @@ import types
 
 import torch
 import torch.nn.functional as F
-from cuda_rules_bench import order, traced
 from torch import nn
+from traced_plans import step_order, traced
 
 from legroom.observe.cuda_rules.dispatcher import Overrides, overload
-from legroom.observe.cuda_rules.libraries import FakesUnseen
+from legroom.observe.cuda_rules.rules import FakeTensorChecks
 
 
-def test_dropout_saves_a_mask_of_booleans():
+def test_dropout_saves_a_boolean_mask():
     with traced() as log:
         F.dropout(torch.empty(8, 16, requires_grad=True), 0.5)
 
@@ -23,10 +23,10 @@ def test_the_mask_is_allocated_before_the_result():
     with traced() as log:
         F.dropout(torch.empty(8, 16), 0.5)
 
-    assert order(log.plan_of("native_dropout")) == [1, 0]
+    assert step_order(log.plan_of("native_dropout")) == [1, 0]
 
 
-def test_dropout_of_nothing_gives_the_very_same_tensor():
+def test_dropout_with_probability_0_returns_its_input():
     with traced():
         x = torch.empty(8, 16)
 
@@ -34,7 +34,7 @@ def test_dropout_of_nothing_gives_the_very_same_tensor():
         assert F.dropout(x, 0.5, training=False) is x
 
 
-def test_rms_norm_saves_its_input_and_one_number_a_row():
+def test_rms_norm_saves_its_input_and_one_number_per_row():
     with traced() as log:
         x = torch.empty(4, 10, 32, requires_grad=True)
         y = nn.RMSNorm(32)(x)
@@ -71,12 +71,12 @@ def step_of(optimizer_class, **options):
     return [name for name, _, _ in log.calls[before:]]
 
 
-def test_optimizers_update_whole_lists_by_default():
+def test_optimizers_use_foreach_by_default():
     assert "_foreach_sqrt" in step_of(torch.optim.AdamW)
     assert "_foreach_add_" in step_of(torch.optim.SGD, momentum=0.9)
 
 
-def test_an_optimizer_that_was_told_to_loop_loops():
+def test_an_optimizer_with_foreach_false_loops():
     assert not [name for name in step_of(torch.optim.AdamW, foreach=False) if "foreach" in name]
 
 
@@ -84,7 +84,7 @@ def test_a_fused_optimizer_runs_one_kernel():
     assert "_fused_adamw_" in step_of(torch.optim.AdamW, fused=True)
 
 
-def test_clipping_gradients_takes_norms_of_the_whole_list():
+def test_clip_grad_norm_uses_foreach():
     with traced() as log:
         parameters = [nn.Parameter(torch.empty(8, 8)) for _ in range(3)]
         for parameter in parameters:
@@ -94,7 +94,7 @@ def test_clipping_gradients_takes_norms_of_the_whole_list():
     assert "_foreach_norm" in log.names
 
 
-def test_afterwards_optimizers_on_the_host_loop_again():
+def test_optimizers_on_the_host_loop_again_afterwards():
     with traced():
         pass
     utilities = sys.modules["torch.utils._foreach_utils"]
@@ -102,7 +102,7 @@ def test_afterwards_optimizers_on_the_host_loop_again():
     assert "cpu" not in utilities._get_foreach_kernels_supported_devices()
 
 
-def test_a_tensor_of_the_host_takes_the_hosts_path_while_rules_are_in_force():
+def test_a_host_tensor_takes_the_cpu_path_while_rules_are_active():
     from torch._subclasses.fake_tensor import FakeTensor
 
     with Overrides(lambda tensor: isinstance(tensor, FakeTensor)) as overrides:
@@ -112,7 +112,7 @@ def test_a_tensor_of_the_host_takes_the_hosts_path_while_rules_are_in_force():
     assert 300 < (kept > 0).sum() < 700
 
 
-def test_an_operation_that_torch_does_not_have_is_passed_over():
+def test_an_operation_that_torch_does_not_have_is_skipped():
     with Overrides(lambda _: True) as overrides:
         overrides.composite("made_of_nothing", lambda *_: None)
 
@@ -128,15 +128,16 @@ def test_an_override_ends_with_its_block():
     assert F.dropout(torch.ones(2), 0.5, training=False).tolist() == [1.0, 1.0]
 
 
-def test_a_library_that_looks_for_fake_tensors_sees_none_even_if_it_is_loaded_late(monkeypatch):
-    unseen = FakesUnseen()
+def test_the_fake_tensor_check_of_a_library_imported_later_is_replaced(monkeypatch):
+    checks = FakeTensorChecks()
     library = types.ModuleType("transformers.utils.import_utils")
     library.is_fake_tensor = lambda tensor: True
 
-    with unseen.active() as check:
-        monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", library)
-        check()
-        inside = library.is_fake_tensor(None)
+    checks.replace()
+    monkeypatch.setitem(sys.modules, "transformers.utils.import_utils", library)
+    checks.replace()
+    inside = library.is_fake_tensor(None)
+    checks.restore()
 
     assert inside is False
     assert library.is_fake_tensor(None) is True
