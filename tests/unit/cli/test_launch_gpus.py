@@ -49,4 +49,4 @@ def test_a_dry_run_predicts_each_rank_and_starts_none(launch):
 
 def test_a_dry_run_without_a_gpu_is_rejected(launch):
     done = launch(TRAINING, ["--dry-run", "--nproc", "2"])
-    assert "name the GPU: --gpu 24GiB" in " ".join(done.stdout.split())
+    assert "add --gpu 24GiB" in " ".join(done.stdout.split())
