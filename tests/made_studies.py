@@ -1,13 +1,13 @@
-"""Trials and studies made by hand, for tests of what shows and logs them."""
+"""Trials and studies for tests of reports and loggers."""
 
-from legroom.tuning.report.figures import ParameterFigures, StudyFigures, TrialFigures, shares_of
+from legroom.tuning.report.figures import ParameterFigures, StudyFigures, TrialFigures, importance_of
 from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
 from legroom.units import MiB
 
 
 def finished(number: int = 0, **changes: object) -> TrialRecord:
-    """A trial that ran to its end: three reports, the loss halving."""
-    told: dict[str, object] = {
+    """A finished trial: three reports, the loss is halved each time."""
+    values: dict[str, object] = {
         "config": {"lr": 0.01, "batch_size": 16},
         "state": TrialState.FINISHED,
         "reports": [Report(step, {"loss": 2.0 / 2**step, "accuracy": 0.3 * step}) for step in (1, 2, 3)],
@@ -16,7 +16,7 @@ def finished(number: int = 0, **changes: object) -> TrialRecord:
         "started": 1.0,
         "ended": 4.0 + number,
     }
-    return TrialRecord(number=number, **{**told, **changes})  # type: ignore[arg-type]
+    return TrialRecord(number=number, **{**values, **changes})  # type: ignore[arg-type]
 
 
 def never_fits(number: int) -> TrialRecord:
@@ -24,17 +24,17 @@ def never_fits(number: int) -> TrialRecord:
         number=number,
         config={"lr": 0.02, "batch_size": 256},
         state=TrialState.NEVER_FITS,
-        why="One row needs 512.0 MiB of the GPU's 384.0 MiB",
+        reason="Needs 512.0 MiB even in micro-batches of 1; 384.0 MiB is available",
         memory=TrialMemory(predicted=500 * MiB, safe=512 * MiB, batch_size=256),
     )
 
 
-def failed(number: int, why: str = "ValueError: no such loss, train.py:31") -> TrialRecord:
+def failed(number: int, reason: str = "ValueError: no such loss, train.py:31") -> TrialRecord:
     return TrialRecord(
         number=number,
         config={"lr": 0.5, "batch_size": 2},
         state=TrialState.FAILED,
-        why=why,
+        reason=reason,
         started=1.0,
         ended=2.0,
     )
@@ -45,7 +45,7 @@ def study(*trials: TrialFigures, **changes: object) -> StudyFigures:
         ParameterFigures(name="lr", kind="log"),
         ParameterFigures(name="batch_size", kind="category", values=(2, 16, 256)),
     ]
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         "title": "Study of train.py:train",
         "metric": "loss",
         "mode": "min",
@@ -56,15 +56,15 @@ def study(*trials: TrialFigures, **changes: object) -> StudyFigures:
         "parameters": parameters,
         "trials": trials,
         "capacities": [384 * MiB],
-        "importance": shares_of(parameters, trials),
+        "importance": importance_of(parameters, trials),
     }
-    return StudyFigures(**{**told, **changes})  # type: ignore[arg-type]
+    return StudyFigures(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def trial(number: int, **changes: object) -> TrialFigures:
-    told: dict[str, object] = {
+    values: dict[str, object] = {
         "config": {"lr": 0.01 * (number + 1), "batch_size": 16},
-        "look": "good",
+        "outcome": "good",
         "state": "finished",
         "value": 0.5 + number,
         "curve": [(1, 2.0 + number), (2, 0.5 + number)],
@@ -72,4 +72,4 @@ def trial(number: int, **changes: object) -> TrialFigures:
         "peak": 55 * MiB,
         "seconds": 3.0,
     }
-    return TrialFigures(number=number, **{**told, **changes})  # type: ignore[arg-type]
+    return TrialFigures(number=number, **{**values, **changes})  # type: ignore[arg-type]

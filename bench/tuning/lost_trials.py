@@ -201,7 +201,7 @@ def run_legroom(
     def run(folder: Path, clock: Clock) -> Any:
         return tune(
             f"bench/tuning/{space}.py:train", {**searched.SPACE, "epochs": epochs}, metric="loss", search=search, seed=seed,
-            gpu=None if gpu == REAL else gpu, engine=engine, trials=trials, storage=folder, watchers=[clock],
+            gpu=None if gpu == REAL else gpu, engine=engine, trials=trials, storage=folder, callbacks=[clock],
         )  # fmt: skip
 
     return legroom_row(run)
@@ -235,7 +235,7 @@ def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
             for trial in started
         ],
         "proposed": [trial.config for trial in found.trials],
-        "rejected": found.counted().get(TrialState.NEVER_FITS, 0),
+        "rejected": found.state_counts().get(TrialState.NEVER_FITS, 0),
         "ooms": sum(trial.memory.ooms for trial in started),
         "seconds": clock.last,
     }
@@ -249,19 +249,19 @@ class Clock:
         self.losses: dict[int, list[list[float]]] = {}
         self.last = 0.0
 
-    def changed(self, record: Any) -> None:
+    def on_trial_update(self, record: Any) -> None:
         reported = self.losses.setdefault(record.number, [])
         for report in record.reports[len(reported) :]:
             self.last = time.perf_counter() - self._began
             reported.append([self.last, report.metrics["loss"]])
 
-    def begun(self, job: Any, records: Any) -> None:
+    def on_study_start(self, job: Any, records: Any) -> None:
         """The clock started when the search was requested."""
 
-    def said(self, sentence: str) -> None:
-        print(sentence, file=sys.stderr)
+    def on_message(self, message: str) -> None:
+        print(message, file=sys.stderr)
 
-    def closed(self) -> None:
+    def on_study_end(self) -> None:
         """Nothing to close."""
 
 

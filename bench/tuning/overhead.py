@@ -26,7 +26,7 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.tuning.api import tune
 from legroom.tuning.engines.ray.cluster import QUIET
-from legroom.tuning.memory.admission import virtual_places
+from legroom.tuning.memory.admission import virtual_gpus
 from legroom.tuning.memory.gate import MemoryGate
 from legroom.tuning.space.space import read_space
 from legroom.tuning.trial.function import TrainFunction
@@ -136,7 +136,7 @@ def estimates(count: int) -> None:
 
     space = read_space(convnet_space.SPACE)
     gate = MemoryGate(
-        TrainFunction.of("bench/tuning/convnet_space.py:train"), virtual_places(convnet_space.GPU), space
+        TrainFunction.of("bench/tuning/convnet_space.py:train"), virtual_gpus(convnet_space.GPU), space
     )
     configs = [space.draw(default_rng(seed)) for seed in range(count)]
     try:
@@ -164,7 +164,7 @@ def estimates(count: int) -> None:
 
 def _seconds_of(gate: MemoryGate, config: dict[str, Any]) -> float:
     began = time.perf_counter()
-    gate.ask(config).result()
+    gate.request(config).result()
     return time.perf_counter() - began
 
 

@@ -19,18 +19,18 @@ from functools import partial
 
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
-from legroom.tuning.memory.admission import Admission, Fit, Place, Verdict
+from legroom.tuning.memory.admission import Admission, AdmissionVerdict, Fit, TrialGpu
 from legroom.tuning.memory.packing import Packer
-from legroom.tuning.memory.runtime_model import FUTURES, Futures, Lengths
+from legroom.tuning.memory.runtime_model import SAMPLES, RuntimeModel, RuntimeSamples
 from legroom.tuning.space.space import Config, read_space
-from legroom.tuning.trial_dispatch import FAR
+from legroom.tuning.trial_dispatch import PREPARED_PER_SLOT
 from legroom.units import GiB
 
 SPACE = read_space({"width": {"uniform": [0.0, 1.0]}, "epochs": {"uniform": [0.0, 1.0]}})
 SLOTS = 8
 STUDIES = (40, 100)
 """Trials."""
-PLACES = [Place(index=0, memory=24 * GiB, virtual=True), Place(index=1, memory=8 * GiB, virtual=True)]
+GPUS = [TrialGpu(index=0, memory=24 * GiB, virtual=True), TrialGpu(index=1, memory=8 * GiB, virtual=True)]
 ORDERS, DRAWS = 100, 300
 AIM = 0.9
 """Orders that the oracle tries."""
@@ -72,13 +72,13 @@ def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
     for seed in range(10):
         rng = random.Random(seed)
         works = [draw(kind, is_random, rng) for _ in range(trials)]
-        ours, knows_all = packed(works, PLACES, Lengths(SPACE)), oracle(works, PLACES, rng)
-        against_one.append(one_per_gpu(works, PLACES) / ours)
+        ours, knows_all = packed(works, GPUS, RuntimeModel(SPACE)), oracle(works, GPUS, rng)
+        against_one.append(one_per_gpu(works, GPUS) / ours)
         against_oracle.append(knows_all / ours)
-        against_bound.append(bound(works, PLACES) / ours)
+        against_bound.append(bound(works, GPUS) / ours)
         with_odds.append((works, knows_all))
     mean = statistics.fmean(against_oracle)
-    known = statistics.fmean(o / packed(w, PLACES, KnownOdds(kind, is_random, w)) for w, o in with_odds) if mean < AIM else None  # fmt: skip
+    known = statistics.fmean(o / packed(w, GPUS, KnownOdds(kind, is_random, w)) for w, o in with_odds) if mean < AIM else None  # fmt: skip
     return [
         f"{statistics.fmean(against_one):.2f}",
         f"{mean:.1%}",
@@ -88,7 +88,7 @@ def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
     ]
 
 
-class KnownOdds(Lengths):
+class KnownOdds(RuntimeModel):
     """Predicts from the true distribution: the most that can be known about durations that are not drawn yet."""
 
     def __init__(self, kind: Kind, is_random: bool, works: Sequence[Work]) -> None:
@@ -97,30 +97,30 @@ class KnownOdds(Lengths):
         self._likely = {work.width: [pace * reports for _ in range(DRAWS) for _, pace, reports in [_drawn(kind, is_random, work.width, work.epochs, rng)]] for work in works}  # fmt: skip
         self._began: dict[int, tuple[float, float]] = {}
 
-    def started(self, number: int, config: Config, size: int, now: float, *, is_whole: bool = True) -> None:
+    def started(self, number: int, config: Config, size: int, now: float, *, from_start: bool = True) -> None:
         self._began[number] = config["width"], now
 
-    def futures(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> Futures:
+    def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples:
         rng = random.Random(0)
         running = {}
         for number, (width, began) in self._began.items():
             left = [length - (now - began) for length in self._likely[width] if length > now - began]
-            running[number] = rng.choices(left or [now - began], k=FUTURES)
-        lengths = {n: rng.choices(self._likely[config["width"]], k=FUTURES) for n, (config, _) in waiting.items()}  # fmt: skip
-        return Futures(lengths, running)
+            running[number] = rng.choices(left or [now - began], k=SAMPLES)
+        lengths = {n: rng.choices(self._likely[config["width"]], k=SAMPLES) for n, (config, _) in waiting.items()}  # fmt: skip
+        return RuntimeSamples(lengths, running)
 
 
-def packed(works: Sequence[Work], places: Sequence[Place], lengths: Lengths) -> float:
+def packed(works: Sequence[Work], gpus: Sequence[TrialGpu], lengths: RuntimeModel) -> float:
     """Pack trials with the engine's rule and look-ahead, in the order in which they are proposed."""
-    packer = Packer(places, slots=SLOTS)
+    packer = Packer(gpus, slots=SLOTS)
     coming, waiting = list(enumerate(works)), dict[int, Admission]()
     clock, ends, heard = 0.0, list[tuple[float, int]](), list[tuple[float, int]]()
     while coming or waiting or ends:
-        while coming and len(waiting) < FAR * SLOTS:
+        while coming and len(waiting) < PREPARED_PER_SLOT * SLOTS:
             number, work = coming.pop(0)
-            waiting[number] = _admission(work, places)
+            waiting[number] = _admission(work, gpus)
         configurations = {number: (works[number].config, works[number].size) for number in waiting}
-        placement = packer.place(waiting, foretell=partial(lengths.futures, configurations, clock))
+        placement = packer.place(waiting, predict_runtimes=partial(lengths.predict, configurations, clock))
         if placement is not None:
             number, work = placement.number, works[placement.number]
             del waiting[number]
@@ -137,43 +137,43 @@ def packed(works: Sequence[Work], places: Sequence[Place], lengths: Lengths) -> 
     return clock
 
 
-def one_per_gpu(works: Sequence[Work], places: Sequence[Place]) -> float:
+def one_per_gpu(works: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
     """Give each trial a GPU, in order: the next that is free and large enough."""
-    free = {place.index: 0.0 for place in places}
+    free = {gpu.index: 0.0 for gpu in gpus}
     for work in works:
-        able = [place for place in places if place.memory >= work.size]
-        index = min(able, key=lambda place: (free[place.index], place.memory)).index
+        able = [gpu for gpu in gpus if gpu.memory >= work.size]
+        index = min(able, key=lambda gpu: (free[gpu.index], gpu.memory)).index
         free[index] += work.seconds
     return max(free.values())
 
 
-def oracle(works: Sequence[Work], places: Sequence[Place], rng: random.Random) -> float:
+def oracle(works: Sequence[Work], gpus: Sequence[TrialGpu], rng: random.Random) -> float:
     """Return the best of many orders, starting with those that are known to be good."""
     orders: list[list[Work]] = [
         sorted(works, key=lambda work: -work.seconds),
         sorted(works, key=lambda work: -work.size),
         sorted(works, key=lambda work: -work.size * work.seconds),
     ]
-    best, kept = min(((_listed(order, places), order) for order in orders), key=lambda pair: pair[0])
+    best, kept = min(((_listed(order, gpus), order) for order in orders), key=lambda pair: pair[0])
     for _ in range(ORDERS):
         order = kept.copy()
         a, b = rng.randrange(len(order)), rng.randrange(len(order))
         order[a], order[b] = order[b], order[a]
-        length = _listed(order, places)
+        length = _listed(order, gpus)
         if length <= best:
             best, kept = length, order
     return best
 
 
-def _listed(order: Sequence[Work], places: Sequence[Place]) -> float:
+def _listed(order: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
     """Start each trial as early as memory allows, in this order; later ones may start earlier where they fit."""
-    free = {place.index: place.memory for place in places}
+    free = {gpu.index: gpu.memory for gpu in gpus}
     left, ends, clock, count = list(order), list[tuple[float, int, int, int]](), 0.0, 0
     while left or ends:
         for work in list(left):
-            able = [place for place in places if free[place.index] >= work.size]
+            able = [gpu for gpu in gpus if free[gpu.index] >= work.size]
             if able and len(ends) < SLOTS:
-                index = min(able, key=lambda place: free[place.index] - work.size).index
+                index = min(able, key=lambda gpu: free[gpu.index] - work.size).index
                 free[index] -= work.size
                 count += 1
                 heapq.heappush(ends, (clock + work.seconds, count, index, work.size))
@@ -183,15 +183,15 @@ def _listed(order: Sequence[Work], places: Sequence[Place]) -> float:
     return clock
 
 
-def bound(works: Sequence[Work], places: Sequence[Place]) -> float:
+def bound(works: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
     """Return a lower bound: memory times time, the longest trial, and the slots."""
-    area = sum(work.size * work.seconds for work in works) / sum(place.memory for place in places)
+    area = sum(work.size * work.seconds for work in works) / sum(gpu.memory for gpu in gpus)
     return max(area, max(work.seconds for work in works), sum(work.seconds for work in works) / SLOTS)
 
 
-def _admission(work: Work, places: Sequence[Place]) -> Admission:
-    fits = {p.index: Fit(predicted=work.size, safe=work.size) for p in places if p.memory >= work.size}
-    return Admission(verdict=Verdict.FITS, fits=fits)
+def _admission(work: Work, gpus: Sequence[TrialGpu]) -> Admission:
+    fits = {p.index: Fit(predicted=work.size, safe=work.size) for p in gpus if p.memory >= work.size}
+    return Admission(verdict=AdmissionVerdict.FITS, fits=fits)
 
 
 def draw(kind: Kind, is_random: bool, rng: random.Random) -> Work:

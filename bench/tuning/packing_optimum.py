@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
-from legroom.tuning.memory.start_order import Demand, Room, Taken, best_order, makespan
+from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order, makespan
 
 MEMORY = 4
 TRIALS = 5
 ODDS = {1: 0.63, 2: 0.23, 4: 0.14}
 """Duration in paces → probability."""
-STUDIES, DRAWS, FUTURES = 10, 60, 16
+STUDIES, DRAWS, SAMPLES = 10, 60, 16
 
 WAITS = -1
 
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
 State = tuple[Trial, ...]
 """All trials that have not ended, sorted, so that states that differ only in names are the same."""
-Chooser = Callable[[dict[int, Trial]], int | None]
+Policy = Callable[[dict[int, Trial]], int | None]
 """From all trials that have not ended, by number: which one starts now, if any."""
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     print_table(f"{TRIALS} trials, {STUDIES} studies, {DRAWS} draws each", header, rows)
 
 
-def best_online(trials: State) -> Chooser:
+def best_online(trials: State) -> Policy:
     """Return the best policy without knowledge of the future: the smallest expected makespan."""
 
     @cache
@@ -112,15 +112,15 @@ def _choices(state: State) -> Iterator[State]:
     for count in range(0 if running else 1, len(waiting) + 1):
         for chosen in combinations(range(len(waiting)), count):
             started = [
-                trial._replace(at=0) if place in chosen else trial for place, trial in enumerate(waiting)
+                trial._replace(at=0) if index in chosen else trial for index, trial in enumerate(waiting)
             ]
             then = tuple(sorted(running + started))
-            if then not in seen and sum(waiting[place].size for place in chosen) <= free:
+            if then not in seen and sum(waiting[index].size for index in chosen) <= free:
                 seen.add(then)
                 yield then
 
 
-def simulated(trials: Sequence[Trial], draw: Sequence[int], chosen: Chooser) -> float:
+def simulated(trials: Sequence[Trial], draw: Sequence[int], chosen: Policy) -> float:
     """Simulate one draw with this policy."""
     state, clock = dict(enumerate(trials)), 0
     while state:
@@ -138,20 +138,20 @@ def planned_next(rng: random.Random, state: dict[int, Trial]) -> int | None:
     if len(able) < 2:
         return next(iter(able), None)
 
-    def futures(trial: Trial) -> list[float]:
+    def predict(trial: Trial) -> list[float]:
         left = trial.left()
-        return [float(length) for length in rng.choices(list(left), list(left.values()), k=FUTURES)]
+        return [float(length) for length in rng.choices(list(left), list(left.values()), k=SAMPLES)]
 
-    demands = {n: Demand([trial.size], futures(trial)) for n, trial in state.items() if trial.at == WAITS}
-    running = [Taken([(0, trial.size)], futures(trial)) for trial in state.values() if trial.at != WAITS]
-    order = best_order(demands, Room([free], running, slots=TRIALS))
+    demands = {n: Demand([trial.size], predict(trial)) for n, trial in state.items() if trial.at == WAITS}
+    running = [Allocation([(0, trial.size)], predict(trial)) for trial in state.values() if trial.at != WAITS]
+    order = best_order(demands, Capacity([free], running, slots=TRIALS))
     return next(number for number in order if number in able)
 
 
 def with_known_durations(trials: Sequence[Trial], draw: Sequence[int]) -> float:
     """Return the best schedule of one draw over all orders."""
     demands = {n: Demand([trial.size], [float(draw[n])]) for n, trial in enumerate(trials)}
-    least, room = {n: trial.size for n, trial in enumerate(trials)}, Room([MEMORY], [], slots=TRIALS)
+    least, room = {n: trial.size for n, trial in enumerate(trials)}, Capacity([MEMORY], [], slots=TRIALS)
     kinds = {n: (trial.size, draw[n]) for n, trial in enumerate(trials)}
     orders = {tuple(kinds[n] for n in order): order for order in permutations(kinds)}
     return min(makespan(order, demands, least, room, 0) for order in orders.values())

@@ -22,7 +22,7 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.tuning.packing import SLOTS, Work, bound, one_per_gpu, oracle
 from legroom.tuning.api import tune
-from legroom.tuning.memory.admission import virtual_places
+from legroom.tuning.memory.admission import virtual_gpus
 from legroom.tuning.memory.packing import Packer
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialState
@@ -50,10 +50,10 @@ def main() -> int:
     parser = command_line(__doc__)  # fmt: skip
     parser.add_argument("--trials", type=int, default=24)
     trials = parser.parse_args().trials
-    packed = searched(trials)
-    with mock.patch.object(Packer, "_whole", return_value=0):
-        alone = searched(trials)
-    places = virtual_places(GPUS)
+    packed = search(trials)
+    with mock.patch.object(Packer, "_exclusive_size", return_value=0):
+        alone = search(trials)
+    gpus = virtual_gpus(GPUS)
     works = [
         Work(0.0, 0.0, trial.memory.safe or 0, (trial.ended or 0.0) - (trial.started or 0.0))
         for trial in packed.trials
@@ -62,9 +62,9 @@ def main() -> int:
     rows = [
         ["packed", f"{ours:.1f}", "1.00"],
         ["one per GPU", f"{makespan(alone):.1f}", f"{makespan(alone) / ours:.2f}"],
-        ["one per GPU, planned", f"{one_per_gpu(works, places):.1f}", f"{one_per_gpu(works, places) / ours:.2f}"],
-        ["oracle, planned", f"{oracle(works, places, random.Random(0)):.1f}", f"{oracle(works, places, random.Random(0)) / ours:.2f}"],
-        ["bound", f"{bound(works, places):.1f}", f"{bound(works, places) / ours:.2f}"],
+        ["one per GPU, planned", f"{one_per_gpu(works, gpus):.1f}", f"{one_per_gpu(works, gpus) / ours:.2f}"],
+        ["oracle, planned", f"{oracle(works, gpus, random.Random(0)):.1f}", f"{oracle(works, gpus, random.Random(0)) / ours:.2f}"],
+        ["bound", f"{bound(works, gpus):.1f}", f"{bound(works, gpus) / ours:.2f}"],
     ]  # fmt: skip
     print_table(f"{trials} trials on {GPUS}, at most {SLOTS} at once", ["", "seconds", "to packed"], rows)
     lost = [t.number for s in (packed, alone) for t in s.trials if t.state is not TrialState.FINISHED]
@@ -72,11 +72,11 @@ def main() -> int:
     return 1 if lost else 0
 
 
-def searched(trials: int) -> Study:
+def search(trials: int) -> Study:
     with tempfile.TemporaryDirectory() as folder:
         return tune(
             f"{Path(__file__)}:train", SPACE,
-            trials=trials, gpu=GPUS, parallel=SLOTS, engine="local", storage=Path(folder) / "study", watchers=[],
+            trials=trials, gpu=GPUS, parallel=SLOTS, engine="local", storage=Path(folder) / "study", callbacks=[],
         )  # fmt: skip
 
 

@@ -29,11 +29,12 @@ from bench.tuning.lost_trials_table import show
 from bench.tuning.other_program import ROOM, other_program
 from bench.tuning.plain_step import plain_step
 from legroom.tuning.api import run_job
-from legroom.tuning.engines.engine import Job
-from legroom.tuning.engines.fork_server import ended, fork_server
+from legroom.tuning.engines.fork_server import fork_server, wait_for_exit
 from legroom.tuning.engines.local import LocalEngine
-from legroom.tuning.memory.admission import real_places, virtual_places
-from legroom.tuning.search.searchers import Result, make_searcher
+from legroom.tuning.job import TuneJob
+from legroom.tuning.memory.admission import real_gpus, virtual_gpus
+from legroom.tuning.search.protocol import Result
+from legroom.tuning.search.searchers import make_searcher
 from legroom.tuning.space.space import read_space
 from legroom.tuning.trial.function import TrainFunction
 
@@ -64,7 +65,7 @@ def main() -> None:
     )
     with contextlib.nullcontext() if options.virtual else other_program():
         list(_received([_started(None, options.virtual)]))
-        ended(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on
+        wait_for_exit(fork_server(TrainFunction.of(FUNCTION)), 0)  # both fork servers are warm from here on
         for seed in options.seeds:
             for search in options.searches:
                 start = time.monotonic()
@@ -88,16 +89,16 @@ def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | 
     """Run one Legroom study. It gets the free memory as an argument, because not every container shows other
     processes."""
     if virtual:
-        places = virtual_places(virtual)
+        gpus = virtual_gpus(virtual)
     else:
-        places = [replace(real_places()[0], memory=ROOM, held=0, machine="this one")]
+        gpus = [replace(real_gpus()[0], memory=ROOM, used_by_others=0, machine="this one")]
 
     def run(folder: Path, clock: Clock) -> Any:
-        job = Job(
+        job = TuneJob(
             function=TrainFunction.of(FUNCTION), space=read_space(space), metric="loss", mode="min", search=search,
-            trials=trials, places=places, seed=seed, folder=folder,
+            trials=trials, gpus=gpus, seed=seed, folder=folder,
         )  # fmt: skip
-        return run_job(job, LocalEngine(), resume=False, watchers=[clock])
+        return run_job(job, LocalEngine(), resume=False, callbacks=[clock])
 
     return legroom_row(run)
 

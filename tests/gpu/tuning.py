@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import legroom
 from legroom.gpus.machine import visible_gpus
 from legroom.gpus.usage import gpus_in_use
-from legroom.tuning.engines.engine import Job
+from legroom.tuning.job import TuneJob
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
@@ -37,12 +37,12 @@ HELD = 60
 HOLDER = f"""
 import pathlib, sys, time, torch
 folder = pathlib.Path(sys.argv[1])
-held = torch.ones({HELD} << 30, dtype=torch.uint8, device="cuda")
+used_by_others = torch.ones({HELD} << 30, dtype=torch.uint8, device="cuda")
 torch.cuda.synchronize()
 (folder / "holding").touch()
 while not (folder / "enough").exists():
     time.sleep(0.05)
-assert int(held[::4096].min()) == 1
+assert int(used_by_others[::4096].min()) == 1
 (folder / "lived").touch()
 """
 """Another program: nobody's child, so that it cannot be taken for a trial."""
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     with Holder() as holder:
         holder.come()
         by_nvml, believed = visible_gpus()[0].used, gpus_in_use()[0].used
-        print(f"{HELD} GiB are held: NVML says {by_nvml} bytes, believed are {believed}")
+        print(f"{HELD} GiB are used_by_others: NVML says {by_nvml} bytes, believed are {believed}")
     failed, studies = 0, {}
     where = Where(engine=options.engine, address=options.address)
     for name, judged in (("alone", alone),) if where["address"] else STUDIES:
@@ -111,7 +111,7 @@ class Where(TypedDict):
 
 def alone(where: Where) -> tuple[Study, Checks]:
     """The whole grid, with the GPU to ourselves."""
-    study = searched(where, SPACE, parallel=4)
+    study = search(where, SPACE, parallel=4)
     return study, list(checks(study))
 
 
@@ -121,7 +121,7 @@ def beside(where: Where) -> tuple[Study, Checks]:
     with Holder() as holder:
         holder.come()
         space = {"width": [1024, 4096], "batch_size": [65536, 3 << 19]}
-        study = searched(where, space, parallel=4, watchers=[notes])
+        study = search(where, space, parallel=4, callbacks=[notes])
     return study, [*checks_beside(study, notes), holder.check]
 
 
@@ -130,14 +130,14 @@ def joined(where: Where) -> tuple[Study, Checks]:
     with Holder() as holder:
         notes = Notes(lambda record: holder.come() if record.state is TrialState.FINISHED else None)
         space = {"width": [4096], "batch_size": [65536, 3 << 19]}
-        study = searched(where, space, parallel=1, watchers=[notes])
+        study = search(where, space, parallel=1, callbacks=[notes])
     return study, [*checks_beside(study, notes), holder.check]
 
 
 STUDIES = (("alone", alone), ("beside", beside), ("joined", joined))
 
 
-def searched(where: Where, space: dict[str, Any], **options: Any) -> Study:
+def search(where: Where, space: dict[str, Any], **options: Any) -> Study:
     with tempfile.TemporaryDirectory() as storage:
         return legroom.tune(train, space, search="grid", storage=Path(storage) / "study", **where, **options)
 
@@ -171,18 +171,18 @@ class Holder(contextlib.AbstractContextManager["Holder"]):
 
 
 class Notes:
-    """A watcher that keeps what was said."""
+    """A callback that keeps what was said."""
 
     def __init__(self, changed: Any = lambda record: None) -> None:
         self.sentences: list[str] = []
-        self.changed = changed
+        self.on_trial_update = changed
 
-    def said(self, sentence: str) -> None:
-        print("said:", sentence)
-        self.sentences.append(sentence)
+    def on_message(self, message: str) -> None:
+        print("message:", message)
+        self.sentences.append(message)
 
-    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None: ...
-    def closed(self) -> None: ...
+    def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None: ...
+    def on_study_end(self) -> None: ...
 
 
 def line(trial: TrialRecord) -> str:
@@ -190,7 +190,7 @@ def line(trial: TrialRecord) -> str:
     return (
         f"{trial.number:2} {trial.state:12} {trial.config} micro {memory.micro_batch} "
         f"foretold {gib(memory.predicted)} at most {gib(memory.safe)} seen {gib(memory.actual)} "
-        f"ooms {memory.ooms} {trial.started or 0:.1f} to {trial.ended or 0:.1f} s {trial.why}"
+        f"ooms {memory.ooms} {trial.started or 0:.1f} to {trial.ended or 0:.1f} s {trial.reason}"
     )
 
 
@@ -232,13 +232,13 @@ def checks_beside(study: Study, notes: Notes) -> Iterator[tuple[str, bool, str]]
     large = next(t for t in study.trials if t.config == LARGE)
     yield (
         "what fits the whole GPU was split, for the other program's sake",
-        large.memory.micro_batch is not None and large.memory.held >= HELD << 30,
-        f"by {large.memory.micro_batch}, which holds {gib(large.memory.held)}",
+        large.memory.micro_batch is not None and large.memory.used_by_others >= HELD << 30,
+        f"by {large.memory.micro_batch}, which holds {gib(large.memory.used_by_others)}",
     )
     told = [sentence for sentence in notes.sentences if "other programs hold" in sentence]
     yield "it was said", bool(told), told[0] if told else "no"
     left = torch.cuda.get_device_properties(0).total_memory - (HELD << 30)
-    _, together = fullest([t for t in study.trials if t.memory.held])
+    _, together = fullest([t for t in study.trials if t.memory.used_by_others])
     yield "beside it no more was taken than it leaves", together <= left, gib(together)
 
 

@@ -1,4 +1,4 @@
-"""The study's page in a real browser: its charts are drawn, with nothing fetched and no error of its script."""
+"""The report in a real browser: all charts are drawn."""
 
 import shutil
 import subprocess
@@ -14,8 +14,10 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.wh
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with")
 def test_every_chart_is_drawn(tmp_path: Path) -> None:
-    stopped = trial(2, look="stopped", state="stopped early", why="ASHA at step 1")
-    rejected = trial(3, look="rejected", state="cannot fit", why="too large", value=None, curve=[], peak=None)
+    stopped = trial(2, outcome="stopped", state="stopped early", reason="ASHA at step 1")
+    rejected = trial(
+        3, outcome="rejected", state="cannot fit", reason="too large", value=None, curve=[], peak=None
+    )
     page = write_page(study(trial(0), trial(1), stopped, rejected), tmp_path / "report.html")
     opened = subprocess.run(
         [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1000,2000", "--dump-dom", page.as_uri()],

@@ -1,4 +1,4 @@
-"""`legroom tune` as people run it: what it prints, what it keeps, how it goes on after a kill, what it says of mistakes."""
+"""The command `legroom tune`: output, files, resuming after a kill, and errors."""
 
 import json
 import signal
@@ -43,27 +43,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_search_says_what_is_best_and_keeps_everything(
+def test_a_search_prints_the_best_trial_and_writes_its_files(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", "train.py:train", "space.toml"]) == 0
-    told = capsys.readouterr().out
-    best = Study.load("train-study").best
-    assert told.startswith(f"Best loss {best.value('loss', 'min'):.4g}, trial {best.number}: ")
-    assert "6 trials in" in told
-    assert max(map(len, told.splitlines())) <= 80
-    kept = {path.name for path in (folder / "train-study").iterdir()}
-    assert {"study.csv", "study.json", "report.html", "study.db", "trials"} <= kept
+    output = capsys.readouterr().out
+    best = Study.load("train-study").best_trial
+    assert output.startswith(f"Best loss {best.value('loss', 'min'):.4g}, trial {best.number}: ")
+    assert "6 trials in" in output
+    assert max(map(len, output.splitlines())) <= 80
+    written = {path.name for path in (folder / "train-study").iterdir()}
+    assert {"study.csv", "study.json", "report.html", "study.db", "trials"} <= written
 
 
 def test_json_is_alone_on_stdout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "train.py:train", "space.toml", "--trials", "2", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == "legroom.tune/1"
-    assert [trial["state"] for trial in told["trials"]] == ["finished", "finished"]
+    content = json.loads(capsys.readouterr().out)
+    assert content["schema"] == "legroom.tune/1"
+    assert [trial["state"] for trial in content["trials"]] == ["finished", "finished"]
 
 
-def test_a_trial_that_comes_to_the_most_steps_is_finished(folder: Path) -> None:
+def test_a_trial_at_max_steps_is_finished(folder: Path) -> None:
     assert (
         main(
             [
@@ -74,7 +74,7 @@ def test_a_trial_that_comes_to_the_most_steps_is_finished(folder: Path) -> None:
                 "1",
                 "--scheduler",
                 "asha",
-                "--most-steps",
+                "--max-steps",
                 "2",
             ]
         )
@@ -82,15 +82,15 @@ def test_a_trial_that_comes_to_the_most_steps_is_finished(folder: Path) -> None:
     )
     (trial,) = Study.load("train-study").trials
     assert (str(trial.state), trial.step) == ("finished", 2)
-    assert not _ended(folder), "it was ended at its second report"
+    assert not _ended(folder), "it was stopped at its second report"
 
 
-def test_a_killed_search_goes_on_without_repeating_what_had_ended(folder: Path) -> None:
+def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path) -> None:
     (folder / "space.toml").write_text(SPACE.replace("pause = 0.0", "pause = 0.1"))
     command = [sys.executable, "-m", "legroom", "tune", "train.py:train", "space.toml"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         while len(_ended(folder)) < 2:
-            assert process.poll() is None, "it ended by itself"
+            assert process.poll() is None, "it exited"
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
     before = {trial.number: trial for trial in Study.load("train-study").trials if trial.state.is_final}
@@ -103,48 +103,50 @@ def test_a_killed_search_goes_on_without_repeating_what_had_ended(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (
             ["train.py:train", "space.toml", "--search", "anneal"],
-            "the search 'anneal' is not known: choose random, grid",
+            "Unknown search `anneal`. Choose random, grid",
         ),
-        (["train.py:fit", "space.toml"], "train.py has no function 'fit': it has train"),
-        (["absent.py:train", "space.toml"], "there is no script 'absent.py'"),
-        (["train.py:train", "absent.toml"], "there is no space file 'absent.toml'"),
-        (["train.py:train", "space.toml", "--mode", "best"], "the metric is to be 'min' or 'max'"),
-        (["train.py:train", "space.toml", "--time-budget", "soon"], "'soon' is no time: write it like"),
-        (["train.py:train", "space.toml", "--scheduler", "halving"], "choose asha, median, pbt"),
+        (["train.py:fit", "space.toml"], "train.py has no function `fit`. Its functions are: train."),
+        (["absent.py:train", "space.toml"], "The script `absent.py` does not exist."),
+        (["train.py:train", "absent.toml"], "The space file `absent.toml` does not exist."),
+        (["train.py:train", "space.toml", "--mode", "best"], "Unknown mode `best`. Choose min or max."),
+        (["train.py:train", "space.toml", "--time-budget", "soon"], "`soon` is not a valid duration."),
+        (["train.py:train", "space.toml", "--scheduler", "halving"], "Choose asha, median, pbt"),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+def test_invalid_arguments_are_one_line_errors(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert main(["tune", *words]) == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert said.count("\n") == 1
+    assert main(["tune", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
     assert not (folder / "train-study").exists()
 
 
-def test_a_space_that_the_search_cannot_do_says_what_can(
+def test_an_unsupported_space_suggests_another_search(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "space.toml").write_text("batch_size = [2, 4]\n[study]\nmetric = 'loss'\nsearch = 'bayes'\n")
     assert main(["tune", "train.py:train", "space.toml"]) == 2
-    assert "use the search optuna or hyperopt" in capsys.readouterr().err
+    assert "Use the search `optuna` or `hyperopt`" in capsys.readouterr().err
 
 
-def test_a_search_without_a_metric_asks_for_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_without_a_metric_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "space.toml").write_text("x = [1, 2]\n")
     assert main(["tune", "train.py:train", "space.toml"]) == 2
     assert "No metric given. Add `--metric loss`" in capsys.readouterr().err
 
 
-def test_an_option_that_the_file_misspells_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_option_in_the_file_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "space.toml").write_text("x = [1, 2]\n[study]\nmetrik = 'loss'\n")
     assert main(["tune", "train.py:train", "space.toml"]) == 2
-    assert "'metrik' is none of them" in capsys.readouterr().err
+    assert "unknown option `metrik`" in capsys.readouterr().err
 
 
 def _ended(folder: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""Studies on Ray Tune, for real: one Ray for all of these, since each start takes seconds."""
+"""Studies on Ray Tune. All tests share one Ray instance, because each start takes seconds."""
 
 import os
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def plain(config: dict[str, Any]) -> None:
         ray_tune.report({"loss": config["lr"] / (step + 1)})
 
 
-def test_a_worker_stays_and_every_trial_has_a_process_of_its_own(functions: str, tmp_path: Path) -> None:
+def test_a_worker_is_reused_and_every_trial_has_its_own_process(functions: str, tmp_path: Path) -> None:
     study = tune(
         f"{functions}:processes", {"x": {"int": [0, 3]}}, search="grid", parallel=1, engine="ray", gpu="cpu", storage=tmp_path / "study"
     )  # fmt: skip
@@ -91,27 +91,27 @@ def test_a_worker_stays_and_every_trial_has_a_process_of_its_own(functions: str,
         TrialState.FAILED,
         TrialState.FINISHED,
     ]
-    assert study.trials[2].why == "its process ended without a word (exit code 3)"
-    told = [trial.reports[0].metrics for trial in study.trials if trial.reports]
-    assert len({metrics["process"] for metrics in told}) == 3
-    assert len({metrics["server"] for metrics in told}) == 1
+    assert study.trials[2].reason == "The process exited without a result (exit code 3)"
+    metrics = [trial.reports[0].metrics for trial in study.trials if trial.reports]
+    assert len({each["process"] for each in metrics}) == 3
+    assert len({each["server"] for each in metrics}) == 1
 
 
-def test_a_trial_that_raises_is_recorded_and_the_others_go_on(functions: str, tmp_path: Path) -> None:
+def test_a_trial_that_raises_fails_and_the_others_continue(functions: str, tmp_path: Path) -> None:
     study = tune(
         f"{functions}:train", {"lr": [0.5], "kind": ["bad", "good"]},
         metric="loss", search="grid", scheduler="asha", engine="ray", storage=tmp_path / "study",
     )  # fmt: skip
     bad, good = study.trials
-    assert (bad.state, bad.why) == (TrialState.FAILED, "ValueError: no luck, functions.py:7")
+    assert (bad.state, bad.reason) == (TrialState.FAILED, "ValueError: no luck, functions.py:7")
     assert (good.state, good.step) == (TrialState.FINISHED, 3)
     assert study.best_checkpoint is not None
     assert Path(study.best_checkpoint).exists()
     assert "no luck" in html_report.write(study, tmp_path / "report.html").read_text()
-    assert ray.is_initialized(), "Ray that others started is theirs to stop"
+    assert ray.is_initialized(), "a Ray instance of the caller is not stopped"
 
 
-def test_a_tuner_that_someone_has_runs_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_tuner_runs_unchanged(tmp_path: Path) -> None:
     given = ray_tune.Tuner(
         plain,
         param_space={"lr": ray_tune.uniform(0.1, 1.0)},
@@ -126,7 +126,7 @@ def test_a_tuner_that_someone_has_runs_as_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_a_metric_that_is_never_reported_is_a_sentence(functions: str, tmp_path: Path) -> None:
+def test_a_metric_that_is_never_reported_is_an_error(functions: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         tune(
             f"{functions}:silent",
@@ -136,13 +136,11 @@ def test_a_metric_that_is_never_reported_is_a_sentence(functions: str, tmp_path:
             engine="ray",
             storage=tmp_path / "study",
         )
-    assert "it never reported 'loss', only accuracy" in str(caught.value)
+    assert "Never reported `loss`, only accuracy" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
 
-def test_what_cannot_fit_is_not_started_and_what_is_too_large_is_split(
-    functions: str, tmp_path: Path
-) -> None:
+def test_trials_are_split_or_rejected_on_a_small_gpu(functions: str, tmp_path: Path) -> None:
     space = {"width": [64, 4096], "batch_size": [16, 65536]}
     study = tune(
         f"{functions}:wide",
@@ -166,28 +164,26 @@ def test_what_cannot_fit_is_not_started_and_what_is_too_large_is_split(
         assert too_wide.attempts == 0
 
 
-def test_ranks_of_a_trial_are_one_trial_and_the_death_of_one_is_the_end_of_all(
-    functions: str, tmp_path: Path
-) -> None:
+def test_a_dying_rank_ends_the_trial(functions: str, tmp_path: Path) -> None:
     study = tune(
         f"{functions}:ranks", {"kind": ["dies", "lives"]},
         metric="loss", search="grid", ranks=2, gpu="cpu", engine="ray", storage=tmp_path / "study",
     )  # fmt: skip
     dead, alive = study.trials
     assert dead.state is TrialState.FAILED
-    assert dead.why.startswith("the process of rank 1 ended without a word")
+    assert dead.reason.startswith("The process of rank 1 exited without a result")
     assert alive.state is TrialState.FINISHED
     assert [report.metrics["loss"] for report in alive.reports] == [6.0, 12.0, 24.0, 48.0]
 
 
-def test_a_population_takes_over_weights_on_ray(functions: str, tmp_path: Path) -> None:
-    """After two steps the second trial is worse than the first after four, whatever their factors."""
+def test_a_population_copies_weights_on_ray(functions: str, tmp_path: Path) -> None:
+    """After two steps, the second trial is worse than the first one after four, whatever their factors."""
     study = tune(
         f"{functions}:population", {"factor": {"uniform": [0.5, 0.7]}},
         metric="loss", scheduler="pbt", interval=2, trials=2, parallel=1, engine="ray", storage=tmp_path / "study",
     )  # fmt: skip
-    first, heir = study.trials
+    first, copy = study.trials
     assert [(trial.state, trial.step) for trial in study.trials] == [(TrialState.FINISHED, 4)] * 2
-    assert heir.parent == 0
+    assert copy.parent == 0
     inherited = first.reports[3].metrics["loss"]
-    assert heir.reports[2].metrics["loss"] == pytest.approx(inherited * heir.config["factor"])
+    assert copy.reports[2].metrics["loss"] == pytest.approx(inherited * copy.config["factor"])

@@ -11,7 +11,7 @@ from legroom.cli.options import Format, FormatOption
 from legroom.errors import UsageError
 
 if TYPE_CHECKING:
-    from legroom.tuning.engines.engine import Watcher
+    from legroom.tuning.job import StudyCallback
 
 Text = str | None
 
@@ -33,9 +33,9 @@ def tune(
     parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of trials at the same time.", show_default=False)] = None,
     ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of processes per trial.", show_default="1")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the search algorithm.", show_default="0")] = None,
-    grace: Annotated[int | None, typer.Option(min=1, metavar="N", help="Minimum number of steps before a trial may be stopped early.", show_default="1")] = None,
-    reduction: Annotated[float | None, typer.Option(metavar="X", help="ASHA continues the best 1/X of the trials.", show_default="2")] = None,
-    most_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of steps of a trial with ASHA.", show_default=False)] = None,
+    grace_period: Annotated[int | None, typer.Option(min=1, metavar="N", help="Minimum number of steps before a trial may be stopped early.", show_default="1")] = None,
+    reduction_factor: Annotated[float | None, typer.Option(metavar="X", help="ASHA continues the best 1/X of the trials.", show_default="2")] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of steps of a trial with ASHA.", show_default=False)] = None,
     interval: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of steps between two PBT decisions.", show_default="1")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the directory of the study.")] = False,
     wandb: Annotated[Text, typer.Option(metavar="PROJECT", help="Also log to Weights & Biases, offline.", show_default=False)] = None,
@@ -54,7 +54,7 @@ def tune(
     given = {
         "metric": metric, "mode": mode, "search": search, "scheduler": scheduler, "trials": trials, "gpu": gpu,
         "time_budget": time_budget, "engine": engine, "address": address, "parallel": parallel, "ranks": ranks,
-        "seed": seed, "grace": grace, "reduction": reduction, "most_steps": most_steps, "interval": interval,
+        "seed": seed, "grace_period": grace_period, "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,
     }  # fmt: skip
     options = _merged(space, study_options, given)
     if "metric" not in options:
@@ -72,7 +72,7 @@ def tune(
     table = LiveTable(quiet=format == Format.JSON)
     study = search_best(
         function, parameters, storage=folder, resume=resume,
-        watchers=[table, *_logs(folder, tensorboard, wandb)], **options,
+        callbacks=[table, *_logs(folder, tensorboard, wandb)], **options,
     )  # fmt: skip
     written = write_files(study)
     if format == Format.JSON:
@@ -93,8 +93,8 @@ def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[
     return written | {name: value for name, value in given.items() if value is not None}
 
 
-def _logs(folder: Path, tensorboard: bool, wandb: str | None) -> "list[Watcher]":
-    logs: list[Watcher] = []
+def _logs(folder: Path, tensorboard: bool, wandb: str | None) -> "list[StudyCallback]":
+    logs: list[StudyCallback] = []
     if tensorboard:
         from legroom.tuning.loggers.tensorboard import TensorBoardLog
 

@@ -1,5 +1,6 @@
-"""`legroom.tune`: a search over configurations that never loses a trial to memory."""
+"""`legroom.tune`: a hyperparameter search that estimates the memory of each trial before it starts."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,23 +10,26 @@ from typing import Any
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.observe.notes import COMMUNICATION_BYTES
-from legroom.tuning.durations import parse_seconds
-from legroom.tuning.engines.engine import Engine, Job, Watcher
-from legroom.tuning.memory.admission import Gate, Place, places_for
+from legroom.tuning.engines.engine import TuneEngine
+from legroom.tuning.job import StudyCallback, TuneJob
+from legroom.tuning.memory.admission import Gate, TrialGpu, gpus_for
 from legroom.tuning.memory.gate import MemoryGate, OpenGate
-from legroom.tuning.memory.other_processes import Neighbours
+from legroom.tuning.memory.other_processes import OtherProcessUsage
 from legroom.tuning.schedule.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
 from legroom.tuning.search.searchers import check_search, make_searcher
 from legroom.tuning.space.space import Space, read_space
-from legroom.tuning.store import Store
+from legroom.tuning.store import StudyStore
 from legroom.tuning.study import Study
-from legroom.tuning.study_runner import Conductor
-from legroom.tuning.trial.function import TrainFunction, leave_if_imported
+from legroom.tuning.study_runner import StudyRunner
+from legroom.tuning.trial.function import TrainFunction, stop_if_imported
 from legroom.tuning.trial.records import Mode
 
 ENGINES = ("auto", "local", "ray")
 EVERY = 1 << 30
-"""Trials: as many as a grid has points."""
+"""Default number of trials of a grid: unlimited, so all points run."""
+
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min|m|s)?", re.IGNORECASE)
+_SECONDS = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
 
 
 def tune(
@@ -46,47 +50,48 @@ def tune(
     parallel: int | None = None,
     ranks: int = 1,
     seed: int = 0,
-    grace: int = 1,
-    reduction: float = 2,
-    most_steps: int | None = None,
+    grace_period: int = 1,
+    reduction_factor: float = 2,
+    max_steps: int | None = None,
     interval: int = 1,
     shape_parameters: Sequence[str] | None = None,
-    watchers: Sequence[Watcher] | None = None,
+    callbacks: Sequence[StudyCallback] | None = None,
 ) -> Study:
-    """Search the configuration for which `train_fn(config, trial)` reports the best `metric`.
+    """Search for the configuration with which `train_fn(config, trial)` reports the best `metric`.
 
-    `train_fn` may also be a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt or optuna. `scheduler`: asha,
-    median, pbt or None. `trials`: how many are started (10, or all of a grid); what can never fit is rejected before and does not count.
-    `gpu`: None is every GPU here, or the host where there is none; "8GiB,4GiB" are virtual ones; "cpu" is the host.
-    `time_budget`: seconds, or "20min". `storage`: the study's folder; `resume`: go on with what is there. `engine`: local, ray or
-    auto. `parallel`: trials at once at most. `ranks`: processes of one trial. `grace`, `reduction`, `most_steps`: ASHA's.
-    `interval`: population-based training's. `shape_parameters`: those that memory depends on, if you know. `watchers`: who shows or logs it;
-    None is the live table, `[]` is silence.
+    `train_fn`: the training function, or a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt
+    or optuna. `scheduler`: asha, median, pbt or None. `trials`: number of trials to start (default 10, or the whole grid). Configurations that can
+    never fit are not started and do not count. `gpu`: by default all GPUs of this machine, or the CPU if it has none; "8GiB,4GiB" for virtual GPUs;
+    "cpu" for the CPU. `time_budget`: seconds, or text such as "20min". `storage`: the folder of the study; `resume`: continue the study in that folder.
+    `engine`: local, ray or auto. `address`: of a Ray cluster. `parallel`: maximum number of trials at the same time. `ranks`: processes per trial.
+    `grace_period`, `reduction_factor`, `max_steps`: options of ASHA. `interval`: steps between decisions of population-based training.
+    `shape_parameters`: the parameters that memory depends on, if you know them. `callbacks`: objects that show or log the study; by default a live
+    table, `[]` for no output.
     """
-    leave_if_imported()
-    if "ray.tune" in sys.modules:  # else it cannot be a Tuner, and Ray takes seconds to load
-        from legroom.tuning.engines.ray.tuner import is_tuner, unpacked
+    stop_if_imported()
+    if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds
+        from legroom.tuning.engines.ray.tuner import is_tuner, tuner_arguments
 
         if is_tuner(train_fn):
-            plain, asked = unpacked(train_fn)
+            plain, arguments = tuner_arguments(train_fn)
             return tune(
                 plain, gpu=gpu, resume=resume, storage=storage, engine=engine, address=address, ranks=ranks, seed=seed,
-                shape_parameters=shape_parameters, watchers=watchers, **asked,
+                shape_parameters=shape_parameters, callbacks=callbacks, **arguments,
             )  # fmt: skip
     function = TrainFunction.of(train_fn)
     read = _read(space)
-    scheduler = None if scheduler == "none" else scheduler  # as a command line says it
+    scheduler = None if scheduler == "none" else scheduler  # the command line has no None
     _check(
         metric=metric, mode=mode, search=search, space=read, scheduler=scheduler, engine=engine, address=address,
         seed=seed, trials=trials, parallel=parallel, ranks=ranks,
     )  # fmt: skip
-    runner, reason = _engine(engine, address)
-    places = places_for(gpu)
-    if address is not None and gpu is None:  # the GPUs are the cluster's
-        places = runner.places()  # type: ignore[attr-defined]
+    trial_engine, reason = _engine(engine, address)
+    gpus = gpus_for(gpu)
+    if address is not None and gpu is None:  # use the GPUs of the cluster
+        gpus = trial_engine.gpus()  # type: ignore[attr-defined]
     if ranks > 1:
-        places = _for_ranks(places, ranks)
-    job = Job(
+        gpus = _for_ranks(gpus, ranks)
+    job = TuneJob(
         function=function,
         space=read,
         metric=metric,
@@ -94,10 +99,13 @@ def tune(
         search=search,
         scheduler=scheduler,
         scheduler_options=SchedulerOptions(
-            grace=grace, reduction=reduction, most_steps=most_steps, interval=interval
+            grace_period=grace_period,
+            reduction_factor=reduction_factor,
+            max_steps=max_steps,
+            interval=interval,
         ),
         trials=trials if trials is not None else EVERY if search == "grid" else 10,
-        places=places,
+        gpus=gpus,
         parallel=parallel,
         ranks=ranks,
         time_budget=None if time_budget is None else parse_seconds(time_budget),
@@ -105,75 +113,78 @@ def tune(
         folder=Path(storage) if storage is not None else Path(f"{function.name}-study"),
         shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
     )
-    return run_job(job, runner, resume=resume, watchers=watchers or (), reason=reason)
+    return run_job(job, trial_engine, resume=resume, callbacks=callbacks or (), reason=reason)
 
 
-def _for_ranks(places: Sequence[Place], ranks: int) -> list[Place]:
-    """The same GPUs, for processes that talk: on real ones NCCL holds memory beside PyTorch's."""
-    if places and len(places) < ranks:
-        there = f"{'is' if len(places) == 1 else 'are'} {len(places)}"
-        raise UsageError(f"a trial of {ranks} ranks needs {ranks} GPUs, and there {there}")
-    return [
-        place if place.virtual else replace(place, context=place.context + COMMUNICATION_BYTES)
-        for place in places
-    ]
+def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
+    """The GPUs with the memory that NCCL uses on real GPUs, in addition to PyTorch, if a trial has several ranks."""
+    if gpus and len(gpus) < ranks:
+        raise UsageError(
+            f"A trial with {ranks} ranks needs {ranks} GPUs, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}."
+        )
+    return [gpu if gpu.virtual else replace(gpu, context=gpu.context + COMMUNICATION_BYTES) for gpu in gpus]
 
 
 def run_job(
-    job: Job, engine: Engine, *, resume: bool, watchers: Sequence[Watcher] = (), reason: str = ""
+    job: TuneJob,
+    engine: TuneEngine,
+    *,
+    resume: bool,
+    callbacks: Sequence[StudyCallback] = (),
+    reason: str = "",
 ) -> Study:
-    """One study, from what was asked to what was found."""
+    """Run a study and return its results."""
     engine.prepare(job)
-    conductor = _conductor(job, resume, watchers)
+    runner = _make_runner(job, resume, callbacks)
     interrupted = False
     try:
         if reason:
-            conductor.say(reason)
-        engine.run(job, conductor)
+            runner.notify(reason)
+        engine.run(job, runner)
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        conductor.close()
+        runner.close()
     return Study(
         metric=job.metric,
         mode=job.mode,
-        trials=conductor.records,
+        trials=runner.records,
         folder=job.folder,
         name=job.function.name,
         search=job.search,
         scheduler=job.scheduler,
         engine=engine.name,
         space=job.space,
-        places=job.places,
-        seconds=conductor.seconds,
+        gpus=job.gpus,
+        seconds=runner.seconds,
         interrupted=interrupted,
     )
 
 
-def _conductor(job: Job, resume: bool, watchers: Sequence[Watcher]) -> Conductor:
-    neighbours = Neighbours(job.places)
+def _make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) -> StudyRunner:
+    other_processes = OtherProcessUsage(job.gpus)
     gate: Gate = OpenGate()
-    if job.places:  # first of all: its process imports while the rest is made
+    if job.gpus:  # created first, because its process imports while the rest is prepared
         gate = MemoryGate(
-            job.function, job.places, job.space,
-            ranks=job.ranks, shape_parameters=job.shape_parameters, neighbours=neighbours,
+            job.function, job.gpus, job.space,
+            ranks=job.ranks, shape_parameters=job.shape_parameters, other_processes=other_processes,
         )  # fmt: skip
     facts = {
-        "metric": job.metric, "mode": job.mode, "space": job.space.written(), "search": job.search,
+        "metric": job.metric, "mode": job.mode, "space": job.space.as_dict(), "search": job.search,
         "scheduler": job.scheduler, "function": job.function.name,
     }  # fmt: skip
     try:
         searcher = make_searcher(job.search, job.space, job.mode, job.seed)
         scheduler = make_scheduler(job.scheduler, job.space, job.mode, job.seed, job.scheduler_options)
-        store = Store(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
-        return Conductor(job, searcher, scheduler, gate, store, watchers, neighbours)
+        store = StudyStore(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
+        return StudyRunner(job, searcher, scheduler, gate, store, callbacks, other_processes)
     except BaseException:
         gate.close()
         raise
 
 
 def _read(space: Any) -> Space:
-    """A space of ours, or one written with Ray's domains: those are there only where Ray has been imported."""
+    """Read a space. It can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 
@@ -182,8 +193,8 @@ def _read(space: Any) -> Space:
     return read_space(space)
 
 
-def _engine(named: str, address: str | None) -> tuple[Engine, str]:
-    """The engine, and why it is this one where nobody chose it."""
+def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
+    """The engine, and a message if it is not the default one."""
     missing = _missing_of_ray()
     if named == "ray" or address is not None or (named == "auto" and missing is None):
         if missing is not None:
@@ -197,16 +208,16 @@ def _engine(named: str, address: str | None) -> tuple[Engine, str]:
         LocalEngine(),
         ""
         if named == "local"
-        else f"{missing} is not installed, so trials run as processes of this machine (engine: local)",
+        else f"{missing} is not installed. Trials run as processes on this machine (engine: local).",
     )
 
 
 def _missing_of_ray() -> str | None:
-    """What is not installed of what Ray Tune needs, found without importing it, which takes seconds. `pip install ray` brings Ray without Ray Tune's part."""
+    """The missing dependency of Ray Tune, found without importing Ray, which takes seconds. `pip install ray` omits some of them."""
     if find_spec("ray") is None:
         return "Ray"
     without = [name for name in ("pandas", "pyarrow", "fsspec") if find_spec(name) is None]
-    return f"what Ray Tune needs ({', '.join(without)})" if without else None
+    return f"A dependency of Ray Tune ({', '.join(without)})" if without else None
 
 
 def _check(
@@ -221,22 +232,44 @@ def _check(
     seed: int,
     **counts: int | None,
 ) -> None:
-    """What can be said before anything is started. `counts`: numbers of something, None where it is not limited."""
+    """Check the arguments before anything starts. `counts`: positive integers, or None if unlimited."""
     if not isinstance(metric, str) or not metric:
-        raise UsageError(f"metric={metric!r} is none: name what trial.report(...) reports, such as 'loss'")
+        raise UsageError(
+            f"metric={metric!r} is not valid. Use the name of a metric passed to `trial.report(...)`, such as 'loss'."
+        )
     if mode not in ("min", "max"):
-        raise UsageError(f"the mode '{mode}' is not known: the metric is to be 'min' or 'max'")
+        raise UsageError(f"Unknown mode `{mode}`. Choose min or max.")
     check_search(search, space)
     if scheduler is not None and scheduler not in SCHEDULERS:
-        raise UsageError(f"the scheduler '{scheduler}' is not known: choose {', '.join(SCHEDULERS)} or none")
+        raise UsageError(f"Unknown scheduler `{scheduler}`. Choose {', '.join(SCHEDULERS)} or none.")
     if engine not in ENGINES:
-        raise UsageError(f"the engine '{engine}' is not known: choose {', '.join(ENGINES)}")
+        raise UsageError(f"Unknown engine `{engine}`. Choose {', '.join(ENGINES)}.")
     if engine == "local" and address is not None:
         raise UsageError(
-            "address= names a Ray cluster, and engine='local' runs on this machine: leave one out"
+            "`address` is the address of a Ray cluster, but engine='local' runs on this machine. Omit one of them."
         )
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise UsageError(f"{name}={count} is none: a whole number, 1 or more")
+            raise UsageError(f"{name}={count} is not valid. Use an integer of 1 or more.")
     if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
-        raise UsageError(f"seed={seed} is none: a whole number from 0 to {(1 << 32) - 1}")
+        raise UsageError(f"seed={seed} is not valid. Use an integer from 0 to {(1 << 32) - 1}.")
+
+
+def parse_seconds(written: float | str) -> float:
+    """Convert `90`, `"90s"`, `"20min"` or `"1h 30min"` to seconds.
+
+    >>> parse_seconds("1h 30min"), parse_seconds(90)
+    (5400.0, 90.0)
+    """
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        seconds = float(written)
+    else:
+        parts = list(_DURATION_PART.finditer(str(written)))
+        if not parts or "".join(part.group(0) for part in parts).replace(" ", "") != str(written).replace(
+            " ", ""
+        ):
+            raise UsageError(f"`{written}` is not a valid duration. Examples: `90s`, `20min`, `1h30min`.")
+        seconds = sum(float(part.group(1)) * _SECONDS[(part.group(2) or "s").lower()] for part in parts)
+    if seconds <= 0:
+        raise UsageError(f"A duration of {seconds:g} s is too short. It must be positive.")
+    return seconds

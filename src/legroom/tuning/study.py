@@ -1,4 +1,4 @@
-"""What a search found: the best trial, the table of all, and the same as files."""
+"""The result of a search: the best trial, the table of all trials, and both as files."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from legroom import schemas
 from legroom.errors import UsageError
-from legroom.tuning.memory.admission import Place
+from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.space.space import Config, Space, read_space
 from legroom.tuning.store import read_study
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
@@ -18,7 +18,7 @@ from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study, finished or not. At a prompt it shows itself as a sentence."""
+    """A study, finished or not. Its `repr` is a one-line summary."""
 
     metric: str
     mode: Mode
@@ -26,18 +26,18 @@ class Study:
     folder: Path
     space: Space
     name: str = "train"
-    """The function's."""
+    """The name of the training function."""
     search: str = "random"
     scheduler: str | None = None
     engine: str = "local"
-    places: Sequence[Place] = ()
+    gpus: Sequence[TrialGpu] = ()
     seconds: float = 0.0
-    """How long it ran, all its parts together."""
+    """Total running time, over all sessions of a resumed study."""
     interrupted: bool = False
 
     @classmethod
     def load(cls, folder: str | Path) -> "Study":
-        """A study on disk."""
+        """Load a study from its folder."""
         facts, trials = read_study(Path(folder))
         ends = [trial.ended for trial in trials if trial.ended is not None]
         return cls(
@@ -53,38 +53,38 @@ class Study:
         )
 
     @property
-    def best(self) -> TrialRecord:
-        """The trial with the best value; raises `UsageError` where none reported one."""
+    def best_trial(self) -> TrialRecord:
+        """The trial with the best value. Raises `UsageError` if no trial reported one."""
         ranked = self.ranked
         if not ranked:
-            raise UsageError(f"no trial reported '{self.metric}': see why in study.trials or {self.folder}")
+            raise UsageError(f"No trial reported `{self.metric}`. `study.trials` and {self.folder} show why.")
         return ranked[0]
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """Trials that have a value, the best first."""
-        told = [(trial.value(self.metric, self.mode), trial) for trial in self.trials]
+        """The trials that have a value, best first."""
+        values = [(trial.value(self.metric, self.mode), trial) for trial in self.trials]
         sign = 1.0 if self.mode == "min" else -1.0
-        known = [(sign * value, trial.number, trial) for value, trial in told if value is not None]
+        known = [(sign * value, trial.number, trial) for value, trial in values if value is not None]
         return [trial for _, _, trial in sorted(known, key=lambda one: one[:2])]
 
     @property
     def best_config(self) -> Config:
-        return self.best.config
+        return self.best_trial.config
 
     @property
     def best_value(self) -> float:
-        value = self.best.value(self.metric, self.mode)
+        value = self.best_trial.value(self.metric, self.mode)
         assert value is not None
         return value
 
     @property
     def best_checkpoint(self) -> str | None:
-        """Path of the best trial's checkpoint at its best report."""
-        return self.best.checkpoint
+        """The path of the best trial's checkpoint at its best report."""
+        return self.best_trial.checkpoint
 
-    def counted(self) -> dict[TrialState, int]:
-        """How many trials stand where."""
+    def state_counts(self) -> dict[TrialState, int]:
+        """The number of trials in each state that occurs."""
         counts = {state: sum(trial.state is state for trial in self.trials) for state in TrialState}
         return {state: count for state, count in counts.items() if count}
 
@@ -94,12 +94,12 @@ class Study:
         return [self._row(trial) for trial in self.trials]
 
     @property
-    def page(self) -> Path:
-        """The study's page with its plots, one file for a browser, written when the search ends."""
+    def report_path(self) -> Path:
+        """The path of the HTML report, which is written when the search ends."""
         return self.folder / "report.html"
 
     def to_csv(self, path: str | Path) -> None:
-        """A row per trial: configuration, value, steps, state, memory, why."""
+        """Write one row per trial: configuration, value, steps, state, memory and reason."""
         rows = self.table
         names = list(dict.fromkeys(name for row in rows for name in row))
         with open(path, "w", newline="", encoding="utf-8") as file:
@@ -111,9 +111,9 @@ class Study:
         Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, learning curves too. What is no number is None: JSON has no word for it."""
+        """All results with the learning curves. NaN and infinity become None, because JSON cannot represent them."""
         ranked = self.ranked
-        told = {
+        content = {
             "schema": schemas.TUNE,
             "metric": self.metric,
             "mode": self.mode,
@@ -122,7 +122,7 @@ class Study:
                 {**trial.as_dict(), "value": trial.value(self.metric, self.mode)} for trial in self.trials
             ],
         }
-        return {name: _plain(value) for name, value in told.items()}
+        return {name: _plain(value) for name, value in content.items()}
 
     def _row(self, trial: TrialRecord) -> dict[str, Any]:
         memory = trial.memory
@@ -144,11 +144,11 @@ class Study:
             "started_seconds": trial.started,
             "ended_seconds": trial.ended,
             "checkpoint": trial.checkpoint,
-            "why": trial.why,
+            "reason": trial.reason,
         }
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{count} {state}" for state, count in self.counted().items())
+        counts = ", ".join(f"{count} {state}" for state, count in self.state_counts().items())
         ranked = self.ranked
         if not ranked:
             return f"<Study: {counts}; no value of {self.metric} yet>"

@@ -1,7 +1,7 @@
-"""Leads a study and plays no instrument: what is tried next, what is admitted, what is cut short, what is learned and written.
+"""Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores everything.
 
-Engines differ in where trials run; everything else is here once. One thread calls it. Whatever it is told is in the store
-before it answers, and a conductor that is made from that store goes on as this one would have.
+Engines only run the trials; all decisions are made here. It is called from a single thread. Everything that it is told is stored
+before it answers, so a `StudyRunner` that is created from that storage continues in the same way.
 """
 
 import math
@@ -9,158 +9,174 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from legroom.errors import UsageError
-from legroom.tuning.engines.engine import Job, Ready, Watcher
-from legroom.tuning.memory.admission import Admission, Fit, Gate, Verdict
-from legroom.tuning.memory.other_processes import Neighbours
-from legroom.tuning.memory.runtime_model import Futures, Lengths
-from legroom.tuning.schedule.schedulers import GO_ON, Action, Decision, Scheduler
-from legroom.tuning.search.searchers import Chooser, Result, Searcher
-from legroom.tuning.store import Store, StoreError
-from legroom.tuning.trial.records import Ending, Report, TrialRecord, TrialState
+from legroom.tuning.job import StudyCallback, TuneJob
+from legroom.tuning.memory.admission import Admission, AdmissionVerdict, Fit, Gate
+from legroom.tuning.memory.other_processes import OtherProcessUsage
+from legroom.tuning.memory.runtime_model import RuntimeModel, RuntimeSamples
+from legroom.tuning.schedule.protocol import CONTINUE, Action, Decision, Scheduler
+from legroom.tuning.search.protocol import OrderingSearcher, Result, Searcher
+from legroom.tuning.space.space import Config
+from legroom.tuning.store import StoreError, StudyStore
+from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, TrialState
 from legroom.tuning.trial.trial import remove
 
-MOST_REJECTED = 20
-"""Proposals that never fit, for each trial that is wanted: a space with next to nothing that fits ends with a sentence."""
+MAX_REJECTED = 20
+"""Stop proposing after this many configurations per requested trial that can never fit: almost nothing in the space fits."""
 
 
-class Conductor:
-    """One study on its way."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyTrial:
+    """A trial that can start as soon as there is free memory."""
+
+    number: int
+    config: Config
+    admission: Admission
+    checkpoint: str | None = None
+    """The checkpoint to continue from, if it was interrupted or paused, or copied another trial's weights."""
+    step: int = 0
+    """Number of steps reported so far."""
+
+
+class StudyRunner:
+    """One study while it runs."""
 
     def __init__(
         self,
-        job: Job,
+        job: TuneJob,
         searcher: Searcher,
         scheduler: Scheduler | None,
         gate: Gate,
-        store: Store,
-        watchers: Sequence[Watcher] = (),
-        neighbours: Neighbours | None = None,
+        store: StudyStore,
+        callbacks: Sequence[StudyCallback] = (),
+        other_processes: OtherProcessUsage | None = None,
     ) -> None:
         self.job = job
-        self.neighbours = neighbours or Neighbours(job.places)
+        self.other_processes = other_processes or OtherProcessUsage(job.gpus)
         self._searcher, self._scheduler, self._gate, self._store = searcher, scheduler, gate, store
-        self._watchers = list(watchers)
+        self._callbacks = list(callbacks)
         self.records: list[TrialRecord] = store.load()
-        self._lengths = Lengths(job.space)
-        self._learned = 0
-        """Results that the searcher was told."""
-        self._asked: dict[int, Future[Admission]] = {}
-        self._again: deque[int] = deque()
-        """Trials that are to be started once more, from their checkpoints."""
-        self._no_more = False
-        self._said: set[str] = set()
+        self._runtimes = RuntimeModel(job.space)
+        self._results_learned = 0
+        """Number of results that the searcher has learned from."""
+        self._pending: dict[int, Future[Admission]] = {}
+        self._requeued: deque[int] = deque()
+        """Trials to start again, from their checkpoints."""
+        self._is_exhausted = False
+        self._sent_messages: set[str] = set()
         past = [t for record in self.records for t in (record.started, record.ended) if t is not None]
         past += [report.seconds for record in self.records for report in record.reports]
-        self._began = time.monotonic() - max(past, default=0.0)
-        self._began_now = time.monotonic()
-        self._recall()
-        for watcher in self._watchers:
-            watcher.begun(job, self.records)
+        self._start = time.monotonic() - max(past, default=0.0)
+        self._session_start = time.monotonic()
+        self._replay_history()
+        for callback in self._callbacks:
+            callback.on_study_start(job, self.records)
 
-    # ------------------------------------------------------------ what an engine asks
+    # ------------------------------------------------------------ called by the engine
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial will be handed out any more."""
-        return not self._asked and not self._again and (self._is_late() or not self._may_propose())
+        """Whether no further trial will start."""
+        return (
+            not self._pending and not self._requeued and (self._is_out_of_time() or not self._may_propose())
+        )
 
     @property
     def learns(self) -> bool:
-        """Whether the next proposal goes by what was learned: then the fewer wait before it, the better it is."""
-        start_up = self._searcher.start_up
-        return start_up is not None and len(self.records) >= start_up
+        """Whether the next proposal depends on earlier results. Then fewer trials should wait before it is made."""
+        startup_trials = self._searcher.startup_trials
+        return startup_trials is not None and len(self.records) >= startup_trials
 
     @property
     def awaits_estimate(self) -> bool:
-        """Whether a configuration is being traced, or waits for that."""
-        return any(not asked.done() for asked in self._asked.values())
+        """Whether a memory estimate is running or queued."""
+        return any(not asked.done() for asked in self._pending.values())
 
     @property
-    def is_looking(self) -> bool:
-        """Whether a configuration waits to be looked at for the first time."""
-        return self._gate.is_looking
+    def has_unseen_configs(self) -> bool:
+        """Whether a configuration waits for its first estimate."""
+        return self._gate.has_unseen_configs
 
-    def next(self, ahead: int = 2) -> Ready | None:
-        """A trial that can start as soon as there is room; None where there is none now.
+    def next(self, ahead: int = 2) -> ReadyTrial | None:
+        """Return a trial that can start as soon as memory is free, or None if there is none now.
 
-        `ahead`: how many proposals may wait for their estimates, so that these are made while other trials train; where the search learns it is one at most.
+        `ahead` is the number of proposals that may wait for their estimates while other trials train. It is at most 1 if the search learns.
         """
-        if self._is_late():
-            self._drop_waiting()
+        if self._is_out_of_time():
+            self._drop_pending()
             return None
-        while self._again:
-            number = self._again.popleft()
+        while self._requeued:
+            number = self._requeued.popleft()
             record = self.records[number]
-            if number not in self._asked:
-                self._asked[number] = self._gate.ask(record.config)
+            if number not in self._pending:
+                self._pending[number] = self._gate.request(record.config)
         while True:
-            while len(self._asked) < (min(1, ahead) if self.learns else ahead) and self._may_propose():
+            while len(self._pending) < (min(1, ahead) if self.learns else ahead) and self._may_propose():
                 self._propose()
-            answered = [number for number in sorted(self._asked) if self._asked[number].done()]
+            answered = [number for number in sorted(self._pending) if self._pending[number].done()]
             if not answered:
                 return None
-            ready = self._settled(answered[0], self._asked.pop(answered[0]).result())
-            if ready is not None:  # else it can never fit, and another takes its place
+            ready = self._admitted(answered[0], self._pending.pop(answered[0]).result())
+            if ready is not None:  # otherwise it can never fit, and the next proposal replaces it
                 return ready
 
     def wait(self, seconds: float) -> None:
-        """Until an estimate is there, at most so long."""
-        if self._asked:
-            wait(list(self._asked.values()), timeout=seconds, return_when=FIRST_COMPLETED)
-        else:  # what was handed out waits for memory that other programs have
+        """Wait until an estimate is complete, at most `seconds`."""
+        if self._pending:
+            wait(list(self._pending.values()), timeout=seconds, return_when=FIRST_COMPLETED)
+        else:  # admitted trials wait for memory that other programs use
             time.sleep(seconds)
 
-    def look_around(self, given: Mapping[int, int], *, before_start: bool) -> None:
-        """Read anew what other programs have of the GPUs. `given`: what running trials were given, by place's index."""
-        self.neighbours.look(given, before_start=before_start)
-        for sentence in self.neighbours.news():
-            self.say(sentence)
+    def refresh_other_processes(self, given: Mapping[int, int], *, before_start: bool) -> None:
+        """Update the GPU memory used by other programs. `given`: bytes reserved for running trials, by GPU index."""
+        self.other_processes.query(given, before_start=before_start)
+        for message in self.other_processes.messages():
+            self.notify(message)
 
     @property
-    def chooses_among(self) -> int | None:
-        """How many proposals are asked for at once, since the searcher chooses among them who goes first; None where it leaves that to others."""
-        return self._searcher.start_up if isinstance(self._searcher, Chooser) else None
+    def startup_count(self) -> int | None:
+        """The number of random proposals that are estimated at once, if the searcher chooses their start order; otherwise None."""
+        return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
-    def preferred(self, waiting: Mapping[int, Admission]) -> list[int] | None:
-        """Whoever should start first in front, by what the searcher has learned; None where it does not say."""
-        return self._searcher.order(waiting) if isinstance(self._searcher, Chooser) else None
+    def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
+        """The waiting trials, the preferred one first; None if the searcher has no preference."""
+        return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
-    def foretold(self, waiting: Mapping[int, Admission]) -> Futures | None:
-        """How long these trials will probably take, and those that run; None as long as nothing is known of that."""
-        asked = {
+    def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
+        """Predicted runtimes of waiting and running trials; None until a trial has reported."""
+        configs = {
             number: (self.records[number].config, admission.size) for number, admission in waiting.items()
         }
-        return self._lengths.futures(asked, self.seconds)
+        return self._runtimes.predict(configs, self.seconds)
 
-    def ask_again(self, number: int) -> None:
-        """A trial that was handed out found no room: its memory question is asked anew."""
-        self._again.append(number)
+    def estimate_again(self, number: int) -> None:
+        """Estimate a trial again, because it found no free memory although it was admitted."""
+        self._requeued.append(number)
 
-    def started(self, number: int, place: str, fit: Fit | None) -> None:
-        """A trial runs now."""
+    def started(self, number: int, gpu: str, fit: Fit | None) -> None:
+        """A trial has started."""
         record = self.records[number]
-        record.state, record.gpu, record.why = TrialState.RUNNING, place, ""
+        record.state, record.gpu, record.reason = TrialState.RUNNING, gpu, ""
         record.attempts += 1
         if record.started is None:
             record.started = self.seconds
         size = 0 if fit is None else fit.safe
-        self._lengths.started(number, record.config, size, self.seconds, is_whole=record.attempts == 1)
+        self._runtimes.started(number, record.config, size, self.seconds, from_start=record.attempts == 1)
         if fit is not None:
             record.memory = replace(
                 record.memory,
                 predicted=fit.predicted or None,
                 safe=fit.safe,
                 micro_batch=fit.micro_batch,
-                held=fit.held,
+                used_by_others=fit.used_by_others,
             )
             if fit.micro_batch is not None:
-                record.why = (
-                    f"its batch of {record.memory.batch_size} goes in micro-batches of {fit.micro_batch}"
+                record.reason = (
+                    f"Runs its batch of {record.memory.batch_size} in micro-batches of {fit.micro_batch}"
                 )
         self._changed(record)
 
@@ -174,40 +190,40 @@ class Conductor:
         ooms: int = 0,
         micro_batch: int | None = None,
     ) -> Decision:
-        """A trial reported: what it is to do."""
+        """Store a report of a trial and decide whether it continues."""
         record = self.records[number]
         report = Report(record.step + 1, metrics, round(self.seconds, 3))
         best = record.best_report(self.job.metric, self.job.mode)
         record.reports.append(report)
-        self._lengths.reported(number, report.seconds)
+        self._runtimes.reported(number, report.seconds)
         self._measured(record, actual_bytes, ooms, micro_batch)
         if checkpoint is not None:
-            self._keep(
+            self._update_checkpoints(
                 record, checkpoint, is_best=record.best_report(self.job.metric, self.job.mode) is not best
             )
         self._store.report(record, report, self.job.metric)
         value = metrics.get(self.job.metric)
         decision = self._decide(record, value)
-        self._tell(record)
+        self._notify_update(record)
         return decision
 
     def measured(self, number: int, actual_bytes: int | None, ooms: int) -> None:
-        """What a trial's process took, as known at its end."""
+        """Store the peak memory of a trial's process, as known at its end."""
         self._measured(self.records[number], actual_bytes, ooms, None)
 
-    def ended(self, number: int, ending: Ending) -> None:
-        """A trial is over for good."""
+    def ended(self, number: int, ending: TrialOutcome) -> None:
+        """A trial has reached a final state."""
         record = self.records[number]
-        state, why = ending.state, ending.why
+        state, reason = ending.state, ending.reason
         value = record.value(self.job.metric, self.job.mode)
         if state is TrialState.FINISHED and value is None:
-            state, why = TrialState.FAILED, self._without_metric(record)
-        record.state, record.why = state, why or record.why
+            state, reason = TrialState.FAILED, self._missing_metric_reason(record)
+        record.state, record.reason = state, reason or record.reason
         record.ended = round(self.seconds, 3)
-        self._note_length(record)
+        self._record_runtime(record)
         best = record.best_report(self.job.metric, self.job.mode)
         config = record.config if best is None else record.config_at(best.step)
-        # What its value is of, and not what a take-over made of it afterwards.
+        # The value belongs to the configuration of the best step, which may be older than the latest one (PBT).
         if config is not record.config:
             record.earlier.append((record.step, record.config))
             record.config = config
@@ -215,27 +231,29 @@ class Conductor:
         self._learn(record)
         if self._scheduler is not None:
             self._scheduler.ended(number)
-        self._tell(record)
-        if ending.is_in_vain:
-            raise UsageError(why)
-        if state is not ending.state:  # it failed for want of the metric
-            self._refuse_if_never_reported(record)
+        self._notify_update(record)
+        if ending.affects_all_trials:
+            raise UsageError(reason)
+        if state is not ending.state:  # it failed because it never reported the metric
+            self._raise_if_never_reported(record)
 
-    def put_back(self, number: int, state: TrialState, why: str) -> None:
-        """A trial's process is gone, the trial is not over: it will be handed out again, from its last checkpoint."""
+    def requeue(self, number: int, state: TrialState, reason: str) -> None:
+        """Queue a trial whose process has ended before the trial did. It continues from its last checkpoint."""
         record = self.records[number]
-        record.state, record.why = state, why
+        record.state, record.reason = state, reason
         self._forget_after_checkpoint(record)
-        self._again.append(number)
+        self._requeued.append(number)
         self._changed(record)
 
-    def disk_is_full(self, number: int, why: str) -> NoReturn:
-        """A trial could not write: it is to go on when there is room, and nothing can go on before."""
-        self.put_back(number, TrialState.WAITING, why)
-        raise StoreError(f"trial {number} had to stop: {why}. What had ended is kept: make room, then resume")
+    def disk_is_full(self, number: int, reason: str) -> NoReturn:
+        """A trial could not write its checkpoint. The study ends, and the trial continues when the study is resumed."""
+        self.requeue(number, TrialState.WAITING, reason)
+        raise StoreError(
+            f"Trial {number} stopped: {reason}. Completed trials are saved. Free some space, then resume the study."
+        )
 
-    def take_over(self, number: int, decision: Decision) -> None:
-        """A trial goes on from another's checkpoint with a changed configuration."""
+    def exploit(self, number: int, decision: Decision) -> None:
+        """Restart a trial from the checkpoint of another one, with a changed configuration (population-based training)."""
         record = self.records[number]
         assert decision.parent is not None
         assert decision.config is not None
@@ -243,61 +261,61 @@ class Conductor:
         record.earlier.append((record.step, record.config))
         record.parent, record.config = decision.parent, decision.config
         record.last_checkpoint, record.checkpoint_step = parent.last_checkpoint, record.step
-        record.state, record.why = TrialState.PAUSED, decision.why
-        self._again.append(number)
+        record.state, record.reason = TrialState.PAUSED, decision.reason
+        self._requeued.append(number)
         self._changed(record)
 
-    def ran_out(self, number: int, fit: Fit | None, needed: int) -> None:
-        """A trial met a full GPU in spite of its estimate."""
+    def record_oom(self, number: int, fit: Fit | None, needed: int) -> None:
+        """A trial ran out of memory although its estimate fits."""
         if fit is not None:
-            self._gate.ran_out(self.records[number].config, fit, needed)
+            self._gate.record_oom(self.records[number].config, fit, needed)
 
-    def interrupt(self, why: str) -> None:
-        """The study ends here: what has not ended is written down as waiting, to be gone on with."""
+    def interrupt(self, reason: str) -> None:
+        """End the study. Trials that have not ended are stored as waiting, so that a resumed study continues them."""
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING
-                record.why = why
+                record.reason = reason
                 self._forget_after_checkpoint(record)
                 self._store.change(record)
-                self._tell(record)
+                self._notify_update(record)
 
-    def say(self, sentence: str) -> None:
-        """Tell people, once."""
-        if sentence not in self._said:
-            self._said.add(sentence)
-            for watcher in self._watchers:
-                watcher.said(sentence)
+    def notify(self, message: str) -> None:
+        """Send a message to the callbacks, once."""
+        if message not in self._sent_messages:
+            self._sent_messages.add(message)
+            for callback in self._callbacks:
+                callback.on_message(message)
 
     def close(self) -> None:
-        for watcher in self._watchers:
-            watcher.closed()
+        for callback in self._callbacks:
+            callback.on_study_end()
         self._gate.close()
         self._store.close()
 
     @property
     def seconds(self) -> float:
-        """Since the study began, without the time in which it did not run."""
-        return time.monotonic() - self._began
+        """Running time of the study, over all sessions."""
+        return time.monotonic() - self._start
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the time budget."""
+        """What is left of the time budget."""
         budget = self.job.time_budget
-        return None if budget is None else max(0.0, budget - (time.monotonic() - self._began_now))
+        return None if budget is None else max(0.0, budget - (time.monotonic() - self._session_start))
 
     def folder_of(self, number: int) -> Path:
         return self._store.trial_folder(number)
 
-    # ------------------------------------------------------------ proposing and admitting
+    # ------------------------------------------------------------ proposals and admission
 
     def _may_propose(self) -> bool:
-        if self._no_more:
+        if self._is_exhausted:
             return False
         rejected = sum(record.state is TrialState.NEVER_FITS for record in self.records)
-        if self.job.search != "grid" and rejected >= MOST_REJECTED * self.job.trials:
-            self.say(
-                f"{rejected} proposals can never fit, so no more are made: make the space smaller, or use a larger GPU"
+        if self.job.search != "grid" and rejected >= MAX_REJECTED * self.job.trials:
+            self.notify(
+                f"{rejected} proposed configurations can never fit, so the search stops. Reduce the space or use a larger GPU."
             )
             return False
         return len(self.records) - rejected < self.job.trials
@@ -306,36 +324,36 @@ class Conductor:
         number = len(self.records)
         config = self._searcher.propose(number)
         if config is None:
-            self._no_more = True
+            self._is_exhausted = True
             return
-        record = TrialRecord(number=number, config=config, knew=self._learned)
+        record = TrialRecord(number=number, config=config, known_results=self._results_learned)
         self.records.append(record)
         self._store.add(record, self.job.space)
-        self._asked[number] = self._gate.ask(config)
-        self._tell(record)
+        self._pending[number] = self._gate.request(config)
+        self._notify_update(record)
 
-    def _settled(self, number: int, admission: Admission) -> Ready | None:
+    def _admitted(self, number: int, admission: Admission) -> ReadyTrial | None:
         record = self.records[number]
         record.memory = replace(record.memory, batch_size=admission.batch_size, shortage=admission.shortage)
         if (
-            admission.verdict is Verdict.NEVER and record.reports
-        ):  # it had room before, and what it reported counts
-            self.ended(number, Ending(TrialState.STOPPED, f"it cannot go on: {admission.why}"))
+            admission.verdict is AdmissionVerdict.NEVER and record.reports
+        ):  # it fitted before, and its reports count
+            self.ended(number, TrialOutcome(TrialState.STOPPED, f"Cannot continue: {admission.reason}"))
             return None
-        if admission.verdict is Verdict.NEVER:
+        if admission.verdict is AdmissionVerdict.NEVER:
             record.memory = replace(record.memory, predicted=admission.needed, safe=admission.needed)
-            record.state, record.why, record.ended = (
+            record.state, record.reason, record.ended = (
                 TrialState.NEVER_FITS,
-                admission.why,
+                admission.reason,
                 round(self.seconds, 3),
             )
             self._store.end(record, None)
             self._learn(record)
-            self._tell(record)
+            self._notify_update(record)
             return None
-        if admission.verdict is Verdict.UNKNOWN:
-            self.say(admission.why)
-        return Ready(
+        if admission.verdict is AdmissionVerdict.UNKNOWN:
+            self.notify(admission.reason)
+        return ReadyTrial(
             number=number,
             config=record.config,
             admission=admission,
@@ -343,29 +361,29 @@ class Conductor:
             step=record.step,
         )
 
-    def _drop_waiting(self) -> None:
-        """The time is up: what was proposed and never ran is left waiting, for a resumed study."""
-        self._asked.clear()
-        self._again.clear()
+    def _drop_pending(self) -> None:
+        """Time is up: trials that never ran stay in the waiting state, for a resumed study."""
+        self._pending.clear()
+        self._requeued.clear()
 
-    def _is_late(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         return self.seconds_left == 0.0
 
-    # ------------------------------------------------------------ deciding and learning
+    # ------------------------------------------------------------ decisions and results
 
     def _decide(self, record: TrialRecord, value: float | None) -> Decision:
         if value is None:
-            return GO_ON
+            return CONTINUE
         if math.isnan(value):
-            return Decision(Action.STOP, f"{self.job.metric} was no number (NaN) at step {record.step}")
-        if self._is_late():
-            return Decision(Action.STOP, "the time was up")
+            return Decision(Action.STOP, f"`{self.job.metric}` was NaN at step {record.step}")
+        if self._is_out_of_time():
+            return Decision(Action.STOP, "The time budget was used up")
         if self._scheduler is None:
-            return GO_ON
+            return CONTINUE
         decision = self._scheduler.reported(record.number, record.config, record.step, value)
-        if decision.action in (Action.PAUSE, Action.TAKE_OVER) and record.last_checkpoint is None:
+        if decision.action in (Action.PAUSE, Action.EXPLOIT) and record.last_checkpoint is None:
             raise UsageError(
-                "population-based training needs checkpoints: give one to trial.report(checkpoint=...)"
+                "Population-based training needs checkpoints. Pass one to `trial.report(checkpoint=...)`."
             )
         return decision
 
@@ -382,29 +400,29 @@ class Conductor:
                 is_partial=is_partial,
                 step=last.step,
                 best=record.value(self.job.metric, self.job.mode),
-                seconds=_length(record),
+                seconds=_runtime(record),
             )
         self._searcher.learn(record.number, config, result)
-        self._learned += 1
+        self._results_learned += 1
 
-    def _note_length(self, record: TrialRecord) -> None:
-        """Of a trial that failed, how long it took says nothing."""
+    def _record_runtime(self, record: TrialRecord) -> None:
+        """The runtime of a failed trial is discarded: it says nothing about other trials."""
         if record.state in (TrialState.FINISHED, TrialState.STOPPED) and record.ended is not None:
-            self._lengths.ended(record.number, record.ended)
+            self._runtimes.ended(record.number, record.ended)
         else:
-            self._lengths.forget(record.number)
+            self._runtimes.forget(record.number)
 
     def _measured(self, record: TrialRecord, actual: int | None, ooms: int, micro_batch: int | None) -> None:
         known = record.memory
         if actual is not None:
-            context = next((place.context for place in self.job.places if place.name == record.gpu), 0)
+            context = next((gpu.context for gpu in self.job.gpus if gpu.name == record.gpu), 0)
             known = replace(known, actual=max(known.actual or 0, actual + context))
         if micro_batch is not None:
             known = replace(known, micro_batch=micro_batch)
         record.memory = replace(known, ooms=max(known.ooms, ooms))
 
-    def _keep(self, record: TrialRecord, checkpoint: str, *, is_best: bool) -> None:
-        """The best and the latest checkpoint are kept, others go."""
+    def _update_checkpoints(self, record: TrialRecord, checkpoint: str, *, is_best: bool) -> None:
+        """Keep the best and the latest checkpoint, and delete the others."""
         before = {record.checkpoint, record.last_checkpoint}
         record.last_checkpoint, record.checkpoint_step = checkpoint, record.step
         if is_best or record.checkpoint is None:
@@ -413,79 +431,84 @@ class Conductor:
             if not any(path == other.last_checkpoint for other in self.records):
                 remove(Path(str(path)))
 
-    def _without_metric(self, record: TrialRecord) -> str:
+    def _missing_metric_reason(self, record: TrialRecord) -> str:
         names = sorted({name for report in record.reports for name in report.metrics})
         if self.job.metric in names:
-            return f"{self.job.metric} was never a number"
-        return f"it never reported '{self.job.metric}', {'only ' + ', '.join(names) if names else 'nor anything else'}"
+            return f"`{self.job.metric}` was never a number"
+        reported = f"only {', '.join(names)}" if names else "nor any other metric"
+        return f"Never reported `{self.job.metric}`, {reported}"
 
-    def _refuse_if_never_reported(self, ended: TrialRecord) -> None:
-        """Every trial would be in vain: say so at the first one that ended without the metric."""
+    def _raise_if_never_reported(self, ended: TrialRecord) -> None:
+        """If no trial has reported the metric, no other will: raise an error when the first one ends."""
         if any(self.job.metric in report.metrics for record in self.records for report in record.reports):
             return
-        how = "" if self.job.function.takes_trial else "; ray.tune.report is heard with engine='ray' only"
+        how = (
+            ""
+            if self.job.function.takes_trial
+            else " The local engine does not receive `ray.tune.report`; use `engine='ray'` for it."
+        )
         raise UsageError(
-            f"trial {ended.number} ended, and {ended.why}: call trial.report({self.job.metric}=...), or name another metric{how}"
+            f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric.{how}"
         )
 
-    # ------------------------------------------------------------ going on after an interruption
+    # ------------------------------------------------------------ resuming
 
-    def _recall(self) -> None:
-        """Ask and tell the searcher all that it was asked and told, tell the scheduler, and hand out anew what had not ended."""
+    def _replay_history(self) -> None:
+        """Replay all proposals and results to the searcher and the scheduler, and queue the trials that had not ended."""
         ended = sorted(
             (r for r in self.records if r.state.is_final), key=lambda r: (r.ended or 0.0, r.number)
         )
         for record in self.records:
-            while self._learned < min(record.knew, len(ended)):
-                self._learn(ended[self._learned])
+            while self._results_learned < min(record.known_results, len(ended)):
+                self._learn(ended[self._results_learned])
             self._searcher.propose(record.number)
-        for record in ended[self._learned :]:
+        for record in ended[self._results_learned :]:
             self._learn(record)
         for record in ended:
-            self._recall_length(record)
+            self._replay_runtime(record)
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING
                 self._forget_after_checkpoint(record)
                 self._store.change(record)
-                self._again.append(record.number)
+                self._requeued.append(record.number)
         if self._scheduler is not None:
-            self._retell(self._scheduler)
+            self._replay_reports(self._scheduler)
 
-    def _recall_length(self, record: TrialRecord) -> None:
+    def _replay_runtime(self, record: TrialRecord) -> None:
         if record.started is not None and record.attempts == 1:
-            self._lengths.started(record.number, record.config, record.memory.safe or 0, record.started)
+            self._runtimes.started(record.number, record.config, record.memory.safe or 0, record.started)
             for report in record.reports:
-                self._lengths.reported(record.number, report.seconds)
-            self._note_length(record)
+                self._runtimes.reported(record.number, report.seconds)
+            self._record_runtime(record)
 
-    def _retell(self, scheduler: Scheduler) -> None:
-        told = sorted(
+    def _replay_reports(self, scheduler: Scheduler) -> None:
+        reports = sorted(
             ((report.seconds, record, report) for record in self.records for report in record.reports),
             key=lambda item: item[0],
         )
-        for _, record, report in told:
+        for _, record, report in reports:
             value = report.metrics.get(self.job.metric)
             if value is not None and not math.isnan(value):
                 scheduler.reported(record.number, record.config, report.step, value)
 
     def _forget_after_checkpoint(self, record: TrialRecord) -> None:
-        """Reports of steps that will be made again are taken back."""
+        """Discard the reports of steps that will be repeated."""
         record.reports = record.reports[: record.checkpoint_step]
 
-    # ------------------------------------------------------------
+    # ------------------------------------------------------------ storage and callbacks
 
     def _changed(self, record: TrialRecord) -> None:
         self._store.change(record)
-        self._tell(record)
+        self._notify_update(record)
 
-    def _tell(self, record: TrialRecord) -> None:
-        for watcher in self._watchers:
-            watcher.changed(record)
+    def _notify_update(self, record: TrialRecord) -> None:
+        for callback in self._callbacks:
+            callback.on_trial_update(record)
 
 
-def _length(record: TrialRecord) -> float | None:
-    """Seconds from a trial's start to its end, where it was started once."""
+def _runtime(record: TrialRecord) -> float | None:
+    """Seconds from a trial's start to its end, if it was started only once."""
     if record.started is None or record.ended is None or record.attempts != 1:
         return None
     return record.ended - record.started

@@ -1,11 +1,11 @@
-"""Between the conductor, which knows no processes, and an engine, which knows nothing else: who has room, who leaves, who comes again.
+"""Decides which trial starts next and on which GPU, and what happens to it when its processes end.
 
-    for order in stage.hand_out() or ():      # one order per rank: start a process for each
+    for task in dispatcher.next_tasks() or ():   # one task per rank: start a process for each
         ...
-    stage.reported(number, told)              # rank 0's report → the decision; a trial that is to stop then ends
-    stage.ended(number, end)                  # its processes are gone
+    dispatcher.reported(number, message)         # rank 0's report; returns the decision
+    dispatcher.ended(number, end)                # its processes have ended
 
-The same for every engine, so that a trial that met a full GPU, was paused or took over another's checkpoint comes back in the same way
+It is shared by all engines, so trials that ran out of memory, were paused or copied another trial's checkpoint restart in the same way
 everywhere.
 """
 
@@ -15,210 +15,219 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from legroom.gpus.machine import processors
-from legroom.tuning.engines.cpu_share import ProcessorShare
-from legroom.tuning.engines.engine import Job, Ready
+from legroom.tuning.engines.cpu_share import CpuShare
+from legroom.tuning.job import TuneJob
 from legroom.tuning.memory.admission import Admission, Fit
-from legroom.tuning.memory.packing import Packer, Placement
-from legroom.tuning.schedule.schedulers import Action, Decision
-from legroom.tuning.study_runner import Conductor
-from legroom.tuning.trial.process import Order, TrialEnd
-from legroom.tuning.trial.records import Ending, TrialState
-from legroom.tuning.trial.trial import Reported
+from legroom.tuning.memory.packing import Packer, TrialPlacement
+from legroom.tuning.schedule.protocol import Action, Decision
+from legroom.tuning.study_runner import ReadyTrial, StudyRunner
+from legroom.tuning.trial.process import TrialExit, TrialTask
+from legroom.tuning.trial.records import TrialOutcome, TrialState
+from legroom.tuning.trial.trial import ReportMessage
 
-FAR = 4
-"""Trials to choose from for each that can run at once, where looking far ahead costs nothing."""
-MANY_PIECES = 8
-"""Times as many as a trial's batch usually goes in: beyond these one takes so long that, where the search chooses, all others go first."""
-SECONDS_UNTIL_ASKED_AGAIN = 5.0
-"""Where no trial has room though none runs: the memory of one that has just ended may be on its way back."""
+PREPARED_PER_SLOT = 4
+"""Trials to prepare for each that can run at the same time, if the search does not learn from results."""
+MANY_MICRO_BATCHES = 8
+"""A trial with more than this many times the usual number of micro-batches is slow: if the searcher chooses the order, it starts last."""
+STUCK_SECONDS = 5.0
+"""Wait this long before a trial that finds no free memory is estimated again: memory of a trial that just ended may not be free yet."""
 
 
 @dataclass(slots=True)
-class _OnStage:
+class _RunningTrial:
     """A trial that runs."""
 
     fit: Fit | None
     is_alone: bool
-    """It has its GPUs to itself."""
+    """Whether it has its GPUs to itself."""
     memory: int
-    """Bytes of its GPU, the smallest if it has several."""
-    could_have: list[int]
-    """Bytes of each GPU that it may run on."""
+    """Total bytes of its GPU, of the smallest one if it has several."""
+    candidate_sizes: list[int]
+    """Total bytes of each GPU that it may run on."""
     decision: Decision = field(default_factory=Decision)
-    """The latest about it."""
+    """The latest decision about it."""
 
 
-class Stage:
-    """One run of an engine."""
+class TrialDispatcher:
+    """Dispatches the trials of one study to an engine."""
 
-    def __init__(self, job: Job, conductor: Conductor) -> None:
-        self._job, self._conductor = job, conductor
-        self._processors = ProcessorShare(conductor.folder_of(0).with_name("threads"), job.ranks)
+    def __init__(self, job: TuneJob, runner: StudyRunner) -> None:
+        self._job, self._runner = job, runner
+        self._cpu_share = CpuShare(runner.folder_of(0).with_name("threads"), job.ranks)
         self.slots = slots_for(job)
-        """Trials at once at most."""
-        self._ahead = look_ahead(job, self.slots)
-        self._packer = Packer(job.places, self.slots, job.ranks, conductor.neighbours.held)
-        self._ready: dict[int, Ready] = {}
-        self._pieces: dict[int, int] = {}
-        """In how many each trial's batch goes that was admitted."""
-        self._running: dict[int, _OnStage] = {}
+        """Maximum number of trials at the same time."""
+        self._ahead = prepare_trials(job, self.slots)
+        self._packer = Packer(job.gpus, self.slots, job.ranks, runner.other_processes.used)
+        self._ready: dict[int, ReadyTrial] = {}
+        self._micro_batches: dict[int, int] = {}
+        """Number of micro-batches of each admitted trial."""
+        self._running: dict[int, _RunningTrial] = {}
         self._alone: dict[int, int] = {}
-        """Trials that get a GPU to themselves, since their share was too small → bytes that it must have."""
+        """Trials that need a GPU to themselves after they ran out of memory → minimum size of the GPU in bytes."""
         self._stuck_since: float | None = None
 
     @property
     def running(self) -> int:
-        """How many trials run."""
+        """The number of running trials."""
         return len(self._running)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs and nothing will."""
-        return not self._running and not self._ready and self._conductor.is_over
+        """Whether nothing runs and nothing will start."""
+        return not self._running and not self._ready and self._runner.is_over
 
-    def look_ahead(self) -> None:
-        """Take in those whose memory question is answered, and have it asked about others. Nothing starts here, so an engine may do it while it is made ready."""
-        wanted = self._wanted()
-        while len(self._ready) < wanted:
-            ready = self._conductor.next(ahead=self._to_ask())
+    def prepare_trials(self) -> None:
+        """Collect trials whose estimate is complete, and request further estimates. Nothing is started, so an engine may call it while it starts up."""
+        target = self._target_count()
+        while len(self._ready) < target:
+            ready = self._runner.next(ahead=self._max_pending())
             if ready is None:
                 break
             self._ready[ready.number] = ready
-            self._pieces[ready.number] = ready.admission.pieces
+            self._micro_batches[ready.number] = ready.admission.micro_batches
 
-    def hand_out(self) -> list[Order] | None:
-        """The next trial that has room, an order for each of its ranks; None where there is none now."""
-        self.look_ahead()
-        self._share_processors()  # a trace may have begun or ended
+    def next_tasks(self) -> list[TrialTask] | None:
+        """The tasks of the next trial that fits, one per rank; None if none fits now."""
+        self.prepare_trials()
+        self._divide_cpus()  # an estimate may have started or ended
         waiting = self._waiting()
         if waiting and self.running < self.slots:
             would_start = self._packer.has_room(waiting, alone=self._alone)
-            self._conductor.look_around(self._packer.given, before_start=would_start)
-        placement = self._placed(waiting)
+            self._runner.refresh_other_processes(self._packer.reserved, before_start=would_start)
+        placement = self._next_placement(waiting)
         if placement is None:
-            self._ask_again_if_stuck(waiting)
+            self._estimate_again_if_stuck(waiting)
             return None
-        return self._enter(self._ready.pop(placement.number), placement)
+        return self._start(self._ready.pop(placement.number), placement)
 
-    def reported(self, number: int, told: Reported) -> Action:
-        """What a trial is to do after a report; one that is not to go on then ends, and `ended` is told so."""
-        decision = self._conductor.reported(
+    def reported(self, number: int, message: ReportMessage) -> Action:
+        """Decide what a trial does after a report. If it does not continue, its processes end and `ended` is called."""
+        decision = self._runner.reported(
             number,
-            told.metrics,
-            checkpoint=told.checkpoint,
-            actual_bytes=told.actual_bytes,
-            ooms=told.ooms,
-            micro_batch=told.micro_batch,
+            message.metrics,
+            checkpoint=message.checkpoint,
+            actual_bytes=message.actual_bytes,
+            ooms=message.ooms,
+            micro_batch=message.micro_batch,
         )
         self._running[number].decision = decision
-        self._share_processors()
+        self._divide_cpus()
         return decision.action
 
-    def ended(self, number: int, end: TrialEnd) -> None:
-        """A trial's processes are gone: it is over, or will be handed out again."""
+    def ended(self, number: int, end: TrialExit) -> None:
+        """The processes of a trial have ended. The trial is complete, or will be started again."""
         trial = self._running.pop(number)
-        self._share_processors()
+        self._divide_cpus()
         self._packer.release(number)
-        self._conductor.measured(number, end.actual_bytes, end.ooms)
+        self._runner.measured(number, end.actual_bytes, end.ooms)
         if end.is_disk_full:
-            self._conductor.disk_is_full(number, end.why)
+            self._runner.disk_is_full(number, end.reason)
         if trial.fit is not None:
             if end.ooms:
-                self._conductor.ran_out(number, trial.fit, trial.fit.safe)
-            elif number in self._alone:  # it had met a full GPU before: now it is known what it takes
-                seen = self._conductor.records[number].memory.actual or 0
-                self._conductor.ran_out(number, trial.fit, seen)
+                self._runner.record_oom(number, trial.fit, trial.fit.safe)
+            elif number in self._alone:  # it ran out of memory before, and its true size is known now
+                seen = self._runner.records[number].memory.actual or 0
+                self._runner.record_oom(number, trial.fit, seen)
         if end.final is not None:
-            self._conductor.reported(number, end.final)
+            self._runner.reported(number, end.final)
         decision = trial.decision
-        least = self._more_room(number, trial) if end.state is TrialState.OUT_OF_MEMORY else None
+        least = self._larger_gpu_size(number, trial) if end.state is TrialState.OUT_OF_MEMORY else None
         if least is not None:
             self._alone[number] = least
             which = "a larger GPU" if least else "a GPU"
-            self._conductor.put_back(
-                number, TrialState.WAITING, f"{end.why}; it starts again with {which} to itself"
-            )
+            self._runner.requeue(number, TrialState.WAITING, f"{end.reason}; restarts with {which} to itself")
         elif end.state is TrialState.STOPPED and decision.action is Action.PAUSE:
-            self._conductor.put_back(number, TrialState.PAUSED, decision.why)
-        elif end.state is TrialState.STOPPED and decision.action is Action.TAKE_OVER:
-            self._conductor.take_over(number, decision)
+            self._runner.requeue(number, TrialState.PAUSED, decision.reason)
+        elif end.state is TrialState.STOPPED and decision.action is Action.EXPLOIT:
+            self._runner.exploit(number, decision)
         else:
             is_done = end.state is TrialState.STOPPED and decision.is_done
             state = TrialState.FINISHED if is_done else end.state
-            self._conductor.ended(number, Ending(state, end.why or decision.why, end.is_in_vain))
+            self._runner.ended(
+                number, TrialOutcome(state, end.reason or decision.reason, end.affects_all_trials)
+            )
 
-    def time_is_up(self) -> None:
-        """Every process was ended because the budget is spent: what has a value counts, the rest is left for later."""
+    def stop_on_timeout(self) -> None:
+        """All processes were killed because the time budget is used up. Trials with a value are complete; the others wait for a resumed study."""
         for number in self._running:
-            if self._conductor.records[number].value(self._job.metric, self._job.mode) is not None:
-                self._conductor.ended(number, Ending(TrialState.STOPPED, "the time was up"))
-        self.interrupt("the time was up")
+            if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
+                self._runner.ended(number, TrialOutcome(TrialState.STOPPED, "The time budget was used up"))
+        self.interrupt("The time budget was used up")
 
-    def interrupt(self, why: str = "interrupted") -> None:
-        """Every process was ended in the middle: what had not ended waits for a resumed study."""
+    def interrupt(self, reason: str = "Interrupted") -> None:
+        """All processes were killed. Trials that had not ended wait for a resumed study."""
         self._running.clear()
-        self._conductor.interrupt(why)
+        self._runner.interrupt(reason)
 
-    # ------------------------------------------------------------
+    # ------------------------------------------------------------ choosing the next trial
 
-    def _wanted(self) -> int:
-        """How many trials are to wait for room. Where the search learns, one, and one more whenever none of these fits a place that is free; where it chooses, all that were
-        proposed."""
-        if self._conductor.chooses_among is not None:
-            return len(self._ready) + self._conductor.chooses_among
-        if not self._conductor.learns:
+    def _target_count(self) -> int:
+        """How many trials should be ready to start. If the search learns, one, plus one whenever none of them fits a free GPU. If the searcher
+        chooses the start order, all proposals."""
+        if self._runner.startup_count is not None:
+            return len(self._ready) + self._runner.startup_count
+        if not self._runner.learns:
             return self._ahead
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
-    def _to_ask(self) -> int:
-        """How many proposals may wait for their estimates. Of a search that chooses, all that it has to choose from, then one once none waits any more that is quick."""
-        among = self._conductor.chooses_among
+    def _max_pending(self) -> int:
+        """How many proposals may wait for their estimates. If the searcher chooses the start order: first all random proposals, later one at a time."""
+        among = self._runner.startup_count
         if among is None:
             return self._ahead - 1
-        return int(not self._quick()) if self._conductor.learns else among
+        return int(not self._not_heavily_split()) if self._runner.learns else among
 
     def _waiting(self) -> dict[int, Admission]:
-        """Those that may start, if there is room. Where the search chooses, what goes in many pieces comes when nothing else does."""
-        quick = self._quick()
-        if self._conductor.chooses_among is not None and (quick or not self._conductor.is_over):
+        """Trials that may start if there is memory. If the searcher chooses the start order, heavily split trials start when no others are left."""
+        quick = self._not_heavily_split()
+        if self._runner.startup_count is not None and (quick or not self._runner.is_over):
             return quick
         return self._admitted()
 
-    def _quick(self) -> dict[int, Admission]:
-        most = MANY_PIECES * statistics.median_low(self._pieces.values()) if self._pieces else 0
-        return {number: told for number, told in self._admitted().items() if told.pieces <= most}
+    def _not_heavily_split(self) -> dict[int, Admission]:
+        most = (
+            MANY_MICRO_BATCHES * statistics.median_low(self._micro_batches.values())
+            if self._micro_batches
+            else 0
+        )
+        return {
+            number: admission
+            for number, admission in self._admitted().items()
+            if admission.micro_batches <= most
+        }
 
     def _admitted(self) -> dict[int, Admission]:
         return {number: ready.admission for number, ready in self._ready.items()}
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether another trial would have to share a processor with a trace that others wait for: it would slow all of them by more than it gains. (What is traced in pieces goes behind trials.)"""
-        is_traced_here = not any(place.machine for place in self._job.places)
+        """Whether another trial would share a CPU core with an estimate that other trials wait for. That would delay all of them. (Estimates of micro-batches
+        have a lower priority than trials, so they do not count.)"""
+        is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         takes_all = (self.running + 1) * self._job.ranks >= processors()
-        return self.running > 0 and takes_all and is_traced_here and self._conductor.is_looking
+        return self.running > 0 and takes_all and is_traced_here and self._runner.has_unseen_configs
 
-    def _placed(self, waiting: dict[int, Admission]) -> Placement | None:
-        """The next one that can start. Where the search chooses, it goes before the packer's plan, and nobody takes the processor on which others are traced."""
-        if self._conductor.chooses_among is not None and self._is_crowded:
+    def _next_placement(self, waiting: dict[int, Admission]) -> TrialPlacement | None:
+        """The next trial that can start. The order chosen by the searcher comes before the packer's plan."""
+        if self._runner.startup_count is not None and self._is_crowded:
             return None
         if len(waiting) > 1 and self._packer.has_room(waiting, alone=self._alone):
-            for number in self._conductor.preferred(waiting) or ():
+            for number in self._runner.start_order(waiting) or ():
                 placement = self._packer.place({number: waiting[number]}, alone=self._alone)
                 if placement is not None:
                     return placement
         return self._packer.place(
-            waiting, alone=self._alone, foretell=lambda: self._conductor.foretold(waiting)
+            waiting, alone=self._alone, predict_runtimes=lambda: self._runner.predict_runtimes(waiting)
         )
 
-    def _share_processors(self) -> None:
-        self._processors.divide(self.running, traces=self._conductor.awaits_estimate)
+    def _divide_cpus(self) -> None:
+        self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
-    def _more_room(self, number: int, trial: _OnStage) -> int | None:
-        """What a GPU must have for a trial that met a full one: any to itself, then a larger one; None where there is none."""
+    def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
+        """The minimum size of a GPU for a trial that ran out of memory: 0 for any GPU to itself, then a larger one; None if there is none."""
         if not trial.is_alone and number not in self._alone:
             return 0
-        sizes = trial.could_have
+        sizes = trial.candidate_sizes
         larger = [
             size
             for size in sizes
@@ -226,58 +235,57 @@ class Stage:
         ]
         return min(larger, default=None)
 
-    def _ask_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
-        """Trials that were admitted have no room though none runs: other programs have taken it. With less room the answers are others."""
+    def _estimate_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
+        """Estimate waiting trials again if none of them fits although nothing runs: other programs use the memory."""
         if self._running or not waiting:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = time.monotonic()
-        elif time.monotonic() - self._stuck_since > SECONDS_UNTIL_ASKED_AGAIN:
+        elif time.monotonic() - self._stuck_since > STUCK_SECONDS:
             self._stuck_since = None
             for number in sorted(self._ready):
-                self._conductor.ask_again(number)
+                self._runner.estimate_again(number)
             self._ready.clear()
 
-    def _enter(self, ready: Ready, placement: Placement) -> list[Order]:
-        fit, places = placement.fit, placement.places
-        self._running[ready.number] = _OnStage(
+    def _start(self, ready: ReadyTrial, placement: TrialPlacement) -> list[TrialTask]:
+        fit, gpus = placement.fit, placement.gpus
+        self._running[ready.number] = _RunningTrial(
             fit,
             placement.is_alone,
-            min((place.memory for place in places), default=0),
-            [place.memory for place in self._job.places if place.index in ready.admission.fits],
+            min((gpu.memory for gpu in gpus), default=0),
+            [gpu.memory for gpu in self._job.gpus if gpu.index in ready.admission.fits],
         )
-        self._share_processors()
-        self._conductor.started(ready.number, ", ".join(place.name for place in places) or "cpu", fit)
-        return [self._order(ready, placement, rank) for rank in range(self._job.ranks)]
+        self._divide_cpus()
+        self._runner.started(ready.number, ", ".join(gpu.name for gpu in gpus) or "cpu", fit)
+        return [self._task(ready, placement, rank) for rank in range(self._job.ranks)]
 
-    def _order(self, ready: Ready, placement: Placement, rank: int) -> Order:
-        place = placement.places[rank] if placement.places else None
+    def _task(self, ready: ReadyTrial, placement: TrialPlacement, rank: int) -> TrialTask:
+        gpu = placement.gpus[rank] if placement.gpus else None
         fit = placement.fits[rank] if placement.fits else None
-        return Order(
+        return TrialTask(
             number=ready.number,
             config=ready.config,
             function=self._job.function,
-            folder=str(self._conductor.folder_of(ready.number)),
-            place=place,
-            cap=None if fit is None or place is None else fit.safe - place.context,
+            folder=str(self._runner.folder_of(ready.number)),
+            gpu=gpu,
+            cap=None if fit is None or gpu is None else fit.safe - gpu.context,
             micro_batch=None if fit is None else fit.micro_batch,
             checkpoint=ready.checkpoint,
             step=ready.step,
             rank=rank,
             ranks=self._job.ranks,
-            threads=str(self._processors.file),
+            threads=str(self._cpu_share.file),
         )
 
 
-def look_ahead(job: Job, slots: int) -> int:
-    """How many trials may wait for room, to choose from. Few where the next proposal learns from those that end, or where the time may
-    be up before all had their turn; without GPUs there is nothing to choose."""
+def prepare_trials(job: TuneJob, slots: int) -> int:
+    """How many trials to prepare, to choose from. Few if proposals learn from results or if time is limited; without GPUs there is no choice to make."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
-    return slots + 2 if learns or job.time_budget is not None or not job.places else FAR * slots
+    return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 
 
-def slots_for(job: Job) -> int:
-    """Trials at once: on GPUs as many as memory allows, but no more than there are processors to feed them."""
+def slots_for(job: TuneJob) -> int:
+    """Maximum number of trials at the same time: one per CPU core, divided by the ranks, unless the user sets it."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

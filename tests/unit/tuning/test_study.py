@@ -1,4 +1,4 @@
-"""A study as a result: the best, the table, the files, and its sentence."""
+"""The results of a study: best trial, table, files and repr."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ def trial(
 def study(tmp_path: Path) -> Study:
     trials = [
         trial(0, 0.5, 0.9, 0.7, checkpoint="best.pt"),
-        trial(1, 0.6, state=TrialState.STOPPED, why="ASHA"),
+        trial(1, 0.6, state=TrialState.STOPPED, reason="ASHA"),
         trial(2, state=TrialState.NEVER_FITS, memory=TrialMemory(batch_size=64, shortage=0.5)),
         trial(3, math.nan),
     ]
@@ -37,41 +37,41 @@ def study(tmp_path: Path) -> Study:
     )
 
 
-def test_a_trial_counts_by_its_best_report(study: Study) -> None:
-    assert study.best.number == 0
+def test_a_trial_is_ranked_by_its_best_report(study: Study) -> None:
+    assert study.best_trial.number == 0
     assert study.best_value == 0.9
     assert study.best_checkpoint == "best.pt"
     assert [trial.number for trial in study.ranked] == [0, 1]
 
 
-def test_a_study_shows_itself_as_a_sentence(study: Study) -> None:
+def test_the_repr_of_a_study_is_one_line(study: Study) -> None:
     assert repr(study) == "<Study: 2 finished, 1 stopped, 1 never-fits; best accuracy 0.9 in trial 0: lr=0.0>"
 
 
-def test_the_csv_file_has_a_row_per_trial(study: Study, tmp_path: Path) -> None:
+def test_the_csv_file_has_one_row_per_trial(study: Study, tmp_path: Path) -> None:
     study.to_csv(tmp_path / "study.csv")
     with open(tmp_path / "study.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["state"] for row in rows] == ["finished", "stopped", "never-fits", "finished"]
     assert [row["accuracy"] for row in rows] == ["0.9", "0.6", "", ""]
     assert rows[2]["batch_size"] == "64"
-    assert rows[1]["why"] == "ASHA"
+    assert rows[1]["reason"] == "ASHA"
 
 
-def test_the_json_file_has_the_learning_curves(study: Study, tmp_path: Path) -> None:
+def test_the_json_file_contains_the_learning_curves(study: Study, tmp_path: Path) -> None:
     study.to_json(tmp_path / "study.json")
-    told = json.loads((tmp_path / "study.json").read_text())
-    assert told["best"] == 0
-    assert [report["metrics"]["accuracy"] for report in told["trials"][0]["reports"]] == [0.5, 0.9, 0.7]
+    content = json.loads((tmp_path / "study.json").read_text())
+    assert content["best"] == 0
+    assert [report["metrics"]["accuracy"] for report in content["trials"][0]["reports"]] == [0.5, 0.9, 0.7]
 
 
-def test_a_number_that_is_none_is_null_in_the_json_file(study: Study, tmp_path: Path) -> None:
-    """`NaN` is no JSON: other programs could not read the file."""
+def test_nan_is_null_in_the_json_file(study: Study, tmp_path: Path) -> None:
+    """`NaN` is not valid JSON."""
     study.to_json(tmp_path / "study.json")
     assert "NaN" not in (tmp_path / "study.json").read_text()
 
 
-def test_a_study_without_a_value_says_so(tmp_path: Path) -> None:
+def test_best_trial_raises_without_a_value(tmp_path: Path) -> None:
     study = Study(metric="loss", mode="min", trials=[], folder=tmp_path, space=read_space({"lr": [1, 2]}))
-    with pytest.raises(UsageError, match="no trial reported 'loss'"):
-        _ = study.best
+    with pytest.raises(UsageError, match="No trial reported `loss`"):
+        _ = study.best_trial

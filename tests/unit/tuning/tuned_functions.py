@@ -1,8 +1,9 @@
-"""Training functions that the tests tune: real, and small enough to be done in a moment."""
+"""Small training functions for the tests."""
 
 import errno
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 
 def quadratic(config: dict[str, Any], trial: Any) -> None:
-    """No network: the loss is how far `x` is from 3; each step comes closer."""
+    """No model: the loss is the distance of `x` from 3, and decreases with each step."""
     for step in range(1, config.get("steps", 3) + 1):
         trial.report(loss=(config["x"] - 3) ** 2 + 1 / step, checkpoint={"step": step})
 
@@ -31,7 +32,7 @@ def dies(config: dict[str, Any], trial: Any) -> None:
 
 
 def network(config: dict[str, Any], trial: Any) -> None:
-    """A wide layer: its activations are the batch times `width`."""
+    """A wide layer: its activations grow with batch size times `width`."""
     torch.manual_seed(0)
     width = config["width"]
     model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)).to(trial.device)
@@ -55,7 +56,7 @@ def without_guard(config: dict[str, Any], trial: Any) -> None:
 
 
 def evaluates_too_much(config: dict[str, Any], trial: Any) -> None:
-    """The steps fit as estimated; what comes after them was not traced and takes more."""
+    """The traced steps fit; the evaluation after them needs more memory."""
     network({**config, "steps": 1}, trial)
     torch.zeros(config["extra"], dtype=torch.uint8, device=trial.device)
     trial.report(loss=0.0)
@@ -64,18 +65,30 @@ def evaluates_too_much(config: dict[str, Any], trial: Any) -> None:
 def needs_data(config: dict[str, Any], trial: Any) -> None:
     layer = torch.nn.Linear(4, 4).to(trial.device)
     if (layer(torch.ones(2, 4, device=trial.device)) * 0).sum().item() != 0.0:
-        raise RuntimeError("the data are not what they were")
+        raise RuntimeError("the data are wrong")
+    network(config, trial)
+
+
+def changes_files(config: dict[str, Any], trial: Any) -> None:
+    """Writes a file in `config["folder"]`, overwrites another one and deletes a third, then reads them back."""
+    folder = Path(config["folder"])
+    (folder / "new.txt").write_text("new")
+    torch.save({"weight": torch.ones(2)}, folder / "checkpoint.pt")
+    (folder / "overwritten.txt").write_text("changed")
+    (folder / "deleted.txt").unlink()
+    if (folder / "overwritten.txt").read_text() != "changed" or (folder / "deleted.txt").exists():
+        raise RuntimeError("the function does not see its own changes")
     network(config, trial)
 
 
 def any_of_these(config: dict[str, Any], trial: Any) -> None:
-    """The function that the configuration names."""
+    """Calls the function that the configuration names."""
     functions = {"network": network, "without guard": without_guard, "needs data": needs_data}
     functions[config.get("kind", "network")](config, trial)
 
 
 def ranks_agree(config: dict[str, Any], trial: Any) -> None:
-    """Two processes add up what they are."""
+    """Adds the ranks of all processes."""
     import torch.distributed as dist
 
     total = torch.tensor([trial.rank + 1.0])
@@ -85,7 +98,7 @@ def ranks_agree(config: dict[str, Any], trial: Any) -> None:
 
 
 def resumes(config: dict[str, Any], trial: Any) -> None:
-    """Counts in its checkpoint how often it began."""
+    """Counts its starts in its checkpoint."""
     began = trial.load_checkpoint()
     begins = 1 if began is None else began["begins"] + 1
     for step in range(trial.step, 4):
@@ -95,14 +108,14 @@ def resumes(config: dict[str, Any], trial: Any) -> None:
 
 
 def finds_the_disk_full_once(config: dict[str, Any], trial: Any) -> None:
-    """The second trial that saves finds no room, as long as there is no file that says it did."""
-    told = trial.folder.parent / "full"
-    if config["x"] == 1 and not told.exists():
-        told.touch()
-        torch.save = no_room
+    """The second trial finds the disk full, once."""
+    marker = trial.folder.parent / "full"
+    if config["x"] == 1 and not marker.exists():
+        marker.touch()
+        torch.save = fail_with_full_disk
     quadratic(config, trial)
 
 
-def no_room(state: Any, path: Any) -> None:
+def fail_with_full_disk(state: Any, path: Any) -> None:
     path.write_bytes(b"a part")
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,8 +1,7 @@
-"""The live table of a search: what runs, the best, and what ended last.
+"""The live table of a search: running trials, the best trial and the most recently ended ones.
 
-On a terminal it is repainted in place, and gone when the study is over: what remains is the study's own summary. In a pipe or in CI
-nothing is repainted: one line where a trial becomes the best, fails or cannot fit, and nothing else, so that a log of a thousand trials
-stays short.
+In a terminal, it is updated in place and removed at the end, when the summary is printed. In a pipe or in CI, it prints one line when a
+trial becomes the best, fails or cannot fit, so the log of a long study stays short.
 """
 
 import os
@@ -17,15 +16,15 @@ from rich.text import Text
 from legroom.show.common.formatting import clean, format_count
 from legroom.show.common.live_line import can_repaint
 from legroom.show.common.terminal import PLAIN_WIDTH
-from legroom.show.tune.trial_table import best_of, config_words, is_better, state_words, trial_table
-from legroom.tuning.engines.engine import Job
+from legroom.show.tune.trial_table import best_of, format_config, format_state, is_better, trial_table
+from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
-_TROUBLE = (TrialState.FAILED, TrialState.OUT_OF_MEMORY, TrialState.NEVER_FITS)
+_REPORTED_FAILURES = (TrialState.FAILED, TrialState.OUT_OF_MEMORY, TrialState.NEVER_FITS)
 
 
 class LiveTable:
-    """A watcher that shows a study on `stream`."""
+    """A callback that shows a study on `stream`."""
 
     REPAINTS_PER_SECOND = 4
 
@@ -33,7 +32,7 @@ class LiveTable:
         self._quiet = quiet
         self._stream = sys.stderr if stream is None else stream
         self._metric, self._trials = "", 0
-        self._searched: list[str] = []
+        self._parameters: list[str] = []
         self._mode: Mode = "min"
         self._records: dict[int, TrialRecord] = {}
         self._best: float | None = None
@@ -41,29 +40,29 @@ class LiveTable:
         if not quiet and can_repaint(self._stream) and not os.environ.get("CI"):
             self._live = self._new_live()
 
-    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None:
+    def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
         self._metric, self._mode = job.metric, job.mode
-        self._searched = job.space.searched
+        self._parameters = job.space.parameter_names
         self._trials = 0 if job.search == "grid" else job.trials
         self._records = {record.number: record for record in records}
         best = best_of(records, self._metric, self._mode)
         self._best = None if best is None else best.value(self._metric, self._mode)
 
-    def changed(self, record: TrialRecord) -> None:
+    def on_trial_update(self, record: TrialRecord) -> None:
         self._records[record.number] = record
         if self._live is None:
-            self._tell(record)
+            self._print_if_notable(record)
             return
         if not self._live.is_started:
             self._live.start(refresh=True)
 
-    def said(self, sentence: str) -> None:
+    def on_message(self, message: str) -> None:
         if self._live is not None and self._live.is_started:
-            self._live.console.print(Text(f"legroom: {clean(sentence)}"))
+            self._live.console.print(Text(f"legroom: {clean(message)}"))
         else:
-            self._write(sentence)
+            self._write(message)
 
-    def closed(self) -> None:
+    def on_study_end(self) -> None:
         if self._live is not None and self._live.is_started:
             self._live.stop()
 
@@ -72,11 +71,11 @@ class LiveTable:
         return Live(
             get_renderable=lambda: live_view(
                 list(self._records.values()),
-                self._searched,
+                self._parameters,
                 self._metric,
                 self._mode,
                 trials=self._trials,
-                most_rows=max(3, console.height // 3 - 1),  # a row may have two lines below it
+                max_rows=max(3, console.height // 3 - 1),  # a trial may take three lines
                 width=console.width,
             ),
             console=console,
@@ -86,13 +85,13 @@ class LiveTable:
             redirect_stderr=False,
         )
 
-    def _tell(self, record: TrialRecord) -> None:
-        """The one line of a trial that is over, if it is worth one."""
+    def _print_if_notable(self, record: TrialRecord) -> None:
+        """Print one line for a trial that failed or is the new best."""
         if not record.state.is_final:
             return
-        if record.state in _TROUBLE:
+        if record.state in _REPORTED_FAILURES:
             self._write(
-                f"trial {record.number} {state_words(record.state)}: {record.why or 'no reason was given'}"
+                f"Trial {record.number} {format_state(record.state)}: {record.reason or 'no reason given'}"
             )
             return
         value = record.value(self._metric, self._mode)
@@ -100,40 +99,40 @@ class LiveTable:
             return
         self._best = value
         self._write(
-            f"trial {record.number} is the best so far: {self._metric} {value:.4g} with {config_words(record, self._searched)}"
+            f"Trial {record.number} is the best so far: {self._metric} {value:.4g} with {format_config(record, self._parameters)}"
         )
 
-    def _write(self, sentence: str) -> None:
+    def _write(self, message: str) -> None:
         if self._quiet:
             return
         try:
-            self._stream.write(f"legroom: {clean(sentence)}\n")
+            self._stream.write(f"legroom: {clean(message)}\n")
             self._stream.flush()
-        except (OSError, ValueError):  # a closed pipe: there is no one to tell
+        except (OSError, ValueError):  # a closed pipe
             return
 
 
 def live_view(
     records: Sequence[TrialRecord],
-    searched: Sequence[str],
+    parameters: Sequence[str],
     metric: str,
     mode: Mode,
     *,
     trials: int = 0,
-    most_rows: int = 20,
+    max_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """How far the study is, and the trials that matter now. `trials`: how many there will be, where that is known."""
+    """The progress of the study and its most relevant trials. `trials`: the total number, if known."""
     best = best_of(records, metric, mode)
-    rows = shown(records, best, most_rows)
+    rows = shown(records, best, max_rows)
     return Group(
         Text(_headline(records, metric, mode, best, trials)),
-        trial_table(rows, searched, metric, mode, best=best, width=width),
+        trial_table(rows, parameters, metric, mode, best=best, width=width),
     )
 
 
 def shown(records: Sequence[TrialRecord], best: TrialRecord | None, most: int) -> list[TrialRecord]:
-    """At most `most` records, by number: what runs first, then the best, then what ended last."""
+    """At most `most` records: running trials, then the best, then the most recently ended; sorted by number."""
     running = [record for record in records if record.state is TrialState.RUNNING]
     over = [record for record in records if record.state.is_final and record is not best]
     over.sort(key=lambda record: record.ended or 0.0, reverse=True)
@@ -148,14 +147,14 @@ def _headline(
     over = sum(record.state.is_final for record in records) - rejected
     running = sum(record.state is TrialState.RUNNING for record in records)
     parts = [
-        f"{over} of {trials} trials over" if trials else f"{format_count(over, 'trial')} over",
+        f"{over} of {trials} trials finished" if trials else f"{format_count(over, 'trial')} finished",
         f"{running} running",
     ]
     if rejected:
         parts.append(f"{rejected} cannot fit")
     lost = sum(record.state is TrialState.OUT_OF_MEMORY for record in records)
     if lost:
-        parts.append(f"{lost} lost to memory")
+        parts.append(f"{lost} out of memory")
     if best is not None:
         value = best.value(metric, mode)
         parts.append(f"best {clean(metric)} {value:.4g} (trial {best.number})")

@@ -1,4 +1,4 @@
-"""The closing words of a search: what is best, what became of the trials, what was lost and why, and what comes next."""
+"""The summary at the end of a search: the best trial, the number of trials in each state, failures, and the next command."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -11,12 +11,12 @@ from rich.text import Text
 from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import verbatim
-from legroom.show.tune.trial_table import config_words, trial_table
+from legroom.show.tune.trial_table import format_config, trial_table
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialState
 
-MOST_ROWS = 12
-LOST = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+MAX_ROWS = 12
+FAILED_STATES = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 _ENDS = {
     TrialState.FINISHED: "finished",
     TrialState.STOPPED: "stopped early",
@@ -27,55 +27,57 @@ _ENDS = {
 def summary(
     study: Study, command: Sequence[str] = (), written: Sequence[Path] = ()
 ) -> Iterator[RenderableType]:
-    """For people. `command`: what was typed, to be gone on with; `written`: files that hold the rest."""
+    """The summary for the terminal. `command`: the command line, to be repeated with `--resume`; `written`: the files with the results."""
     yield Text(_first_sentence(study))
     yield Text(_second_sentence(study))
     yield from _table(study)
-    yield from _losses(study)
+    yield from _failures(study)
     if written:
         yield Text(
-            f"\nKept in {study.folder}: {', '.join(path.name for path in written)}, and a folder for each trial."
+            f"\nResults are in {study.folder}: {', '.join(path.name for path in written)}, and a folder for each trial."
         )
     if study.interrupted and command:
-        yield Text("Interrupted. To go on:")
+        yield Text("Interrupted. To continue:")
         yield verbatim(f"  {shlex.join([*command, '--resume'])}")
 
 
 def _first_sentence(study: Study) -> str:
     if not study.ranked:
-        is_told = any(study.metric in report.metrics for trial in study.trials for report in trial.reports)
-        what = f"a number for {study.metric}" if is_told else study.metric
+        was_reported = any(
+            study.metric in report.metrics for trial in study.trials for report in trial.reports
+        )
+        what = f"a number for {study.metric}" if was_reported else study.metric
         return f"No trial {'had reported' if study.interrupted else 'reported'} {what}."
-    best = study.best
-    where = f" Its checkpoint: {best.checkpoint}." if best.checkpoint else ""
-    words = config_words(best, study.space.searched)
-    return f"Best {study.metric} {study.best_value:.4g}, trial {best.number}: {words}.{where}"
+    best = study.best_trial
+    where = f" Checkpoint: {best.checkpoint}." if best.checkpoint else ""
+    config = format_config(best, study.space.parameter_names)
+    return f"Best {study.metric} {study.best_value:.4g}, trial {best.number}: {config}.{where}"
 
 
 def _second_sentence(study: Study) -> str:
-    counts = study.counted()
+    counts = study.state_counts()
     over = [trial for trial in study.trials if trial.state.is_final]
     ran = sum(trial.state is not TrialState.NEVER_FITS for trial in over)
     took = format_duration(study.seconds)
-    parts = [f"{format_count(ran, 'trial')} in {took}" if ran else f"No trial was over after {took}"]
+    parts = [f"{format_count(ran, 'trial')} in {took}" if ran else f"No trial finished in {took}"]
     parts += [f"{counts[state]} {words}" for state, words in _ENDS.items() if state in counts]
     split = sum(trial.memory.micro_batch is not None for trial in study.trials if trial.attempts)
     if split:
-        parts.append(f"{split} with a split batch")
+        parts.append(f"{split} in micro-batches")
     lost = counts.get(TrialState.OUT_OF_MEMORY, 0)
-    if study.places:
-        parts.append(f"{lost} lost to memory" if lost else "none lost to memory")
-    sentence = f"{', '.join(parts)}{_left_words(study)}."
+    if study.gpus:
+        parts.append(f"{lost} out of memory" if lost else "none out of memory")
+    sentence = f"{', '.join(parts)}{_unfinished(study)}."
     rejected = counts.get(TrialState.NEVER_FITS, 0)
     return sentence + (
-        f" {format_count(rejected, 'proposal')} can never fit and did not start." if rejected else ""
+        f" {format_count(rejected, 'configuration')} can never fit and did not start." if rejected else ""
     )
 
 
-def _left_words(study: Study) -> str:
-    """`; 1 broken off, 2 not begun`, where a study ended before its trials did."""
+def _unfinished(study: Study) -> str:
+    """`; 1 interrupted, 2 not started`, if the study ended before its trials did."""
     left = [trial.attempts > 0 for trial in study.trials if not trial.state.is_final]
-    counts = {"broken off": sum(left), "not begun": len(left) - sum(left)}
+    counts = {"interrupted": sum(left), "not started": len(left) - sum(left)}
     words = [f"{count} {what}" for what, count in counts.items() if count]
     return f"; {', '.join(words)}" if words else ""
 
@@ -84,27 +86,31 @@ def _table(study: Study) -> Iterator[RenderableType]:
     ranked = study.ranked
     has_value = {trial.number for trial in ranked}
     others = [trial for trial in study.trials if trial.number not in has_value]
-    rows = ranked + [trial for trial in others if trial.state.is_final and trial.state not in LOST]
+    rows = ranked + [trial for trial in others if trial.state.is_final and trial.state not in FAILED_STATES]
     if not rows:
         return
-    few = len(rows) <= MOST_ROWS
-    yield from section("Trials", "the best first" if few else f"the best {MOST_ROWS} of {len(rows)}")
+    few = len(rows) <= MAX_ROWS
+    yield from section("Trials", "best first" if few else f"the best {MAX_ROWS} of {len(rows)}")
     yield trial_table(
-        rows[:MOST_ROWS], study.space.searched, study.metric, study.mode, best=ranked[0] if ranked else None
+        rows[:MAX_ROWS],
+        study.space.parameter_names,
+        study.metric,
+        study.mode,
+        best=ranked[0] if ranked else None,
     )
 
 
-def _losses(study: Study) -> Iterator[RenderableType]:
-    lost = [trial for trial in study.trials if trial.state in LOST]
+def _failures(study: Study) -> Iterator[RenderableType]:
+    lost = [trial for trial in study.trials if trial.state in FAILED_STATES]
     if not lost:
         return
-    yield from section("What was lost")
-    for why in dict.fromkeys(trial.why for trial in lost):
-        same = [trial for trial in lost if trial.why == why]
+    yield from section("Failed trials")
+    for reason in dict.fromkeys(trial.reason for trial in lost):
+        same = [trial for trial in lost if trial.reason == reason]
         numbers = ", ".join(str(trial.number) for trial in same[:8]) + (" …" if len(same) > 8 else "")
         if len(same) == 1:
-            which = f"trial {numbers} ({config_words(same[0], study.space.searched)})"
+            which = f"trial {numbers} ({format_config(same[0], study.space.parameter_names)})"
         else:
             which = f"trials {numbers}"
-        yield Padding(Text(f"{which}: {clean(why)}"), (0, 0, 0, 2))
-    yield Text(f"  What each printed is in {study.folder}/trials/NUMBER/output.txt.", style="dim")
+        yield Padding(Text(f"{which}: {clean(reason)}"), (0, 0, 0, 2))
+    yield Text(f"  The output of each trial is in {study.folder}/trials/NUMBER/output.txt.", style="dim")

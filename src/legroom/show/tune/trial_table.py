@@ -1,4 +1,4 @@
-"""The trials of a search as a table: metric, step, memory foretold and seen, configuration, and below a line why it ended."""
+"""The trials of a search as a table: metric, step, measured and predicted memory, configuration, and below each trial why it ended."""
 
 from collections.abc import Sequence
 
@@ -23,21 +23,21 @@ _STYLES = {
 
 def trial_table(
     rows: Sequence[TrialRecord],
-    searched: Sequence[str],
+    parameters: Sequence[str],
     metric: str,
     mode: Mode,
     *,
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """A line of figures for each of these trials, below it how it ran and why it ended.
+    """One line per trial, with the reason why it ended below.
 
-    The parameters that are searched are columns where the width allows it; else they stand below, as a sentence.
+    The searched parameters are columns if the width allows it; otherwise they are listed below each trial.
     """
     columns = _figure_columns(rows, metric, mode)
     with_searched = columns | {
         f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
-        for name in searched
+        for name in parameters
     }
     has_room = _width(with_searched) <= width
     columns = with_searched if has_room else columns
@@ -48,7 +48,7 @@ def trial_table(
         cells = [column[index] for column in columns.values()]
         line = _line(cells, widths, "bold" if record is best else "")
         line.stylize(_STYLES.get(record.state, ""), indent, indent + widths[1])
-        about = [] if has_room else [config_words(record, searched)]
+        about = [] if has_room else [format_config(record, parameters)]
         below = [Text(clean(each), style="dim") for each in [*about, *_about(record)]]
         lines += [line, *(Padding(each, (0, 0, 0, indent)) for each in below)]
     return Group(*lines)
@@ -59,32 +59,36 @@ def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRec
     best: TrialRecord | None = None
     value: float | None = None
     for record in records:
-        told = record.value(metric, mode)
-        if told is not None and is_better(told, value, mode):
-            best, value = record, told
+        reported = record.value(metric, mode)
+        if reported is not None and is_better(reported, value, mode):
+            best, value = record, reported
     return best
 
 
-def config_words(record: TrialRecord, searched: Sequence[str]) -> str:
-    """`lr 0.0034, batch_size 16`: a configuration, without what is the same in every trial."""
-    return ", ".join(f"{clean(name)} {_setting(record, name)}" for name in searched if name in record.config)
+def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
+    """`lr 0.0034, batch_size 16`: the searched parameters of a configuration."""
+    return ", ".join(
+        f"{clean(name)} {_setting(record, name)}" for name in parameters if name in record.config
+    )
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Heading → a cell for each row. Memory only where any is known: a search without a GPU has none."""
+    """Heading → cells. Memory columns only if some memory is known, which is not the case without a GPU."""
     columns = {
         "trial": [str(record.number) for record in rows],
-        "state": [state_words(record.state) for record in rows],
+        "state": [format_state(record.state) for record in rows],
         clean(metric): [_best(record, metric, mode) for record in rows],
         "step": [str(record.step or "") for record in rows],
-        "seen": [_size(record.memory.actual) for record in rows],
-        "foretold": [_size(record.memory.foretold) for record in rows],
+        "measured": [_size(record.memory.actual) for record in rows],
+        "predicted": [_size(record.memory.bound) for record in rows],
     }
-    return {name: cells for name, cells in columns.items() if any(cells) or name not in ("seen", "foretold")}
+    return {
+        name: cells for name, cells in columns.items() if any(cells) or name not in ("measured", "predicted")
+    }
 
 
 def _best(record: TrialRecord, metric: str, mode: Mode) -> str:
-    """What the trial counts by: the best that it reported."""
+    """The best value that the trial reported."""
     value = record.value(metric, mode)
     return "" if value is None else f"{value:.4g}"
 
@@ -105,7 +109,7 @@ def _width(columns: dict[str, list[str]]) -> int:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
-    """The state reads from the left, figures from the right; what does not fit the terminal is cut, not wrapped."""
+    """The state is left-aligned, numbers are right-aligned. A line that does not fit the terminal is truncated, not wrapped."""
     padded = [
         cell.ljust(width) if column == 1 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -114,21 +118,25 @@ def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 
 def _about(record: TrialRecord) -> list[str]:
-    """How it runs, and why it ended."""
-    memory, split, why = record.memory, "", ""
+    """How the trial runs, and why it ended."""
+    memory, split, reason = record.memory, "", ""
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
-        others = f": other programs hold {format_size(memory.held)} of its GPU" if memory.held else ""
+        others = (
+            f": other programs use {format_size(memory.used_by_others)} of its GPU"
+            if memory.used_by_others
+            else ""
+        )
         split = f"in micro-batches of {memory.micro_batch}{others}"
-    # Finished, it has its reason in itself.
+    # A finished trial needs no reason.
     if record.state.is_final and record.state is not TrialState.FINISHED:
-        why = record.why
-    return [part for part in (split, why) if part]
+        reason = record.reason
+    return [part for part in (split, reason) if part]
 
 
-def state_words(state: TrialState) -> str:
+def format_state(state: TrialState) -> str:
     return {
         TrialState.STOPPED: "stopped",
-        TrialState.OUT_OF_MEMORY: "lost to memory",
+        TrialState.OUT_OF_MEMORY: "out of memory",
         TrialState.NEVER_FITS: "cannot fit",
     }.get(state, str(state))
 

@@ -1,4 +1,4 @@
-"""`legroom.tune` as people call it: the search (see `legroom.tuning.api`) with its live table on stderr and its page at the end."""
+"""`legroom.tune` for users: the search (see `legroom.tuning.api`) with a live table on stderr and a report at the end."""
 
 import functools
 from collections.abc import Callable
@@ -15,26 +15,26 @@ P = ParamSpec("P")
 
 
 def write_files(study: Study) -> list[Path]:
-    """The table as CSV, everything as JSON, and the page with the plots, in the study's folder."""
+    """Write the table as CSV, all results as JSON, and the HTML report to the study's folder."""
     table, everything = study.folder / "study.csv", study.folder / "study.json"
     study.to_csv(table)
     study.to_json(everything)
-    html_report.write(study, study.page)
-    return [table, everything, study.page]
+    html_report.write(study, study.report_path)
+    return [table, everything, study.report_path]
 
 
 def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
-    """The same function, watched by a live table unless the caller names watchers: `watchers=[]` is silent."""
+    """Add a live table to the search, unless the caller passes callbacks. `callbacks=[]` is silent."""
 
     @functools.wraps(search)
     def shown(*arguments: P.args, **options: P.kwargs) -> Study:
-        is_silent = options.get("watchers") is not None
+        is_silent = options.get("callbacks") is not None
         if not is_silent:
-            options["watchers"] = [LiveTable()]
+            options["callbacks"] = [LiveTable()]
         study = search(*arguments, **options)
         write_files(study)
         if study.interrupted and not is_silent:
-            say(f"interrupted; what there is, is kept in {study.folder}: the same with resume=True goes on")
+            say(f"Interrupted. Results are in {study.folder}; continue with `resume=True`.")
         return study
 
     return shown

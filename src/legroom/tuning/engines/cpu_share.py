@@ -1,8 +1,9 @@
-"""The processors, shared among the trials that are at work on this machine: each has as many threads as its share has processors.
+"""Divides the CPU cores among the running trials: each uses as many threads as its share has cores.
 
-The stage writes down how many that is whenever it changes; a trial's process reads it when it starts, after a step of its optimizer and after each report. So one that is alone has
-the whole machine, and two do not stand in each other's way: a trial's threads wait for each other, so one that is held up holds up all, and two trials of two threads on two processors
-take nine times as long as one. For the same reason one processor is left while a configuration is traced. Whoever chose a number (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) keeps it.
+The dispatcher writes the number to a file whenever it changes. A trial's process reads it when it starts, after optimizer steps and after each report. So a
+single trial uses all cores, and two trials do not slow each other down: the threads of a trial wait for each other, so two trials with two threads each on two
+cores take nine times as long as one trial. For the same reason, one core is left free while a configuration is traced. A number set by the user
+(`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not changed.
 """
 
 import contextlib
@@ -15,76 +16,76 @@ from typing import Any
 
 from legroom.gpus.machine import processors
 
-SECONDS_BETWEEN_LOOKS = 0.1
-"""At what the stage has written, while a trial makes steps."""
+CHECK_SECONDS = 0.1
+"""Minimum time between two reads of the file while a trial takes steps."""
 OPENMP = ("libgomp", "libomp", "libiomp")
-"""How files of its libraries begin."""
+"""Prefixes of the files of OpenMP libraries."""
 
 
-class ProcessorShare:
-    """The stage's side."""
+class CpuShare:
+    """Writes the number of threads; used by the dispatcher."""
 
     def __init__(self, file: Path, ranks: int) -> None:
         self.file, self._ranks, self._written = file, ranks, 0
 
-    def divide(self, trials: int, *, traces: bool) -> None:
-        """So many trials are at work from now on. `traces`: while a configuration is traced."""
-        share = max(1, (processors() - int(traces)) // (max(1, trials) * self._ranks))
+    def divide(self, trials: int, *, is_tracing: bool) -> None:
+        """Divide the cores by the number of running trials. `is_tracing`: whether a configuration is being traced."""
+        share = max(1, (processors() - int(is_tracing)) // (max(1, trials) * self._ranks))
         if share == self._written:
             return
-        with contextlib.suppress(OSError):  # a full disk is told by what must be written
+        with contextlib.suppress(OSError):  # a full disk is reported by the storage
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(str(share))
             self._written = share
 
 
-class Threads:
-    """A trial's side."""
+class TrialThreads:
+    """Reads the number of threads; used in a trial's process."""
 
     def __init__(self, file: str) -> None:
-        self._file, self._taken, self._looked = Path(file), 0, 0.0
+        self._file, self._count, self._last_check = Path(file), 0, 0.0
 
-    def follow(self) -> None:
-        """Take what there is from now on, whenever an optimizer has made a step: a report may be minutes away."""
+    def update_after_steps(self) -> None:
+        """Also update the number after optimizer steps, because the next report may be minutes away."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(lambda *_: self._take_if_due())
+        register_optimizer_step_post_hook(lambda *_: self._update_if_due())
 
-    def take(self) -> None:
-        """As many as there are for it now."""
+    def update(self) -> None:
+        """Read the file and set the number of threads."""
         import torch
 
         if os.environ.get("OMP_NUM_THREADS"):
             return
-        if self._taken not in (0, torch.get_num_threads()):
-            _allow_teams(True)  # the function's own choice counts everywhere
+        if self._count not in (0, torch.get_num_threads()):
+            _allow_openmp_threads(True)  # the number set by the function applies to all libraries
             return
         try:
             share = int(self._file.read_text())
-        except (OSError, ValueError):  # it is being written: the next look is not far
+        except (OSError, ValueError):  # it is being written: the next read follows soon
             return
-        if share != self._taken:
+        if share != self._count:
             torch.set_num_threads(share)
-            _allow_teams(share > 1)
-            self._taken = share
+            _allow_openmp_threads(share > 1)
+            self._count = share
 
-    def _take_if_due(self) -> None:
+    def _update_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._looked >= SECONDS_BETWEEN_LOOKS:
-            self._looked = now
-            self.take()
+        if now - self._last_check >= CHECK_SECONDS:
+            self._last_check = now
+            self.update()
 
 
-def _allow_teams(allowed: bool) -> None:
-    """Whether work is done by several threads of OpenMP at all. On ARM linear layers and convolutions have one for each processor, whatever torch is told: two trials beside each other
-    take 1.3 times as long as they need. Where OpenMP is not found (other systems), this is not changed."""
+def _allow_openmp_threads(allowed: bool) -> None:
+    """Allow or forbid OpenMP to use several threads. On ARM, linear layers and convolutions use all cores whatever torch is told, and two
+    parallel trials take 1.3 times as long as necessary. If no OpenMP library is found, nothing changes."""
     for library, most in _openmp():
         library.omp_set_max_active_levels(most if allowed else 0)
 
 
 @functools.cache
 def _openmp() -> list[tuple[Any, int]]:
-    """Each library of OpenMP that is loaded, and how deep its teams of threads may nest."""
+    """Each loaded OpenMP library, with its maximum number of nested parallel regions."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

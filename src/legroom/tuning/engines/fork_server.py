@@ -1,10 +1,11 @@
-"""Where the processes of a study come from, its trials' and the one that traces: a server that has imported what they need, and forks one in a
+"""A server process that forks the processes of a study (trials and the tracing process). It has imported what they need, so a fork takes a
 fraction of a second.
 
-A process that searches has one, started before anything else so that it imports while the rest is made ready, kept for further studies, and used by whoever
-starts trials: the local engine, or Ray's workers. It is reached through a socket in a folder of its own; each connection is a trial's pipe from its
-order to its last word, or a question about a trial. It ends with the process that searches and takes the trials along. Python's own fork server serves
-one process alone, so every worker of Ray's would have to import all of it anew.
+Each searching process has one server. It starts first, so that it imports while the rest is prepared, and is reused for further studies. The
+local engine and Ray's workers use it. It listens on a Unix socket. Each connection is either the pipe of one forked process, or a
+query about one. The server exits with the process that searches, and kills its children. Messages are sent with
+`multiprocessing.connection`; only the socket is ours, because `multiprocessing.forkserver` serves a single process, and each of Ray's workers
+would have to import everything again.
 """
 
 import atexit
@@ -23,57 +24,57 @@ from pathlib import Path
 from typing import Any, Self
 
 from legroom.errors import LegroomError
-from legroom.tuning.schedule.schedulers import Action
+from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.function import TrainFunction
-from legroom.tuning.trial.process import Order, TrialEnd
+from legroom.tuning.trial.process import TrialExit, TrialTask
 from legroom.tuning.trial.records import TrialState
-from legroom.tuning.trial.trial import Reported
+from legroom.tuning.trial.trial import ReportMessage
 
 BACKLOG = 128
-LONGEST_FOLDER = 70
-"""Letters of the folder for temporary files; below it the name of a socket, which has about a hundred at most, must still fit."""
-SECONDS_BETWEEN_LOOKS = 0.005
+MAX_FOLDER_LENGTH = 70
+"""Maximum length of the path of the temporary folder. A socket path is limited to about 100 characters."""
+POLL_SECONDS = 0.005
 SECONDS_TO_END = 60
-"""Patience with a process that was killed: a GPU's memory takes its time to go back."""
+"""How long to wait for a killed process: freeing GPU memory takes time."""
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """Asked of the server: how did this process end? Answered with its exit code, or None while it lives."""
+class ExitQuery:
+    """Query to the server: the exit code of a process, None while it runs."""
 
     process: int
     kill: bool = False
-    """End it, if it lives."""
+    """Kill the process if it runs."""
 
 
 class ServerGone(LegroomError):  # noqa: N818
-    """Nothing answers where trials are started."""
+    """The fork server does not answer."""
 
 
 def fork_server(function: TrainFunction) -> str:
-    """Where this process's server is reached; it is started if there is none."""
+    """The socket path of this process's server. Starts the server if there is none."""
     global _server
-    if _server is None or not _server.is_fit:
+    if _server is None or not _server.is_usable:
         _server = _ForkServer(function)
         atexit.register(_server.close)
     return _server.address
 
 
 class _ForkServer:
-    """The server, from the side of the process that started it."""
+    """The server, as seen by the process that started it."""
 
     def __init__(self, function: TrainFunction) -> None:
         self._owner, self._path = os.getpid(), list(sys.path)
         folder = tempfile.gettempdir()
         self._folder = tempfile.TemporaryDirectory(
-            prefix="legroom-", dir="/tmp" if len(folder) > LONGEST_FOLDER else folder
+            prefix="legroom-", dir="/tmp" if len(folder) > MAX_FOLDER_LENGTH else folder
         )
         self.address = str(Path(self._folder.name) / "trials")
         with socket.socket(socket.AF_UNIX) as listening:
-            # Bound here, so that whoever comes before all is imported waits in line.
+            # Bound here, so that clients can connect while the server still imports.
             listening.bind(self.address)
             listening.listen(BACKLOG)
-            order = {
+            setup = {
                 "path": self._path,
                 "imports": ["torch", "legroom.tuning.engines.preloaded", *function.imports],
             }
@@ -83,23 +84,23 @@ class _ForkServer:
                     sys.executable,
                     "-m",
                     "legroom.tuning.engines.fork_server_process",
-                    json.dumps(order),
+                    json.dumps(setup),
                     str(number),
                 ],
                 pass_fds=(number,),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # what imports print would stand in the middle of the table
+                stdout=subprocess.DEVNULL,  # output of imports would corrupt the live table
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the study's to handle
+                start_new_session=True,  # the study handles Ctrl-C
             )
 
     @property
-    def is_fit(self) -> bool:
-        """Whether it lives, is this process's own (a fork has its parent's, which ends with the parent) and finds modules where this process does."""
+    def is_usable(self) -> bool:
+        """Whether it runs, belongs to this process (a fork must not use its parent's server) and has the same `sys.path`."""
         return self._owner == os.getpid() and self._process.poll() is None and self._path == sys.path
 
     def close(self) -> None:
-        """End it, and with it all trials that live."""
+        """Stop the server and its children."""
         if self._owner == os.getpid():
             self._process.terminate()
             self._process.wait()
@@ -109,94 +110,94 @@ _server: _ForkServer | None = None
 
 
 @dataclass
-class Forked:
-    """A process that the server forked, from the side of the one that asked for it."""
+class ForkedProcess:
+    """A process that the server forked, as seen by the process that requested it."""
 
     server: str
-    """Where its server is reached."""
+    """Socket path of its server."""
     number: int
-    """Its own, as the system counts."""
+    """Process ID."""
     pipe: Connection
 
     @classmethod
-    def start(cls, server: str, order: Any) -> Self:
-        """One that does what is ordered. Returns when it is there: after all that the server imports."""
+    def start(cls, server: str, task: Any) -> Self:
+        """Fork a process that runs the task. Returns once it exists, that is, after the server's imports."""
         try:
-            pipe = _connected(server)
+            pipe = _connect(server)
         except OSError:
             raise ServerGone(
-                "the process that trials are started from has ended: it was killed, or the machine was out of memory; "
-                "what had ended is kept: go on with resume"
+                "The process that starts trials has exited: it was killed, or the machine ran out of memory. "
+                "Completed trials are saved; continue with resume."
             ) from None
         number = 0
-        with contextlib.suppress(EOFError, OSError):  # the server is gone: whoever listens hears that
-            pipe.send(order)
+        with contextlib.suppress(EOFError, OSError):  # the server has exited: the next receive reports it
+            pipe.send(task)
             number = pipe.recv()
         return cls(server, number, pipe)
 
     def kill(self) -> None:
-        """End it; its memory is free when this returns."""
-        ended(self.server, self.number, kill=True)
+        """Kill it. Its memory is free when this returns."""
+        wait_for_exit(self.server, self.number, kill=True)
         self.pipe.close()
 
 
 @dataclass
-class TrialProcess(Forked):
+class TrialProcess(ForkedProcess):
     """The process of one rank of a trial."""
 
-    name: str = "its process"
-    """What it is called in a sentence."""
+    name: str = "The process"
+    """Its name in messages."""
 
     @classmethod
-    def start(cls, server: str, order: Order) -> Self:
-        process = super().start(server, order)
-        if order.ranks > 1:
-            process.name = f"the process of rank {order.rank}"
+    def start(cls, server: str, task: TrialTask) -> Self:
+        process = super().start(server, task)
+        if task.ranks > 1:
+            process.name = f"The process of rank {task.rank}"
         return process
 
-    def hear(self) -> Reported | TrialEnd:
-        """What it says next, or how it died."""
+    def receive(self) -> ReportMessage | TrialExit:
+        """Its next message, or how it died."""
         try:
-            told: Reported | TrialEnd = self.pipe.recv()
+            message: ReportMessage | TrialExit = self.pipe.recv()
         except (EOFError, OSError):
-            return self._died()
-        return told
+            return self._exit_of_dead_process()
+        return message
 
     def answer(self, action: Action) -> None:
-        with contextlib.suppress(OSError):  # its end comes next
+        with contextlib.suppress(OSError):  # its exit is received next
             self.pipe.send(action)
 
-    def _died(self) -> TrialEnd:
-        code = ended(self.server, self.number)
+    def _exit_of_dead_process(self) -> TrialExit:
+        code = wait_for_exit(self.server, self.number)
         if code == -signal.SIGKILL:
-            why = f"{self.name} was killed (signal 9): by someone, or by the host for want of memory"
+            reason = f"{self.name} was killed (signal 9), by a user or because the host ran out of memory"
         else:
             how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            why = f"{self.name} ended without a word ({how})"
-        return TrialEnd(state=TrialState.FAILED, why=why)
+            reason = f"{self.name} exited without a result ({how})"
+        return TrialExit(state=TrialState.FAILED, reason=reason)
 
 
-def ended(server: str, process: int, *, kill: bool = False) -> int | None:
-    """The exit code of a trial's process, once it has ended; None where nobody can tell, or it does not end."""
+def wait_for_exit(server: str, process: int, *, kill: bool = False) -> int | None:
+    """Wait for a process and return its exit code; None if the server has exited or the process does not end in time."""
     deadline = time.monotonic() + SECONDS_TO_END
     while time.monotonic() < deadline:
         try:
-            with _connected(server) as line:
-                line.send(End(process, kill))
-                code: int | None = line.recv()
-        except (EOFError, OSError):  # the server is gone, and its trials with it
+            with _connect(server) as connection:
+                connection.send(ExitQuery(process, kill))
+                code: int | None = connection.recv()
+        except (EOFError, OSError):  # the server has exited, and its children with it
             return None
         if code is not None:
             return code
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     return None
 
 
-def _connected(server: str) -> Connection:
-    line = socket.socket(socket.AF_UNIX)
+def _connect(server: str) -> Connection:
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        line.connect(server)
+        connection.connect(server)
     except OSError:
-        line.close()
+        connection.close()
         raise
-    return Connection(line.detach())
+    return Connection(connection.detach())

@@ -1,7 +1,7 @@
-"""The process that others are forked from: imports first, then takes orders, one connection each (see `fork_server`).
+"""The process that others are forked from. It imports first, then accepts requests, one per connection (see `fork_server`).
 
-It has no threads and has touched no GPU, so that it can be forked. A process of a trial, or the one that traces, talks on the connection that its order came by, and ends with
-this one. Who asks how a process ended is answered at once, so that nobody waits for another's.
+It has no threads and does not use a GPU, so it can be forked. A forked process communicates over the connection of its request, and
+exits with this process. Queries about exit codes are answered at once, so no client waits for another one's process.
 """
 
 import contextlib
@@ -16,54 +16,54 @@ from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from legroom.observe.exit_with_parent import exit_with_parent
-from legroom.tuning.engines.fork_server import End
-from legroom.tuning.memory.tracer import TraceOrder
-from legroom.tuning.trial.process import Order, live
+from legroom.tuning.engines.fork_server import ExitQuery
+from legroom.tuning.memory.tracer import TracerSetup
+from legroom.tuning.trial.process import TrialTask, run_trial_process
 
 
 class _Server:
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._codes: dict[int, int | None] = {}
-        """Exit code of each process that was forked; None while it lives."""
+        """Process ID → exit code; None while it runs."""
 
     def run(self) -> NoReturn:
-        signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        signal.signal(signal.SIGTERM, lambda *_: self._kill_all_and_exit())
         while True:
-            line, _ = self._listening.accept()
-            with contextlib.suppress(EOFError, OSError), Connection(line.detach()) as pipe:
+            connection, _ = self._listening.accept()
+            with contextlib.suppress(EOFError, OSError), Connection(connection.detach()) as pipe:
                 request = pipe.recv()
-                if isinstance(request, End):
-                    pipe.send(self._ended(request))
+                if isinstance(request, ExitQuery):
+                    pipe.send(self._exit_code(request))
                 else:
                     self._fork(request, pipe)
 
-    def _fork(self, order: Order | TraceOrder, pipe: Connection) -> None:
+    def _fork(self, task: TrialTask | TracerSetup, pipe: Connection) -> None:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._listening.close()
             pipe.send(os.getpid())
-            if isinstance(order, Order):
-                live(order, pipe)
+            if isinstance(task, TrialTask):
+                run_trial_process(task, pipe)
             else:
-                from legroom.tuning.memory.tracing_process import trace
+                from legroom.tuning.memory.tracing_process import run_tracing_process
 
-                trace(order, pipe)
+                run_tracing_process(task, pipe)
         self._codes[child] = None
 
-    def _ended(self, asked: End) -> int | None:
-        process = asked.process
+    def _exit_code(self, query: ExitQuery) -> int | None:
+        process = query.process
         if self._codes.get(process, 1) is not None:
-            return self._codes.get(process, 1)  # 1: it never was
-        if asked.kill:
+            return self._codes.get(process, 1)  # 1: not one of our processes
+        if query.kill:
             os.kill(process, signal.SIGKILL)
         waited, status = os.waitpid(process, os.WNOHANG)
         if waited:
             self._codes[process] = os.waitstatus_to_exitcode(status)
         return self._codes[process]
 
-    def _leave(self) -> NoReturn:
+    def _kill_all_and_exit(self) -> NoReturn:
         alive = [process for process, code in self._codes.items() if code is None]
         for process in alive:
             os.kill(process, signal.SIGKILL)
@@ -72,15 +72,15 @@ class _Server:
         os._exit(0)
 
 
-def main(order: str, number: str) -> NoReturn:
+def main(setup: str, number: str) -> NoReturn:
     exit_with_parent(signal.SIGTERM)
-    told = json.loads(order)
-    sys.path[:] = told["path"]
-    gc.disable()  # it would look at all that was imported so far again and again: a fifth of the time
-    for name in told["imports"]:
-        with contextlib.suppress(Exception, SystemExit):  # a trial that needs it says what is wrong with it
+    settings = json.loads(setup)
+    sys.path[:] = settings["path"]
+    gc.disable()  # otherwise it scans everything imported so far repeatedly: a fifth of the time
+    for name in settings["imports"]:
+        with contextlib.suppress(Exception, SystemExit):  # a trial that needs it reports the error
             importlib.import_module(name)
-    gc.freeze()  # nor does it concern trials: each would have a copy of whatever its collector looks at
+    gc.freeze()  # otherwise the collector of each fork would copy all pages that it scans
     gc.enable()
     _Server(socket.socket(fileno=int(number))).run()
 

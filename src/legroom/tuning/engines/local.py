@@ -1,7 +1,7 @@
-"""Trials as processes of this machine, without Ray.
+"""Runs trials as processes of this machine, without Ray.
 
-A fork server that has imported torch starts them, so a trial begins in a fraction of a second; each has its own process and
-its own share of a GPU. This loop waits for what they say, passes it on, and answers.
+They are forked from a server that has imported torch, so a trial starts in a fraction of a second. Each has its own process and
+its own share of a GPU. This loop receives their messages, passes them to the dispatcher, and answers.
 """
 
 import tempfile
@@ -9,16 +9,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
 
-from legroom.tuning.engines.engine import Job, ended_politely
+from legroom.tuning.engines.engine import interrupt_on_sigterm
 from legroom.tuning.engines.fork_server import TrialProcess, fork_server
-from legroom.tuning.study_runner import Conductor
-from legroom.tuning.trial.process import Order, TrialEnd
+from legroom.tuning.job import TuneJob
+from legroom.tuning.study_runner import StudyRunner
+from legroom.tuning.trial.process import TrialExit, TrialTask
 from legroom.tuning.trial.ranks import RankGroup
-from legroom.tuning.trial.trial import Reported
-from legroom.tuning.trial_dispatch import Stage
+from legroom.tuning.trial.trial import ReportMessage
+from legroom.tuning.trial_dispatch import TrialDispatcher
 
-LOOK = 0.5
-"""Seconds between two looks at estimates and the clock while nothing is said."""
+POLL_SECONDS = 0.5
+"""Seconds between checks of estimates and the time budget while no message arrives."""
 
 
 class LocalEngine:
@@ -26,68 +27,68 @@ class LocalEngine:
 
     name = "local"
 
-    def prepare(self, job: Job) -> None:
+    def prepare(self, job: TuneJob) -> None:
         fork_server(job.function)
 
-    def run(self, job: Job, conductor: Conductor) -> None:
-        _Local(job, conductor).run()
+    def run(self, job: TuneJob, runner: StudyRunner) -> None:
+        _LocalRun(job, runner).run()
 
 
 @dataclass(slots=True)
 class _Processes:
-    """The processes of one trial, a rank each."""
+    """The processes of one trial, one per rank."""
 
     number: int
     processes: list[TrialProcess]
     group: RankGroup
-    meeting: "tempfile.TemporaryDirectory[str] | None"
-    """Where its ranks meet, if it has several."""
+    rendezvous: "tempfile.TemporaryDirectory[str] | None"
+    """Folder of the file through which its ranks find each other, if it has several."""
 
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
-        if self.meeting is not None:
-            self.meeting.cleanup()
+        if self.rendezvous is not None:
+            self.rendezvous.cleanup()
 
 
-class _Local:
+class _LocalRun:
     """One run of the engine."""
 
-    def __init__(self, job: Job, conductor: Conductor) -> None:
-        self._conductor, self._server = conductor, fork_server(job.function)
-        self._stage = Stage(job, conductor)
+    def __init__(self, job: TuneJob, runner: StudyRunner) -> None:
+        self._runner, self._server = runner, fork_server(job.function)
+        self._dispatcher = TrialDispatcher(job, runner)
         self._running: dict[int, _Processes] = {}
 
     def run(self) -> None:
         try:
-            with ended_politely():
+            with interrupt_on_sigterm():
                 while True:
-                    while (orders := self._stage.hand_out()) is not None:
-                        self._start(orders)
-                    if self._stage.is_over:
+                    while (tasks := self._dispatcher.next_tasks()) is not None:
+                        self._start(tasks)
+                    if self._dispatcher.is_over:
                         return
-                    if self._conductor.seconds_left == 0.0:
+                    if self._runner.seconds_left == 0.0:
                         self._kill_all()
-                        self._stage.time_is_up()
+                        self._dispatcher.stop_on_timeout()
                         return
-                    self._listen()
+                    self._receive_messages()
         except KeyboardInterrupt:
             self._kill_all()
-            self._stage.interrupt()
+            self._dispatcher.interrupt()
             raise
         finally:
             self._kill_all()
 
-    def _start(self, orders: list[Order]) -> None:
-        meeting = None
-        if len(orders) > 1:
-            meeting = tempfile.TemporaryDirectory(prefix="legroom-")
-            orders = [replace(order, meeting=f"file://{meeting.name}/ranks") for order in orders]
-        number, processes = orders[0].number, [TrialProcess.start(self._server, order) for order in orders]
-        self._running[number] = _Processes(number, processes, RankGroup(len(orders)), meeting)
+    def _start(self, tasks: list[TrialTask]) -> None:
+        rendezvous = None
+        if len(tasks) > 1:
+            rendezvous = tempfile.TemporaryDirectory(prefix="legroom-")
+            tasks = [replace(task, init_method=f"file://{rendezvous.name}/ranks") for task in tasks]
+        number, processes = tasks[0].number, [TrialProcess.start(self._server, task) for task in tasks]
+        self._running[number] = _Processes(number, processes, RankGroup(len(tasks)), rendezvous)
 
-    def _listen(self) -> None:
-        """What trials say, as it comes."""
+    def _receive_messages(self) -> None:
+        """Handle messages of trials as they arrive."""
         owners = {
             process.pipe: (trial, rank)
             for trial in self._running.values()
@@ -95,22 +96,22 @@ class _Local:
             if rank not in trial.group.ends
         }
         if not owners:
-            self._conductor.wait(LOOK)
+            self._runner.wait(POLL_SECONDS)
             return
-        left = self._conductor.seconds_left
-        for pipe in wait(list(owners), LOOK if left is None else min(LOOK, left)):
+        left = self._runner.seconds_left
+        for pipe in wait(list(owners), POLL_SECONDS if left is None else min(POLL_SECONDS, left)):
             trial, rank = owners[pipe]  # type: ignore[index]
-            self._heard(trial, rank, trial.processes[rank].hear())
+            self._handle(trial, rank, trial.processes[rank].receive())
         for trial in [trial for trial in self._running.values() if trial.group.is_over]:
             trial.kill()
             del self._running[trial.number]
-            self._stage.ended(trial.number, trial.group.end)
+            self._dispatcher.ended(trial.number, trial.group.end)
 
-    def _heard(self, trial: _Processes, rank: int, told: Reported | TrialEnd) -> None:
-        if isinstance(told, Reported):
-            answers = trial.group.reported(rank, told, partial(self._stage.reported, trial.number))
+    def _handle(self, trial: _Processes, rank: int, message: ReportMessage | TrialExit) -> None:
+        if isinstance(message, ReportMessage):
+            answers = trial.group.reported(rank, message, partial(self._dispatcher.reported, trial.number))
         else:
-            answers = trial.group.ended(rank, told)
+            answers = trial.group.ended(rank, message)
         for each, action in answers.items():
             trial.processes[each].answer(action)
 

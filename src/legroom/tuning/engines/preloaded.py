@@ -1,7 +1,8 @@
-"""What the fork server imports before trials are started from it: everything that a trial's process, or the one that traces, would import anyway.
+"""Modules that the fork server imports before it forks: everything that a trial or the tracing process would import anyway.
 
-Nothing here may touch a GPU: a process that has used CUDA cannot be forked. The optional parts of torch are those that it loads by itself
-when the first optimizer is made and when a virtual GPU is entered, nearly two seconds of processor time in each process.
+Nothing here may use a GPU: a process that has initialized CUDA cannot be forked. torch loads the optional modules when the first optimizer
+is created and when a virtual GPU is entered, which takes nearly two seconds of CPU time per process. This is a separate module because only the
+server process may import it.
 """
 
 import contextlib
@@ -18,5 +19,7 @@ OPTIONAL = ("torch._dynamo", "torch.distributed.tensor", "torch.utils.data")
 for _name in OURS:
     importlib.import_module(_name)
 for _name in OPTIONAL:
-    with contextlib.suppress(Exception):  # another version of torch: then a trial loads what it has
+    with contextlib.suppress(
+        Exception
+    ):  # another version of torch: a trial then imports what that version has
         importlib.import_module(_name)

@@ -1,18 +1,18 @@
-"""What the loggers share: which figures go out, and that a log that cannot be written never ends a study."""
+"""Common parts of the loggers: the logged values, and errors that stop the log but not the study."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from legroom.log import log
-from legroom.tuning.engines.engine import Job
+from legroom.tuning.job import TuneJob
 from legroom.tuning.trial.records import TrialRecord
 
 
 class Logger:
-    """A watcher whose own failures cost the log, not the study: the first is told, and it writes no more.
+    """A callback whose own errors end the log, not the study. The first error is reported.
 
-    Under it a logger implements `write_report` (once for each report) and `end` (once for each trial).
+    Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """
 
     name: str
@@ -22,13 +22,13 @@ class Logger:
         self._ended: set[int] = set()
         self._is_broken = False
 
-    def begun(self, job: Job, records: Sequence[TrialRecord]) -> None:
-        """What was logged before the study was interrupted is not logged again."""
+    def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
+        """Skip what was logged before the study was interrupted."""
         self._written |= {record.number: len(record.reports) for record in records}
         self._ended |= {record.number for record in records if record.state.is_final}
 
-    def changed(self, record: TrialRecord) -> None:
-        """Writes what is new since the last time. A trial that was rejected before it started is over at once."""
+    def on_trial_update(self, record: TrialRecord) -> None:
+        """Write new reports and, once the trial has ended, its final state."""
         if record.number in self._ended:
             return
         done = self._written.get(record.number, 0)
@@ -39,10 +39,10 @@ class Logger:
             self._ended.add(record.number)
             self._try(partial(self.end, record))
 
-    def said(self, sentence: str) -> None:
-        """Sentences are for people: a log of figures has no place for them."""
+    def on_message(self, message: str) -> None:
+        """Messages are not logged: they are for the terminal."""
 
-    def closed(self) -> None:
+    def on_study_end(self) -> None:
         self._try(self.close)
 
     def write_report(self, record: TrialRecord, index: int) -> None:
@@ -59,21 +59,21 @@ class Logger:
             return
         try:
             write()
-        except Exception as error:  # a full disk, a server that is gone, a library's own fault
+        except Exception as error:  # a full disk, an unreachable server, an error in the library
             self._is_broken = True
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            log.warning("%s could not be written (%s): the study goes on without it.", self.name, reason)
+            log.warning("%s could not be written (%s). The study continues without it.", self.name, reason)
 
 
 def memory_figures(record: TrialRecord) -> dict[str, float]:
-    """Memory in MiB, by the names that the logs use; only what is known."""
+    """The known memory figures in MiB, by their names in the logs."""
     memory = record.memory
-    told = {
+    sizes = {
         "memory/predicted_mib": memory.predicted,
         "memory/safe_mib": memory.safe,
         "memory/actual_mib": memory.actual,
     }
-    figures = {name: value / 2**20 for name, value in told.items() if value is not None}
+    figures = {name: value / 2**20 for name, value in sizes.items() if value is not None}
     if memory.micro_batch is not None:
         figures["memory/micro_batch"] = float(memory.micro_batch)
     if memory.ooms:
@@ -82,7 +82,7 @@ def memory_figures(record: TrialRecord) -> dict[str, float]:
 
 
 def plain_config(record: TrialRecord) -> dict[str, Any]:
-    """The configuration as every log takes it: numbers, texts and truths; the class of anything else."""
+    """The configuration in a form that every logger accepts: numbers, strings and booleans; the class name of anything else."""
     return {
         name: value if isinstance(value, bool | int | float | str) else type(value).__name__
         for name, value in record.config.items()

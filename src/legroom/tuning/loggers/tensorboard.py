@@ -1,4 +1,4 @@
-"""A study in TensorBoard: one run a trial, with its metrics, its memory, and its configuration in the HPARAMS tab."""
+"""A study in TensorBoard: one run per trial, with metrics, memory, and the configuration in the HPARAMS tab."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLog(Logger):
-    """Writes under `folder`, which `tensorboard --logdir` then shows."""
+    """Writes to `folder`, which is the argument of `tensorboard --logdir`."""
 
     name = "The TensorBoard log"
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
         try:
-            import torch.utils.tensorboard  # noqa: F401  (says at once what is missing)
+            import torch.utils.tensorboard  # noqa: F401  (fails early if it is missing)
         except ImportError:
             raise MissingExtra("TensorBoard", "log") from None
         self._folder = Path(folder)
@@ -35,13 +35,13 @@ class TensorBoardLog(Logger):
     def end(self, record: TrialRecord) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        writer: Any = self._writer(record)  # torch gives these functions no types
+        writer: Any = self._writer(record)  # these functions of torch are untyped
         summaries: Any = hparams
         final = record.reports[-1].metrics if record.reports else {}
         for summary in summaries(plain_config(record), dict.fromkeys(final, 0.0)):
-            # `add_hparams` would begin another run for the same trial.
+            # `add_hparams` would create a second run for the trial.
             writer._get_file_writer().add_summary(summary)
-        writer.add_text("state", f"{record.state}: {record.why}" if record.why else str(record.state))
+        writer.add_text("state", f"{record.state}: {record.reason}" if record.reason else str(record.state))
         self._writers.pop(record.number).close()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A study in Weights & Biases: one run a trial, all in one group. Offline unless asked otherwise: `wandb sync` sends it later."""
+"""A study in Weights & Biases: one run per trial, all in one group. Offline by default; `wandb sync` uploads it later."""
 
 import os
 from pathlib import Path
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 SECONDS_TO_START = 120.0
-"""For wandb's own process: trials may have all processors to themselves."""
+"""Timeout for wandb's service process: trials may use all CPU cores."""
 
 
 class WandbLog(Logger):
-    """Runs of `project`, in a group named `group`, kept under `folder`/wandb. `mode` None: what WANDB_MODE says, else offline."""
+    """Runs of `project`, in the group `group`, stored in `folder`/wandb. `mode` None: `WANDB_MODE`, or offline."""
 
     name = "The wandb log"
 
@@ -31,7 +31,7 @@ class WandbLog(Logger):
     ) -> None:
         super().__init__()
         try:
-            import wandb  # noqa: F401  (says at once what is missing)
+            import wandb  # noqa: F401  (fails early if it is missing)
         except ImportError:
             raise MissingExtra("wandb", "log") from None
         self._project, self._folder, self._group = project, Path(folder), group
@@ -44,7 +44,7 @@ class WandbLog(Logger):
 
     def end(self, record: TrialRecord) -> None:
         run = self._run(record)
-        run.summary.update({"state": str(record.state), "why": record.why, **memory_figures(record)})
+        run.summary.update({"state": str(record.state), "reason": record.reason, **memory_figures(record)})
         failed = record.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
         self._runs.pop(record.number).finish(exit_code=int(failed))
 
@@ -53,7 +53,7 @@ class WandbLog(Logger):
             self._runs.popitem()[1].finish()
 
     def _run(self, record: TrialRecord) -> "Run":
-        """Several trials run at once, so each has a run of its own that the others do not end."""
+        """The run of a trial. Several are open at the same time, so each is created with `reinit="create_new"`."""
         import wandb
 
         if record.number not in self._runs:

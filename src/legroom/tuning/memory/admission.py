@@ -1,6 +1,6 @@
-"""The memory question and its answers: on which GPUs can a configuration run, with how many rows at once, in how much memory.
+"""Admission of trials: on which GPUs a configuration can run, with which micro-batch size, and in how much memory.
 
-An engine asks once per proposal and goes by the answer; how it is found out is the gate's business (see `memory_gate`).
+An engine requests one `Admission` per proposal. `gate` computes it.
 """
 
 from collections.abc import Mapping
@@ -14,21 +14,21 @@ from legroom.tuning.space.space import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A GPU, real or virtual, or (`memory` 0) the host without one."""
+class TrialGpu:
+    """A GPU for trials, real or virtual; with `memory` 0, the host without a GPU."""
 
     index: int
     memory: int
-    """Bytes in all."""
+    """Total bytes."""
     context: int = 0
-    """Bytes that each process takes of it before PyTorch takes any."""
+    """Bytes that each process uses for its CUDA context."""
     virtual: bool = False
-    gpu: GpuSpec | None = None
-    """Its kind, which decides the kernels that an estimate counts with. None: a GPU of `memory` bytes."""
+    named_spec: GpuSpec | None = None
+    """The GPU model that determines the kernels in an estimate. None: a generic GPU with `memory` bytes."""
     machine: str = ""
-    """Its address in a cluster; empty: this one."""
-    held: int = 0
-    """Bytes that other programs had when the study began."""
+    """Its address in a cluster; empty for this machine."""
+    used_by_others: int = 0
+    """Bytes that other programs used when the study started."""
 
     @property
     def name(self) -> str:
@@ -38,118 +38,120 @@ class Place:
 
     @property
     def spec(self) -> GpuSpec:
-        """Its kind, whether or not it was named."""
-        return self.gpu or find_gpu(self.memory)
+        """The GPU model, generic if none was named."""
+        return self.named_spec or find_gpu(self.memory)
 
     @property
-    def room(self) -> int:
-        """Bytes for PyTorch in one process beside which no other trial ran when the study began."""
-        return max(0, self.memory - self.held - self.context)
+    def available(self) -> int:
+        """Bytes for PyTorch in a single process, if no other trial runs, as of the start of the study."""
+        return max(0, self.memory - self.used_by_others - self.context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a configuration runs on one kind of GPU. Bytes on the device, context included."""
+    """How a configuration runs on one GPU. Bytes include the CUDA context."""
 
     predicted: int
     safe: int
-    """What it is given room for, and capped at."""
+    """The upper bound: memory is reserved for it, and the process is limited to it."""
     micro_batch: int | None = None
-    """Rows at once; None: the batch is taken whole."""
-    held: int = 0
-    """Bytes that other programs have of the GPU, where it is split for that reason alone."""
+    """Samples per micro-batch; None if the batch is not split."""
+    used_by_others: int = 0
+    """Bytes used by other programs, if the batch is split only for that reason."""
 
 
-class Verdict(StrEnum):
+class AdmissionVerdict(StrEnum):
     FITS = "fits"
     SPLIT = "split"
-    """With a smaller micro-batch and accumulation: the configuration stays what it is."""
+    """Fits in micro-batches with gradient accumulation. The configuration is unchanged."""
     NEVER = "never-fits"
     UNKNOWN = "unknown"
-    """It could not be estimated: it runs alone on a GPU, and guard does the rest."""
+    """The estimate failed. The trial runs alone on a GPU, and Guard handles out-of-memory errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """The answer about one configuration."""
+    """The result for one configuration."""
 
-    verdict: Verdict
+    verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """Place's index → how it runs there; places on which it cannot run are left out."""
-    why: str = ""
-    """One sentence, for people: how it is split, why it can never fit, why it is unknown."""
+    """GPU index → how the configuration runs there. GPUs on which it cannot run are omitted."""
+    reason: str = ""
+    """Why it can never fit, or why the estimate failed."""
     batch_size: int | None = None
     shortage: float = 0.0
-    """Of a configuration that never fits: by which share of the largest GPU it is too large."""
+    """For a configuration that never fits: the missing memory as a fraction of the largest GPU."""
     needed: int | None = None
-    """Of a configuration that never fits: bytes on the largest GPU, context included, that its smallest piece would take."""
+    """For a configuration that never fits: bytes for its smallest micro-batch on the largest GPU, with the context."""
     seconds: float = 0.0
-    """Of tracing, for this answer alone."""
+    """Time spent tracing for this result."""
     is_cached: bool = False
 
     @property
     def size(self) -> int:
-        """Bytes where it takes least; 0 on the host."""
+        """The smallest bound over the GPUs; 0 on the host."""
         return min((fit.safe for fit in self.fits.values()), default=0)
 
     @property
-    def pieces(self) -> int:
-        """Into how many its batch is cut where that is fewest; 1: it is taken whole."""
+    def micro_batches(self) -> int:
+        """The smallest number of micro-batches over the GPUs; 1 if the batch is not split."""
         micros = [fit.micro_batch for fit in self.fits.values()]
         if self.batch_size is None or not micros or None in micros:
             return 1
         return -(-self.batch_size // max(micro for micro in micros if micro is not None))
 
 
-NO_GPU = Admission(verdict=Verdict.FITS, fits={})
-"""What is said where trials run on the host alone."""
+NO_GPU = Admission(verdict=AdmissionVerdict.FITS, fits={})
+"""The admission of every trial that runs on the host."""
 
 
 class Gate(Protocol):
-    """Answers in the background, so that estimating costs no trial its time."""
+    """Computes admissions in the background, so that trials do not wait for estimates."""
 
     @property
-    def is_looking(self) -> bool:
-        """Whether a configuration waits to be looked at for the first time, with its batch whole. Some answers take longer than that."""
+    def has_unseen_configs(self) -> bool:
+        """Whether a configuration waits for its first estimate, of the full batch. Estimates of micro-batches do not count."""
 
-    def ask(self, config: Config) -> "Future[Admission]": ...
+    def request(self, config: Config) -> "Future[Admission]": ...
 
-    def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
-        """A trial met a full GPU in spite of its estimate: it took `needed` bytes at least. Later answers are larger."""
+    def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
+        """A trial ran out of memory although its estimate fits: it needed at least `needed` bytes. Later estimates are corrected."""
 
     def close(self) -> None: ...
 
 
-def virtual_places(sizes: str) -> list[Place]:
-    """`8GiB,4GiB` or `rtx4090`, as `legroom run --gpu` reads them."""
+def virtual_gpus(sizes: str) -> list[TrialGpu]:
+    """Virtual GPUs from a text such as `8GiB,4GiB` or `rtx4090`, as in `legroom run --gpu`."""
     return [
-        Place(index=index, memory=gpu.total, context=gpu.context, virtual=True, gpu=gpu)
-        for index, gpu in enumerate(parse_gpus(sizes))
+        TrialGpu(index=index, memory=spec.total, context=spec.context, virtual=True, named_spec=spec)
+        for index, spec in enumerate(parse_gpus(sizes))
     ]
 
 
-def real_places() -> list[Place]:
-    """The GPUs that a trial can use here; none without a CUDA build of torch."""
+def real_gpus() -> list[TrialGpu]:
+    """The GPUs of this machine; empty without a CUDA build of torch."""
     from legroom.gpus.machine import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 
-    places = []
-    for gpu in gpus_in_use():
-        spec = real_gpu(gpu.name, gpu.total)
-        places.append(
-            Place(
-                index=gpu.index,
-                memory=gpu.total,
+    gpus = []
+    for visible in gpus_in_use():
+        spec = real_gpu(visible.name, visible.total)
+        gpus.append(
+            TrialGpu(
+                index=visible.index,
+                memory=visible.total,
                 context=spec.context,
-                held=0 if isinstance(gpu.used, NotAvailable) else min(gpu.total, gpu.used),
-                gpu=spec,
+                used_by_others=0
+                if isinstance(visible.used, NotAvailable)
+                else min(visible.total, visible.used),
+                named_spec=spec,
             )
         )
-    return places
+    return gpus
 
 
-def places_for(gpu: str | None) -> list[Place]:
-    """Where trials run: `None` is every GPU of this machine, or the host where there is none; `cpu` is the host."""
+def gpus_for(gpu: str | None) -> list[TrialGpu]:
+    """The GPUs for trials. `None`: all GPUs of this machine, or the host if it has none; `cpu`: the host."""
     if gpu is not None and gpu.strip().lower() == "cpu":
         return []
-    return real_places() if gpu is None else virtual_places(gpu)
+    return real_gpus() if gpu is None else virtual_gpus(gpu)

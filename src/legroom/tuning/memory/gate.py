@@ -1,15 +1,19 @@
-"""Says of each configuration whether it fits, before it starts: in the background, once for all that ask the same of memory.
+"""Estimates whether a configuration fits before it starts: in the background, and once for all configurations with the same memory use.
 
-A worker thread traces one configuration after the other. The batch whole, first; where that does not fit, its smallest piece;
-where that fits, the largest piece that does, by what the two foretell. Those that wait for a look at their whole batch go before pieces: what fits whole is answered soonest. Two configurations that differ only in parameters
-that memory does not depend on (a learning rate) share an answer. Which these are is found out, not guessed: a range of
-floats is traced at both of its ends, and if that asks for the very same memory as the first configuration did, it is left
-out of the comparison. That is done once two configurations differ in such ranges alone, since before it would spare nothing. Whole numbers and choices always count, unless the user names the parameters that do.
+A worker thread traces one configuration at a time. It traces the full batch first. If that does not fit, it traces the smallest micro-batch,
+and then searches for the largest one that fits, by linear interpolation. Full batches have priority over micro-batches, because configurations
+that fit unsplit can start soonest.
 
-Pieces and ends of ranges are not in a hurry: they are traced with what processor time the trials leave over.
+Two configurations that differ only in parameters without influence on memory (a learning rate) share an estimate. These parameters are
+determined by tracing: if both ends of a float range request exactly the same memory as the first configuration, the range is ignored in the
+comparison. This happens once two configurations differ in such ranges alone, because it saves nothing before. Integers and choices always
+count, unless the user names the parameters that do.
 
-A trial that met a full GPU in spite of its answer makes all later answers larger, by what was lacking, and ends the sharing. That may split a batch or take a neighbour away; it
-rejects nothing: what fits by its estimate runs, with a GPU to itself.
+Traces of micro-batches and range ends have a lower priority than running trials.
+
+If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and estimates are no longer
+shared. This may split a batch or prevent two trials from sharing a GPU, but it rejects nothing: a trial that fits by its own estimate
+runs, with a GPU to itself.
 """
 
 import contextlib
@@ -22,78 +26,78 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 
-from legroom.tuning.memory.admission import NO_GPU, Admission, Fit, Place, Verdict
-from legroom.tuning.memory.other_processes import Neighbours
-from legroom.tuning.memory.tracer import CannotEstimate, Traced, Tracer
+from legroom.tuning.memory.admission import NO_GPU, Admission, AdmissionVerdict, Fit, TrialGpu
+from legroom.tuning.memory.other_processes import OtherProcessUsage
+from legroom.tuning.memory.tracer import CannotEstimate, Tracer, TraceResult
 from legroom.tuning.space.domains import FloatRange
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.function import TrainFunction
 from legroom.units import format_size
 
-MOST_TRACES = 4
-"""For the largest micro-batch on one GPU: after so many the largest that was found is good enough."""
+MAX_TRACES = 4
+"""Maximum number of traces in the search for the largest micro-batch on one GPU."""
 NEAR = 0.75
-"""Of the smallest micro-batch that does not fit: one that is as large as this is large enough."""
-WHOLE, PIECES, ENDS = range(3)
-"""What is traced first: whole batches, then pieces of those that do not fit, then the ends of ranges."""
-TOO_LOW = 1.05
-"""What a trial took when it met a full GPU is as much as it was given: it wanted more than that."""
+"""The search stops at a micro-batch of at least this fraction of the smallest one that does not fit."""
+FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
+"""Priorities of traces: full batches, then micro-batches, then the ends of ranges."""
+OOM_MARGIN = 1.05
+"""A trial that ran out of memory used all that it was given and needed more: its measured use is multiplied by this."""
 
 
 class OpenGate:
-    """Where trials run on the host alone: everything may pass."""
+    """Admits everything: trials run on the host."""
 
-    is_looking = False
+    has_unseen_configs = False
 
-    def ask(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         answer.set_result(NO_GPU)
         return answer
 
-    def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
+    def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
         """There is no estimate to correct."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """There is nothing to close."""
 
 
 @dataclass(slots=True)
-class _Known:
-    """What was traced of one configuration: micro-batch (None: whole) → figures of each kind of GPU."""
+class _TracedConfig:
+    """The traces of one configuration: micro-batch (None: full batch) → results."""
 
     config: Config
-    traces: dict[int | None, dict[int, Traced]]
-    """By place's index."""
+    traces: dict[int | None, dict[int, TraceResult]]
+    """By GPU index."""
 
 
 class MemoryGate:
-    """The gate in front of one function."""
+    """The gate for one training function."""
 
     def __init__(
         self,
         function: TrainFunction,
-        places: Sequence[Place],
+        gpus: Sequence[TrialGpu],
         space: Space,
         *,
         ranks: int = 1,
         shape_parameters: frozenset[str] | None = None,
-        neighbours: Neighbours | None = None,
+        other_processes: OtherProcessUsage | None = None,
     ) -> None:
-        self._places, self._space = list(places), space
-        self._neighbours = neighbours or Neighbours(places)
-        self._tracers = [Tracer(function, list(alike), ranks) for alike in _kinds(places)]
-        self._counts = set(space.names) if shape_parameters is None else set(shape_parameters)
-        """Parameters in which two configurations must agree to share an answer."""
+        self._gpus, self._space = list(gpus), space
+        self._other_processes = other_processes or OtherProcessUsage(gpus)
+        self._tracers = [Tracer(function, list(alike), ranks) for alike in _by_kind(gpus)]
+        self._memory_parameters = set(space.names) if shape_parameters is None else set(shape_parameters)
+        """Parameters in which two configurations must agree to share an estimate."""
         self._to_probe = (
             {p.name for p in space.parameters if isinstance(p.domain, FloatRange)}
             if shape_parameters is None
             else set()
         )
-        """Ranges of which it is not known whether memory depends on them."""
-        self._known: list[_Known] = []
-        self._lacking = 0
-        """Bytes by which estimates have been too low. A sum: what is not in the traced steps (an evaluation) is as large whatever they take."""
-        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
+        """Float ranges that have not been tested for their influence on memory."""
+        self._known: list[_TracedConfig] = []
+        self._correction = 0
+        """Bytes by which estimates have been too low. An absolute amount: what is not traced (an evaluation) does not grow with the estimate."""
+        self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._unseen: set[Future[Admission]] = set()
         self._closed = False
@@ -101,65 +105,67 @@ class MemoryGate:
         self._worker.start()
 
     @property
-    def is_looking(self) -> bool:
+    def has_unseen_configs(self) -> bool:
         return bool(self._unseen)
 
-    def ask(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         self._unseen.add(answer)
-        self._jobs.put((WHOLE, next(self._order), partial(self._look, config, answer)))
+        self._queue.put((FULL_BATCH, next(self._order), partial(self._estimate_full_batch, config, answer)))
         return answer
 
-    def ran_out(self, config: Config, fit: Fit, needed: int) -> None:
-        if not fit.predicted:  # nothing had been foretold
+    def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
+        if not fit.predicted:  # there was no estimate
             return
-        self._lacking = max(self._lacking, round(TOO_LOW * needed) - fit.predicted)
-        self._counts, self._to_probe = set(self._space.names), set()
+        self._correction = max(self._correction, round(OOM_MARGIN * needed) - fit.predicted)
+        self._memory_parameters, self._to_probe = set(self._space.names), set()
 
     def close(self) -> None:
         self._closed = True
         for tracer in self._tracers:
-            tracer.kill()  # whoever waits for it learns that it is gone
-        self._jobs.put((-1, next(self._order), lambda: None))
+            tracer.kill()  # a trace that is being waited for then fails
+        self._queue.put((-1, next(self._order), lambda: None))
         self._worker.join()
         for tracer in self._tracers:
             tracer.close()
 
-    # ------------------------------------------------------------ the worker
+    # ------------------------------------------------------------ the worker thread
 
     def _work(self) -> None:
         while not self._closed:
-            _, _, job = self._jobs.get()
+            _, _, work = self._queue.get()
             if not self._closed:
-                job()
+                work()
 
-    def _look(self, config: Config, answer: "Future[Admission]") -> None:
-        """At the whole batch; pieces, where it needs them, come later."""
+    def _estimate_full_batch(self, config: Config, answer: "Future[Admission]") -> None:
+        """Trace the full batch. If it must be split, micro-batches are traced later."""
         answer.set_running_or_notify_cancel()
         began = time.perf_counter()
         with self._answering(answer):
-            known = self._alike(config, self._counts)
+            known = self._matching(config, self._memory_parameters)
             is_cached = known is not None
             if known is None:
-                known = self._known_from_now_on(config)
+                known = self._trace_new(config)
             finish = partial(self._finish, known, answer, is_cached, time.perf_counter() - began)
-            whole = known.traces[None]
-            if all(self._is_in(whole[place.index], place, self._lacking) for place in self._places):
+            full = known.traces[None]
+            if all(self._fits_on(full[gpu.index], gpu, self._correction) for gpu in self._gpus):
                 finish()
             else:
-                self._jobs.put((PIECES, next(self._order), finish))
+                self._queue.put((MICRO_BATCHES, next(self._order), finish))
         self._unseen.discard(answer)
 
-    def _finish(self, known: _Known, answer: "Future[Admission]", is_cached: bool, seconds: float) -> None:
+    def _finish(
+        self, known: _TracedConfig, answer: "Future[Admission]", is_cached: bool, seconds: float
+    ) -> None:
         began = time.perf_counter()
         with self._answering(answer):
-            admission = self._judged(known)
+            admission = self._admission(known)
             seconds += time.perf_counter() - began
             answer.set_result(replace(admission, seconds=seconds, is_cached=is_cached))
 
     @contextlib.contextmanager
     def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
-        """Whoever waits for an answer must not wait for ever."""
+        """Errors become the result, so that no caller waits forever."""
         try:
             yield
         except CannotEstimate as trouble:
@@ -167,38 +173,38 @@ class MemoryGate:
         except Exception as error:
             answer.set_exception(error)
 
-    def _known_from_now_on(self, config: Config) -> _Known:
-        known = _Known(config, {})
+    def _trace_new(self, config: Config) -> _TracedConfig:
+        known = _TracedConfig(config, {})
         self._trace(known, None)
-        if self._alike(config, self._counts - self._to_probe) is not None:
-            # Such a trace may be spared from now on.
+        if self._matching(config, self._memory_parameters - self._to_probe) is not None:
+            # Testing float ranges can now save traces.
             for name in sorted(self._to_probe):
-                self._jobs.put((ENDS, next(self._order), partial(self._probe, name)))
+                self._queue.put((RANGE_ENDS, next(self._order), partial(self._probe, name)))
             self._to_probe = set()
         self._known.append(known)
         return known
 
-    def _trace(self, known: _Known, micro: int | None) -> dict[int, Traced]:
+    def _trace(self, known: _TracedConfig, micro: int | None) -> dict[int, TraceResult]:
         if micro not in known.traces:
-            told: dict[int, Traced] = {}
+            results: dict[int, TraceResult] = {}
             for tracer in self._tracers:
-                traced = tracer.trace(known.config, micro, in_hurry=micro is None)
-                for index, place in enumerate(tracer.places):
-                    told[place.index] = replace(traced, fits=(traced.fits[index],))
-            known.traces[micro] = told
+                traced = tracer.trace(known.config, micro, urgent=micro is None)
+                for index, gpu in enumerate(tracer.gpus):
+                    results[gpu.index] = replace(traced, fits=(traced.fits[index],))
+            known.traces[micro] = results
         return known.traces[micro]
 
-    def _alike(self, config: Config, counts: set[str]) -> _Known | None:
-        """What was traced of a configuration that agrees with this one in all that `counts`."""
+    def _matching(self, config: Config, names: set[str]) -> _TracedConfig | None:
+        """The traces of a configuration that agrees with this one in all parameters in `names`."""
         for known in self._known:
             if known.config.keys() == config.keys() and all(
-                known.config[name] == config[name] for name in config if name in counts
+                known.config[name] == config[name] for name in config if name in names
             ):
                 return known
         return None
 
     def _probe(self, name: str) -> None:
-        """Does memory depend on this parameter? Not if both of its ends ask for what the first configuration asked for."""
+        """Test whether memory depends on a parameter: trace both ends of its range and compare the requests with the first configuration's."""
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
         if name not in first.config or not isinstance(domain, FloatRange):
@@ -206,137 +212,140 @@ class MemoryGate:
         with contextlib.suppress(CannotEstimate):
             for value in (domain.low, domain.high):
                 for tracer in self._tracers:
-                    traced = tracer.trace({**first.config, name: value}, None, in_hurry=False)
-                    if traced.asked_for != first.traces[None][tracer.places[0].index].asked_for:
+                    traced = tracer.trace({**first.config, name: value}, None, urgent=False)
+                    if traced.request_hash != first.traces[None][tracer.gpus[0].index].request_hash:
                         return
-            self._counts.discard(name)
+            self._memory_parameters.discard(name)
 
-    # ------------------------------------------------------------ figures into answers
+    # ------------------------------------------------------------ admissions from traces
 
-    def _fits(self, known: _Known, rows: int | None, lacking: int) -> dict[int, Fit]:
-        """How it runs on each GPU where it does. `lacking`: bytes that it may take beyond its estimate."""
-        whole = self._trace(known, None)
+    def _fits(self, known: _TracedConfig, batch_size: int | None, correction: int) -> dict[int, Fit]:
+        """How the configuration runs on each GPU where it fits. `correction`: bytes added to the estimate."""
+        full = self._trace(known, None)
         fits: dict[int, Fit] = {}
-        for place in self._places:
-            traced = whole[place.index]
-            if self._is_in(traced, place, lacking):
-                fits[place.index] = self._fit(traced, place, None, lacking)
-            elif traced.splits and rows is not None and rows > traced.fewest:
-                found = self._largest_piece(known, place, rows, traced, lacking)
+        for gpu in self._gpus:
+            traced = full[gpu.index]
+            if self._fits_on(traced, gpu, correction):
+                fits[gpu.index] = self._fit(traced, gpu, None, correction)
+            elif traced.can_split and batch_size is not None and batch_size > traced.min_micro_batch:
+                found = self._largest_micro_batch(known, gpu, batch_size, traced, correction)
                 if found is not None:
-                    fits[place.index] = replace(found, held=self._in_the_way(traced, place))
+                    fits[gpu.index] = replace(found, used_by_others=self._blocking_bytes(traced, gpu))
         return fits
 
-    def _largest_piece(
-        self, known: _Known, place: Place, rows: int, whole: Traced, lacking: int
+    def _largest_micro_batch(
+        self, known: _TracedConfig, gpu: TrialGpu, batch_size: int, full: TraceResult, correction: int
     ) -> Fit | None:
-        """The largest micro-batch that fits, of those that cut the batch evenly."""
-        sizes = sorted({-(-rows // pieces) for pieces in range(2, rows // whole.fewest + 1)} | {whole.fewest})
-        tried = {len(sizes): whole.safe}
+        """The largest micro-batch that fits, among those that split the batch evenly."""
+        sizes = sorted(
+            {-(-batch_size // count) for count in range(2, batch_size // full.min_micro_batch + 1)}
+            | {full.min_micro_batch}
+        )
+        tried = {len(sizes): full.safe}
         low, high = 0, len(sizes)
-        first = self._trace(known, sizes[0])[place.index]
+        first = self._trace(known, sizes[0])[gpu.index]
         tried[0] = first.safe
-        if not self._is_in(first, place, lacking):
+        if not self._fits_on(first, gpu, correction):
             return None
-        best = self._fit(first, place, sizes[0], lacking)
-        for _ in range(MOST_TRACES):
-            if high - low <= 1 or sizes[low] >= NEAR * [*sizes, rows][high]:
+        best = self._fit(first, gpu, sizes[0], correction)
+        for _ in range(MAX_TRACES):
+            if high - low <= 1 or sizes[low] >= NEAR * [*sizes, batch_size][high]:
                 break
-            middle = _between(low, high, [*sizes, rows], tried, self._room(place) - lacking)
+            middle = _next_size(low, high, [*sizes, batch_size], tried, self._available(gpu) - correction)
             if middle is None:
                 break
-            traced = self._trace(known, sizes[middle])[place.index]
+            traced = self._trace(known, sizes[middle])[gpu.index]
             tried[middle] = traced.safe
-            if self._is_in(traced, place, lacking):
-                low, best = middle, self._fit(traced, place, sizes[middle], lacking)
+            if self._fits_on(traced, gpu, correction):
+                low, best = middle, self._fit(traced, gpu, sizes[middle], correction)
             else:
                 high = middle
         return best
 
-    def _is_in(self, traced: Traced, place: Place, lacking: int) -> bool:
-        if traced.safe + lacking <= self._room(place):
+    def _fits_on(self, traced: TraceResult, gpu: TrialGpu, correction: int) -> bool:
+        if traced.safe + correction <= self._available(gpu):
             return True
-        # The replay with the room that there was at the beginning knows more than the bound does.
-        return not lacking and self._room(place) >= place.room and traced.fits[0]
+        # The replay with the memory available at the start is more precise than the bound.
+        return not correction and self._available(gpu) >= gpu.available and traced.fits[0]
 
-    def _room(self, place: Place) -> int:
-        """Bytes for PyTorch beside what other programs have now."""
-        return max(0, place.memory - self._neighbours.held(place) - place.context)
+    def _available(self, gpu: TrialGpu) -> int:
+        """Bytes for PyTorch next to the current use of other programs."""
+        return max(0, gpu.memory - self._other_processes.used(gpu) - gpu.context)
 
-    def _fit(self, traced: Traced, place: Place, micro: int | None, lacking: int) -> Fit:
+    def _fit(self, traced: TraceResult, gpu: TrialGpu, micro: int | None, correction: int) -> Fit:
         return Fit(
-            predicted=place.context + traced.reserved,
-            safe=place.context + min(self._room(place), traced.safe + lacking),
+            predicted=gpu.context + traced.reserved,
+            safe=gpu.context + min(self._available(gpu), traced.safe + correction),
             micro_batch=micro,
         )
 
-    def _judged(self, known: _Known) -> Admission:
-        rows = next(iter(known.traces[None].values())).rows
-        if rows is None and isinstance(known.config.get("batch_size"), int):
-            rows = known.config["batch_size"]
-        lacking = self._lacking
-        fits = self._fits(known, rows, lacking)
-        if not fits and lacking:  # it fits by its own estimate, or not at all
-            own = self._fits(known, rows, 0)
+    def _admission(self, known: _TracedConfig) -> Admission:
+        batch_size = next(iter(known.traces[None].values())).batch_size
+        if batch_size is None and isinstance(known.config.get("batch_size"), int):
+            batch_size = known.config["batch_size"]
+        correction = self._correction
+        fits = self._fits(known, batch_size, correction)
+        if not fits and correction:  # without the correction, it may fit with a GPU to itself
+            own = self._fits(known, batch_size, 0)
             fits = {
-                place.index: replace(own[place.index], safe=place.context + self._room(place))
-                for place in self._places
-                if place.index in own
+                gpu.index: replace(own[gpu.index], safe=gpu.context + self._available(gpu))
+                for gpu in self._gpus
+                if gpu.index in own
             }
         if fits:
             split = [fit for fit in fits.values() if fit.micro_batch is not None]
-            verdict = Verdict.SPLIT if len(split) == len(fits) else Verdict.FITS
-            return Admission(verdict=verdict, fits=fits, batch_size=rows)
-        return self._never(known, rows)
+            verdict = AdmissionVerdict.SPLIT if len(split) == len(fits) else AdmissionVerdict.FITS
+            return Admission(verdict=verdict, fits=fits, batch_size=batch_size)
+        return self._never_fits(known, batch_size)
 
-    def _never(self, known: _Known, rows: int | None) -> Admission:
-        largest = max(self._places, key=self._room)
-        whole = known.traces[None][largest.index]
+    def _never_fits(self, known: _TracedConfig, batch_size: int | None) -> Admission:
+        largest = max(self._gpus, key=self._available)
+        full = known.traces[None][largest.index]
         smallest = min((m for m in known.traces if m is not None), default=None)
-        least = known.traces[smallest][largest.index] if smallest is not None else whole
+        least = known.traces[smallest][largest.index] if smallest is not None else full
         needed = least.safe
         if smallest is not None:
-            what = f"even in micro-batches of {smallest} it needs"
-        elif whole.splits:
-            what = "it needs"
+            what = f"Needs {format_size(needed)} even in micro-batches of {smallest}"
+        elif full.can_split:
+            what = f"Needs {format_size(needed)}"
         else:
-            what = "it has no trial.guard, so its batch cannot be split, and it needs"
-        held = max(self._in_the_way(least, place) for place in self._places)
-        others = f" beside the {format_size(held)} that other programs hold" if held else ""
+            what = f"Needs {format_size(needed)} and cannot be split, because it does not use `trial.guard`"
+        used_by_others = max(self._blocking_bytes(least, gpu) for gpu in self._gpus)
+        others = f" ({format_size(used_by_others)} is used by other programs)" if used_by_others else ""
         return Admission(
-            verdict=Verdict.NEVER,
+            verdict=AdmissionVerdict.NEVER,
             fits={},
-            why=f"{what} {format_size(needed)}, and there are {format_size(self._room(largest))}{others}",
-            batch_size=rows,
-            shortage=max(1e-6, needed / max(1, self._room(largest)) - 1.0),
+            reason=f"{what}; {format_size(self._available(largest))} is available{others}",
+            batch_size=batch_size,
+            shortage=max(1e-6, needed / max(1, self._available(largest)) - 1.0),
             needed=needed + largest.context,
         )
 
-    def _in_the_way(self, traced: Traced, place: Place) -> int:
-        """What other programs hold of a GPU, if this would fit there without them; else 0."""
-        would_fit = traced.safe <= place.memory - place.context
-        return self._neighbours.held(place) if would_fit and not self._is_in(traced, place, 0) else 0
+    def _blocking_bytes(self, traced: TraceResult, gpu: TrialGpu) -> int:
+        """The memory that other programs use on a GPU, if the configuration would fit there without them; otherwise 0."""
+        would_fit = traced.safe <= gpu.memory - gpu.context
+        return self._other_processes.used(gpu) if would_fit and not self._fits_on(traced, gpu, 0) else 0
 
-    def _unknown(self, why: str) -> Admission:
-        fits = {place.index: Fit(predicted=0, safe=place.memory) for place in self._places}
+    def _unknown(self, reason: str) -> Admission:
+        fits = {gpu.index: Fit(predicted=0, safe=gpu.memory) for gpu in self._gpus}
         return Admission(
-            verdict=Verdict.UNKNOWN,
+            verdict=AdmissionVerdict.UNKNOWN,
             fits=fits,
-            why=f"memory could not be estimated ({why}): such trials run alone on a GPU",
+            reason=f"Memory could not be estimated ({reason}). Such trials run alone on a GPU.",
         )
 
 
-def _kinds(places: Sequence[Place]) -> Iterator[list[Place]]:
-    """Places for which one trace is enough: the same kernels, or virtual ones of one capability, whatever their size."""
-    kinds: dict[tuple[bool, object], list[Place]] = {}
-    for place in places:
-        kind = place.spec.capability if place.virtual else place.spec.name
-        kinds.setdefault((place.virtual, kind), []).append(place)
+def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
+    """Group GPUs that can share a trace: the same model, or virtual GPUs of the same capability."""
+    kinds: dict[tuple[bool, object], list[TrialGpu]] = {}
+    for gpu in gpus:
+        kind = gpu.spec.capability if gpu.virtual else gpu.spec.name
+        kinds.setdefault((gpu.virtual, kind), []).append(gpu)
     yield from kinds.values()
 
 
-def _between(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
-    """Which size to try next: where a line between the two nearest that were tried meets the room. None where that is below all of them, and something larger than the smallest was found."""
+def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
+    """The next size to try, by linear interpolation between the nearest traced sizes. None if that is below all of them and a size above the smallest already fits."""
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)
     wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2

@@ -1,8 +1,8 @@
-"""Memory that other programs hold on the GPUs of a study: read when it begins and again before each trial.
+"""GPU memory used by other programs: read at the start of a study and before each trial.
 
-Trials can be given what is left. Which part of what is used belongs to our own trials the driver tells by process; where it does not (a
-container that cannot see its own processes' numbers), others hold at least what is used beyond all that trials were given, and
-what they held when last none of ours ran.
+Trials share the rest. The driver reports memory per process, which identifies our trials. If it does not (in a container that cannot see its own
+process IDs), other programs use at least what exceeds the memory reserved for trials, and at least what they used when no trial
+was running.
 """
 
 import math
@@ -12,99 +12,101 @@ from collections.abc import Callable, Mapping, Sequence
 
 from legroom.gpus.machine import NotAvailable, VisibleGpu
 from legroom.gpus.usage import gpus_in_use
-from legroom.tuning.memory.admission import Place
+from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size
 
-NOTEWORTHY = 50
-"""Less than this part of a GPU (a fiftieth) that comes or goes is not told: drivers and displays do that."""
+MIN_REPORTED_PART = 50
+"""Changes below 1/50 of a GPU are not reported: drivers and displays cause them."""
 
-RESTS, NO_TIME = 10, 0.05
-"""After a look of more than `NO_TIME` seconds, none for so many times as long: where CUDA must be asked in a process of its own, trials would
-wait for it at every report."""
-FRESH = 2.0
-"""Seconds after which a look is too old to start a trial by."""
+RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
+"""If a query takes more than `SLOW_SECONDS` seconds, the next one waits `RETRY_FACTOR` times as long. Without NVML, a query starts a process that uses CUDA, and
+trials would wait for it at every report."""
+MAX_AGE = 2.0
+"""Seconds after which a query is too old to start a trial."""
 
 
-class Neighbours:
-    """What others hold of each place. Virtual GPUs have none; of a cluster's it is known what they held at the beginning."""
+class OtherProcessUsage:
+    """The memory that others use on each GPU. Virtual GPUs have no other users; GPUs of a cluster are read once, at the start."""
 
     def __init__(
         self,
-        places: Sequence[Place],
-        look: Callable[[], Sequence[VisibleGpu]] = gpus_in_use,
+        gpus: Sequence[TrialGpu],
+        query: Callable[[], Sequence[VisibleGpu]] = gpus_in_use,
         our_processes: Callable[[], set[int]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._places = [place for place in places if place.memory and not place.virtual]
-        self._here = [place for place in self._places if not place.machine]
-        self._look, self._our_processes = look, our_processes or _descendants
+        self._gpus = [gpu for gpu in gpus if gpu.memory and not gpu.virtual]
+        self._here = [gpu for gpu in self._gpus if not gpu.machine]
+        self._query, self._our_processes = query, our_processes or _descendants
         self._before = self._our_processes() if self._here else set()
-        """What this program had started before the study is no trial of it."""
-        self._held = {place.index: place.held for place in self._places}
-        self._undisturbed = dict(self._held)
-        """What they held when last none of our trials ran there."""
-        self._told = dict.fromkeys(self._held, 0)
+        """Processes that this program started before the study are not trials."""
+        self._used = {gpu.index: gpu.used_by_others for gpu in self._gpus}
+        self._used_without_trials = dict(self._used)
+        """What they used when no trial of ours was running there."""
+        self._reported = dict.fromkeys(self._used, 0)
         self._clock = clock
-        self._looked = self._not_before = -math.inf
+        self._last_query = self._not_before = -math.inf
 
-    def held(self, place: Place) -> int:
-        """Bytes of a place that others have, as last seen."""
-        return self._held.get(place.index, 0)
+    def used(self, gpu: TrialGpu) -> int:
+        """Bytes of a GPU that others use, as of the last query."""
+        return self._used.get(gpu.index, 0)
 
-    def look(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
-        """Read it anew, unless that was just done. `given`: bytes that running trials were given, by place's index.
+    def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
+        """Query the GPUs, unless that was done recently. `given`: bytes reserved for running trials, by GPU index.
 
-        `before_start`: a trial is about to start by what is seen.
+        `before_start`: a trial is about to start, so the result must be recent.
         """
         began = self._clock()
-        not_before = min(self._not_before, self._looked + FRESH) if before_start else self._not_before
+        not_before = min(self._not_before, self._last_query + MAX_AGE) if before_start else self._not_before
         if not self._here or began < not_before:
             return
-        seen = {gpu.index: gpu for gpu in self._look()}
-        self._looked = self._clock()
-        seconds = self._looked - began
-        self._not_before = began + (1 + RESTS) * seconds if seconds > NO_TIME else -math.inf
-        for place in self._here:
-            gpu = seen.get(place.index)
-            if gpu is not None and not isinstance(gpu.used, NotAvailable):
-                self._held[place.index] = min(place.memory, self._of_others(gpu, given.get(gpu.index, 0)))
+        seen = {visible.index: visible for visible in self._query()}
+        self._last_query = self._clock()
+        seconds = self._last_query - began
+        self._not_before = began + (1 + RETRY_FACTOR) * seconds if seconds > SLOW_SECONDS else -math.inf
+        for gpu in self._here:
+            visible = seen.get(gpu.index)
+            if visible is not None and not isinstance(visible.used, NotAvailable):
+                self._used[gpu.index] = min(
+                    gpu.memory, self._used_by_others(visible, given.get(visible.index, 0))
+                )
 
-    def news(self) -> list[str]:
-        """A sentence for each place of which others have taken or given back a good part since this was last asked."""
-        sentences = []
-        for place in self._places:
-            held = self.held(place)
-            if abs(held - self._told[place.index]) * NOTEWORTHY > place.memory:
-                self._told[place.index] = held
-                left = format_size(place.memory - held)
-                who = f"other programs hold {format_size(held)} of {place.name}"
-                if held * NOTEWORTHY <= place.memory:
-                    who = f"other programs have left {place.name}"
-                sentences.append(f"{who}: trials share the remaining {left}")
-        return sentences
+    def messages(self) -> list[str]:
+        """One message for each GPU on which the use by others has changed considerably since the last call."""
+        messages = []
+        for gpu in self._gpus:
+            used = self.used(gpu)
+            if abs(used - self._reported[gpu.index]) * MIN_REPORTED_PART > gpu.memory:
+                self._reported[gpu.index] = used
+                left = format_size(gpu.memory - used)
+                what = f"Other programs use {format_size(used)} of {gpu.name}"
+                if used * MIN_REPORTED_PART <= gpu.memory:
+                    what = f"Other programs no longer use {gpu.name}"
+                messages.append(f"{what}. Trials share the remaining {left}.")
+        return messages
 
-    def _of_others(self, gpu: VisibleGpu, given: int) -> int:
-        assert not isinstance(gpu.used, NotAvailable)
-        ours = self._known_as_ours(gpu)
+    def _used_by_others(self, visible: VisibleGpu, given: int) -> int:
+        assert not isinstance(visible.used, NotAvailable)
+        ours = self._used_by_trials(visible)
         if ours is not None:
-            return max(0, gpu.used - ours)
+            return max(0, visible.used - ours)
         if not given:
-            self._undisturbed[gpu.index] = gpu.used
-            return gpu.used
-        return max(gpu.used - given, min(self._undisturbed[gpu.index], gpu.used))
+            self._used_without_trials[visible.index] = visible.used
+            return visible.used
+        return max(visible.used - given, min(self._used_without_trials[visible.index], visible.used))
 
-    def _known_as_ours(self, gpu: VisibleGpu) -> int | None:
-        """Bytes of our trials, if the driver names their processes."""
-        if isinstance(gpu.processes, NotAvailable):
+    def _used_by_trials(self, visible: VisibleGpu) -> int | None:
+        """Bytes used by our trials, if the driver reports their processes."""
+        if isinstance(visible.processes, NotAvailable):
             return None
         pids = self._our_processes() - self._before
-        sizes = [process.bytes for process in gpu.processes if process.pid in pids]
+        sizes = [process.bytes for process in visible.processes if process.pid in pids]
         known = [size for size in sizes if not isinstance(size, NotAvailable)]
         return sum(known) if known and len(known) == len(sizes) else None
 
 
 def _descendants() -> set[int]:
-    """Processes that this one started, and those that they started: trials, whichever engine on this machine runs them."""
+    """All descendants of this process: trials, with every engine that runs on this machine."""
     import psutil
 
     try:

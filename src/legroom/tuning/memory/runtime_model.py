@@ -1,9 +1,9 @@
-"""How long trials will probably take, told by those that run and those that ended: what a packer plans with.
+"""Predicts the runtimes of trials from those that run or have ended, for the start order.
 
-A trial's length is its pace, seconds for each report, times how often it reports. Its pace is seen at its first report, its number of reports
-only at its end (ASHA may cut it short), so they are learned apart: the logarithm of each is taken to be a sum of what each parameter adds, and its
-memory, found by least squares with some weight on adding nothing. What these do not explain is luck, and luck is kept: nothing is foretold as
-one number, but as several futures, all as likely as each other. They need not be right: trials that wait are ordered by them, and no more.
+A trial's runtime is the time per report, times the number of reports. The time per report is known after the first report, the number of reports
+only at the end (ASHA may stop the trial early), so they are modeled separately. The logarithm of each is a linear function of the parameters and
+the memory, fitted by ridge regression. The residuals are kept: the prediction is not a single number but a set of equally likely samples.
+They need not be exact, because only the order of waiting trials depends on them.
 """
 
 import math
@@ -12,24 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from legroom.tuning.space.domains import Choice
+from legroom.tuning.space.domains import Categorical
 from legroom.tuning.space.space import Config, Space
 
 if TYPE_CHECKING:
     import numpy
 
-FUTURES = 16
-FEWEST = 4
-"""Trials that must have been seen before parameters are thought to say anything."""
-WORTH = 0.2
-"""Of the differences between trials, what parameters must foretell of one from all others: less is taken for luck."""
-DOUBT = 0.1
-"""Weight on a parameter adding nothing, against what one trial says."""
+SAMPLES = 16
+MIN_TRIALS = 4
+"""Minimum number of trials before parameters are used."""
+MIN_EXPLAINED = 0.2
+"""Minimum fraction of the variance that parameters must explain, by leave-one-out cross-validation."""
+RIDGE = 0.1
+"""Ridge penalty on the weights, relative to one trial."""
 
 
 @dataclass(frozen=True, slots=True)
-class Futures:
-    """Seconds in each of `FUTURES` futures, by trial."""
+class RuntimeSamples:
+    """`SAMPLES` equally likely runtimes in seconds, by trial."""
 
     waiting: Mapping[int, Sequence[float]]
     """From its start to its end."""
@@ -38,15 +38,15 @@ class Futures:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What is known of a trial that was started."""
+class _Observation:
+    """The observed progress of a trial."""
 
     features: list[float]
     started: float
     last: float
-    """When it last reported, or ended."""
-    is_whole: bool
-    """It began at its beginning: how long it takes says something of others."""
+    """Time of its last report, or of its end."""
+    from_start: bool
+    """Whether it started from scratch; otherwise its runtime does not represent other trials."""
     reports: int = 0
     is_over: bool = False
 
@@ -55,119 +55,134 @@ class _Seen:
         return max(self.last - self.started, 1e-3) / max(1, self.reports)
 
 
-class Lengths:
-    """Told what happens to trials, on any one clock, in seconds."""
+class RuntimeModel:
+    """Records the progress of trials, in seconds of any clock, and predicts runtimes."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._seen: dict[int, _Seen] = {}
+        self._observations: dict[int, _Observation] = {}
 
-    def started(self, number: int, config: Config, size: int, now: float, *, is_whole: bool = True) -> None:
-        """`size`: bytes of a GPU that the trial was given; 0 on the host. `is_whole`: it does not go on from somewhere in the middle."""
-        self._seen[number] = _Seen(self._features(config, size), now, now, is_whole)
+    def started(self, number: int, config: Config, size: int, now: float, *, from_start: bool = True) -> None:
+        """`size`: bytes reserved on a GPU; 0 on the host. `from_start`: it does not continue from a checkpoint."""
+        self._observations[number] = _Observation(self._features(config, size), now, now, from_start)
 
     def reported(self, number: int, now: float) -> None:
-        if (seen := self._seen.get(number)) is not None:
-            seen.reports += 1
-            seen.last = now
+        if (observation := self._observations.get(number)) is not None:
+            observation.reports += 1
+            observation.last = now
 
     def ended(self, number: int, now: float) -> None:
-        """A trial came to its end, or was cut short on purpose."""
-        seen = self._seen.get(number)
-        if seen is None or not seen.is_whole or not seen.reports:
+        """A trial has finished or was stopped early."""
+        observation = self._observations.get(number)
+        if observation is None or not observation.from_start or not observation.reports:
             self.forget(number)
         else:
-            seen.is_over, seen.last = True, now
+            observation.is_over, observation.last = True, now
 
     def forget(self, number: int) -> None:
-        """A trial failed or was interrupted: how long it took says nothing."""
-        self._seen.pop(number, None)
+        """Discard a trial that failed or was interrupted."""
+        self._observations.pop(number, None)
 
-    def futures(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> Futures | None:
-        """`waiting`: configuration and bytes of each trial that could start. None as long as none has reported."""
-        heard = [seen for seen in self._seen.values() if seen.reports and seen.is_whole]
-        if not heard:
+    def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
+        """Predict runtimes. `waiting`: configuration and bytes of each trial that could start. None until a trial has reported."""
+        reported = [
+            observation
+            for observation in self._observations.values()
+            if observation.reports and observation.from_start
+        ]
+        if not reported:
             return None
-        paces = _Rule.of([seen.features for seen in heard], [seen.pace for seen in heard])
-        over = [seen for seen in heard if seen.is_over]
+        paces = _LogLinearModel.of(
+            [observation.features for observation in reported], [observation.pace for observation in reported]
+        )
+        over = [observation for observation in reported if observation.is_over]
         if over:
-            reports = _Rule.of([seen.features for seen in over], [float(seen.reports) for seen in over])
-        else:  # any number serves, the same for all
-            most = 2.0 * max(seen.reports for seen in heard)
-            reports = _Rule.of([heard[0].features], [most])
-        dice = random.Random(0)
-        lengths = {
-            number: _products(paces.likely(features), reports.likely(features), dice)
+            reports = _LogLinearModel.of(
+                [observation.features for observation in over],
+                [float(observation.reports) for observation in over],
+            )
+        else:  # an arbitrary number, the same for all
+            most = 2.0 * max(observation.reports for observation in reported)
+            reports = _LogLinearModel.of([reported[0].features], [most])
+        rng = random.Random(0)
+        runtimes = {
+            number: _products(paces.samples(features), reports.samples(features), rng)
             for number, (config, size) in waiting.items()
             for features in [self._features(config, size)]
         }
         left = {
-            number: _left(seen, paces, reports, now - seen.started, dice)
-            for number, seen in self._seen.items()
-            if not seen.is_over
+            number: _remaining(observation, paces, reports, now - observation.started, rng)
+            for number, observation in self._observations.items()
+            if not observation.is_over
         }
-        return Futures(lengths, left)
+        return RuntimeSamples(runtimes, left)
 
     def _features(self, config: Config, size: int) -> list[float]:
-        """A one for the mean; its memory; each range's place in it, around 0; each option of a choice. Of a parameter that is not set, zeros."""
+        """A constant; log2 of the memory; the position in each range, centered at 0; one entry per option of a choice. Zeros for inactive parameters."""
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config
             value = config.get(parameter.name)
-            if isinstance(domain, Choice):
+            if isinstance(domain, Categorical):
                 features += [float(is_set and option == value) for option in domain.options]
             else:
-                features.append(domain.share(value) - 0.5 if is_set else 0.0)
+                features.append(domain.to_unit(value) - 0.5 if is_set else 0.0)
         return features
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """Foretells a positive number from features: what they say, times luck."""
+class _LogLinearModel:
+    """Predicts a positive number from features: a log-linear model with its residuals."""
 
     weights: "numpy.ndarray"
     means: "numpy.ndarray"
     lowest: float
     highest: float
-    """Logarithms that were seen: nothing beyond them is foretold."""
-    luck: list[float]
-    """By what each of those seen was missed, foretold from all others; logarithms."""
+    """Range of the observed logarithms: predictions are clipped to it."""
+    residuals: list[float]
+    """Leave-one-out residuals of the logarithms."""
 
     @classmethod
-    def of(cls, rows: list[list[float]], seen: list[float]) -> Self:
+    def of(cls, rows: list[list[float]], observation: list[float]) -> Self:
         import numpy
 
-        table, told = numpy.array(rows), numpy.log(numpy.array(seen))
-        count = len(told)
+        table, logs = numpy.array(rows), numpy.log(numpy.array(observation))
+        count = len(logs)
         means = table.mean(axis=0)
         means[0] = 0.0
         table = table - means
         alone = numpy.zeros(table.shape[1])
-        alone[0] = told.mean()
-        luck = (told - told.mean()) * count / max(1, count - 1)
-        if count >= FEWEST:
-            doubt = DOUBT * numpy.eye(table.shape[1])
-            doubt[0, 0] = 0.0  # the mean is beyond doubt
-            solved = numpy.linalg.solve(table.T @ table + doubt, table.T)
-            own = (table * solved.T).sum(axis=1)  # how much each was foretold by itself
-            missed = (told - table @ (solved @ told)) / numpy.maximum(1 - own, 1e-6)
-            if (missed**2).sum() < (1 - WORTH) * (luck**2).sum():
-                alone, luck = solved @ told, missed
-        return cls(alone, means, float(told.min()), float(told.max()), luck.tolist())
+        alone[0] = logs.mean()
+        residuals = (logs - logs.mean()) * count / max(1, count - 1)
+        if count >= MIN_TRIALS:
+            ridge = RIDGE * numpy.eye(table.shape[1])
+            ridge[0, 0] = 0.0  # the intercept is not penalized
+            solved = numpy.linalg.solve(table.T @ table + ridge, table.T)
+            own = (table * solved.T).sum(axis=1)  # leverage of each trial
+            missed = (logs - table @ (solved @ logs)) / numpy.maximum(1 - own, 1e-6)
+            if (missed**2).sum() < (1 - MIN_EXPLAINED) * (residuals**2).sum():
+                alone, residuals = solved @ logs, missed
+        return cls(alone, means, float(logs.min()), float(logs.max()), residuals.tolist())
 
-    def likely(self, features: Sequence[float]) -> list[float]:
-        """Values as likely as each other."""
-        foretold = float(self.weights @ (features - self.means))
-        middle = min(max(foretold, self.lowest), self.highest)
-        return [math.exp(middle + luck) for luck in self.luck]
-
-
-def _products(paces: Sequence[float], reports: Sequence[float], dice: random.Random) -> list[float]:
-    return [a * b for a, b in zip(dice.choices(paces, k=FUTURES), dice.choices(reports, k=FUTURES), strict=True)]  # fmt: skip
+    def samples(self, features: Sequence[float]) -> list[float]:
+        """Equally likely values."""
+        predicted = float(self.weights @ (features - self.means))
+        middle = min(max(predicted, self.lowest), self.highest)
+        return [math.exp(middle + residuals) for residuals in self.residuals]
 
 
-def _left(seen: _Seen, paces: _Rule, reports: _Rule, elapsed: float, dice: random.Random) -> list[float]:
-    """Of a trial that runs: futures in which it was over by now are none; if all were, it takes as long again."""
-    known = [seen.pace] if seen.reports else paces.likely(seen.features)
-    more = [length - elapsed for length in _products(known, reports.likely(seen.features), dice) if length > elapsed]  # fmt: skip
-    return dice.choices(more or [elapsed], k=FUTURES)
+def _products(paces: Sequence[float], reports: Sequence[float], rng: random.Random) -> list[float]:
+    return [a * b for a, b in zip(rng.choices(paces, k=SAMPLES), rng.choices(reports, k=SAMPLES), strict=True)]  # fmt: skip
+
+
+def _remaining(
+    observation: _Observation,
+    paces: _LogLinearModel,
+    reports: _LogLinearModel,
+    elapsed: float,
+    rng: random.Random,
+) -> list[float]:
+    """Remaining runtime of a running trial: samples below the elapsed time are dropped; if none is left, it is predicted to take as long again."""
+    known = [observation.pace] if observation.reports else paces.samples(observation.features)
+    more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
+    return rng.choices(more or [elapsed], k=SAMPLES)

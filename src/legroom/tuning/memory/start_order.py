@@ -1,7 +1,7 @@
-"""In which order trials that wait should start: several orders are played to the end in several futures, and the best on average is taken.
+"""Plans the start order of waiting trials: simulates several orders with several sampled runtimes, and chooses the best on average.
 
-Nobody knows how long trials will take, and the best order for the likeliest lengths may be a bad one for others that are nearly as likely:
-so each is judged by all futures that `Lengths` foretells. A plan is for now: whenever a trial starts or ends, another is made with what is known then.
+The best order for the most likely runtimes may be bad for others that are nearly as likely, so each order is evaluated with all samples of
+the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
 """
 
 import heapq
@@ -10,99 +10,103 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-"""Of a trial's length against its size: a large one finds room only while there is much of it, a long one must not begin last."""
-EFFORT = 16 * 32 * 32
-"""Futures times the square of the trials that wait: so much is played, about a hundredth of a second."""
-MOST = 128
-"""Trials that are planned; more wait only where so many run at once that a plan gains little."""
+"""Weights of the runtime against the size of a trial: a large one fits only while much memory is free, and a long one must not start last."""
+MAX_SIMULATIONS = 16 * 32 * 32
+"""Limit on samples times the square of the number of trials, about 10 ms of simulation."""
+MAX_PLANNED = 128
+"""Maximum number of planned trials. With more than that, so many run in parallel that planning gains little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a trial that waits would take."""
+    """The requirements of a waiting trial."""
 
     sizes: Sequence[int | None]
     """Bytes on each GPU; None: it cannot run there."""
-    lengths: Sequence[float]
-    """Seconds in each future."""
+    runtimes: Sequence[float]
+    """Seconds, one per sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """What a trial that runs has, and for how long still."""
+class Allocation:
+    """The memory of a running trial, and its remaining runtime."""
 
     sizes: Sequence[tuple[int, int]]
-    """A GPU and bytes of it for each rank."""
-    lengths: Sequence[float]
+    """GPU index and bytes of each rank."""
+    runtimes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What there is to plan with."""
+class Capacity:
+    """Free memory and running trials."""
 
     free: Sequence[int]
     """Bytes of each GPU."""
-    running: Sequence[Taken]
+    running: Sequence[Allocation]
     slots: int
-    """Trials at once at most."""
+    """Maximum number of trials at the same time."""
     ranks: int = 1
-    """GPUs for each trial."""
+    """GPUs per trial."""
 
 
-def best_order(waiting: Mapping[int, Demand], room: Room) -> list[int]:
-    """The trials that wait: of those that have room, whoever comes first here should start first."""
-    oldest, others = sorted(waiting)[:MOST], sorted(waiting)[MOST:]
-    return _planned({number: waiting[number] for number in oldest}, room) + others
+def best_order(waiting: Mapping[int, Demand], capacity: Capacity) -> list[int]:
+    """The waiting trials in start order: of those that fit, the first one should start."""
+    oldest, others = sorted(waiting)[:MAX_PLANNED], sorted(waiting)[MAX_PLANNED:]
+    return _planned({number: waiting[number] for number in oldest}, capacity) + others
 
 
-def _planned(waiting: Mapping[int, Demand], room: Room) -> list[int]:
-    least = {n: min((size for size in demand.sizes if size is not None), default=0) for n, demand in waiting.items()}  # fmt: skip
-    known = min(len(demand.lengths) for demand in waiting.values())
-    futures = range(min(known, max(2, EFFORT // len(waiting) ** 2)))
+def _planned(waiting: Mapping[int, Demand], capacity: Capacity) -> list[int]:
+    min_sizes = {n: min((size for size in demand.sizes if size is not None), default=0) for n, demand in waiting.items()}  # fmt: skip
+    known = min(len(demand.runtimes) for demand in waiting.values())
+    samples = range(min(known, max(2, MAX_SIMULATIONS // len(waiting) ** 2)))
 
     def mean(order: Sequence[int]) -> float:
-        return statistics.fmean(makespan(order, waiting, least, room, future) for future in futures)
+        return statistics.fmean(makespan(order, waiting, min_sizes, capacity, sample) for sample in samples)
 
-    return min(_orders(waiting, least), key=mean)
+    return min(_orders(waiting, min_sizes), key=mean)
 
 
 def makespan(
-    order: Sequence[int], waiting: Mapping[int, Demand], least: Mapping[int, int], room: Room, future: int
+    order: Sequence[int],
+    waiting: Mapping[int, Demand],
+    min_sizes: Mapping[int, int],
+    capacity: Capacity,
+    sample: int,
 ) -> float:
-    """Seconds until all are over, if each starts as soon as it has room, earlier ones in the order first. `least`: bytes of the GPU where it takes least."""
-    free, left, clock = list(room.free), list(order), 0.0
-    ends = [(taken.lengths[future], taken.sizes) for taken in room.running]
+    """Seconds until all trials have ended, if each starts as soon as it fits, in the given order. `min_sizes`: smallest size over the GPUs."""
+    free, left, clock = list(capacity.free), list(order), 0.0
+    ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]
     heapq.heapify(ends)
     last = max((end for end, _ in ends), default=0.0)
     while left:
         most, passed = max(free), list[int]()
         for position, number in enumerate(left):
-            if len(ends) >= room.slots:
+            if len(ends) >= capacity.slots:
                 passed += left[position:]
                 break
             if (
-                least[number] > most
-                or len(chosen := _tightest(waiting[number], free, room.ranks)) < room.ranks
+                min_sizes[number] > most
+                or len(chosen := _tightest(waiting[number], free, capacity.ranks)) < capacity.ranks
             ):
                 passed.append(number)
                 continue
             for index, size in chosen:
                 free[index] -= size
             most = max(free)
-            end = clock + waiting[number].lengths[future]
+            end = clock + waiting[number].runtimes[sample]
             heapq.heappush(ends, (end, chosen))
             last = max(last, end)
         left = passed
         if not ends:
-            break  # other programs have the room of those that are left
-        clock, given = heapq.heappop(ends)
-        for index, size in given:
+            break  # other programs use the memory that the rest needs
+        clock, freed = heapq.heappop(ends)
+        for index, size in freed:
             free[index] += size
     return last
 
 
 def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int, int]]:
-    """GPUs with room, those on which least stays free, with the bytes taken there."""
+    """The GPUs on which the trial leaves the least memory free, with its bytes there."""
     options = []
     for index, size in enumerate(demand.sizes):
         if size is not None and size <= free[index]:
@@ -112,12 +116,12 @@ def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int
     return [(index, size) for _, index, size in options[:ranks]]
 
 
-def _orders(waiting: Mapping[int, Demand], least: Mapping[int, int]) -> list[list[int]]:
-    """By size, by length, by sums of both and by their product."""
-    largest = max(least.values()) or 1
-    lengths = {number: statistics.fmean(demand.lengths) for number, demand in waiting.items()}
-    longest = max(lengths.values())
-    pairs = {number: (least[number] / largest, lengths[number] / longest) for number in waiting}
+def _orders(waiting: Mapping[int, Demand], min_sizes: Mapping[int, int]) -> list[list[int]]:
+    """Candidate orders: by size, by runtime, by weighted sums and by the product."""
+    largest = max(min_sizes.values()) or 1
+    runtimes = {number: statistics.fmean(demand.runtimes) for number, demand in waiting.items()}
+    longest = max(runtimes.values())
+    pairs = {number: (min_sizes[number] / largest, runtimes[number] / longest) for number in waiting}
     keys = [{n: size + weight * length for n, (size, length) in pairs.items()} for weight in WEIGHTS]
     keys.append({n: length for n, (_, length) in pairs.items()})
     keys.append({n: size * length for n, (size, length) in pairs.items()})

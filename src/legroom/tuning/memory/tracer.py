@@ -1,4 +1,4 @@
-"""The other end of `trial_tracing`: what a configuration asks of memory, traced in a process that stands by."""
+"""Client of the tracing process (`tracing_process`): traces the memory requests of a configuration."""
 
 import tempfile
 from collections.abc import Sequence
@@ -9,134 +9,137 @@ from typing import Any
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
-from legroom.tuning.engines.fork_server import Forked, ServerGone, ended, fork_server
-from legroom.tuning.memory.admission import Place
+from legroom.tuning.engines.fork_server import ForkedProcess, ServerGone, fork_server, wait_for_exit
+from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.space.space import Config
 from legroom.tuning.trial.function import TrainFunction
 
-PATIENCE, LONG_PATIENCE = 120.0, 600.0
-"""Seconds for one trace, and for one that goes behind trials; what takes longer runs without an estimate."""
+OUTPUT = "output.txt"
+"""What the tracing process prints. Its last line is reported if the process dies."""
+TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
+"""Seconds for one trace, and for one with low priority. If it takes longer, the trial runs without an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
-    """The figures of one trace. Bytes that PyTorch reserves, without CUDA's context."""
+class TraceResult:
+    """The result of one trace. Bytes that PyTorch reserves, without the CUDA context."""
 
     reserved: int
     safe: int
     fits: tuple[bool, ...]
-    """For each place that was asked about, whether it surely fits there with the capacity in force."""
-    rows: int | None
-    """Of the largest batch that a guard was given."""
-    fewest: int
-    """Rows that a piece must have."""
-    splits: bool
-    """Whether the function can take a batch in pieces."""
-    asked_for: str
-    """Tells requests apart: equal for two configurations that ask for the same memory in the same order."""
+    """For each GPU: whether it fits there for certain, by replaying the allocator with its capacity."""
+    batch_size: int | None
+    """Samples of the largest batch that was passed to a guard."""
+    min_micro_batch: int
+    """Minimum number of samples per micro-batch."""
+    can_split: bool
+    """Whether the function can run in micro-batches."""
+    request_hash: str
+    """Hash of the memory requests: equal if two configurations request the same memory in the same order."""
     seconds: float
 
 
 class CannotEstimate(Exception):  # noqa: N818
-    """The function could not be traced; the sentence says why."""
+    """The function could not be traced; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOrder:
-    """What the process that traces is told. Plain data, so that it can travel."""
+class TracerSetup:
+    """The settings of the tracing process. Plain data that can be pickled."""
 
     function: TrainFunction
-    rooms: list[int]
-    """Bytes for PyTorch, of each GPU in question."""
+    capacities: list[int]
+    """Bytes for PyTorch on each GPU."""
     gpu: GpuSpec
     virtual: bool
     ranks: int
-    printed: str
-    """The file for what it prints, so that the terminal stays ours and its last words can be told."""
+    folder: str
+    """Scratch folder for its output and for everything that the function writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One trace that is asked of it."""
+    """A request for one trace."""
 
     config: Config
     micro_batch: int | None
-    in_hurry: bool
-    """Else trials that run meanwhile go before it."""
+    urgent: bool
+    """Otherwise, running trials have priority."""
 
     @property
-    def patience(self) -> float:
-        """Seconds until it is given up."""
-        return PATIENCE if self.in_hurry else LONG_PATIENCE
+    def timeout(self) -> float:
+        """Seconds until the trace is aborted."""
+        return TIMEOUT if self.urgent else BACKGROUND_TIMEOUT
 
 
 class Tracer:
     """Traces one function for GPUs of one kind."""
 
-    def __init__(self, function: TrainFunction, places: Sequence[Place], ranks: int) -> None:
-        if not places[0].virtual:
+    def __init__(self, function: TrainFunction, gpus: Sequence[TrialGpu], ranks: int) -> None:
+        if not gpus[0].virtual:
             check_setting()
-        self.places = list(places)
-        self._printed = tempfile.NamedTemporaryFile(prefix="legroom-")  # noqa: SIM115  (lives as long as the tracer)
-        self._order = TraceOrder(
+        self.gpus = list(gpus)
+        self._folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
+        self._setup = TracerSetup(
             function=function,
-            rooms=[place.room for place in places],
-            gpu=places[0].spec,
-            virtual=places[0].virtual,
+            capacities=[gpu.available for gpu in gpus],
+            gpu=gpus[0].spec,
+            virtual=gpus[0].virtual,
             ranks=ranks,
-            printed=self._printed.name,
+            folder=self._folder.name,
         )
-        self._server = fork_server(function)  # it imports from now on
-        self._process: Forked | None = None
+        self._server = fork_server(function)  # it starts importing now
+        self._process: ForkedProcess | None = None
         self._is_killed = False
 
-    def trace(self, config: Config, micro_batch: int | None, *, in_hurry: bool) -> Traced:
-        """Trace two steps; raises `CannotEstimate`. `in_hurry`: else trials that run meanwhile go before it."""
-        pipe, request = self._ready().pipe, TraceRequest(config, micro_batch, in_hurry)
-        told: dict[str, Any] = {}
+    def trace(self, config: Config, micro_batch: int | None, *, urgent: bool) -> TraceResult:
+        """Trace two steps. Raises `CannotEstimate`. Unless `urgent`, running trials have priority."""
+        pipe, request = self._started_process().pipe, TraceRequest(config, micro_batch, urgent)
+        reply: dict[str, Any] = {}
         try:
             pipe.send(request)
         except OSError:
-            raise self._gone() from None
-        while "done" not in told:
-            told.update(self._reply(pipe, request.patience + 10))
-        if "error" in told or "reserved" not in told:
-            raise CannotEstimate(told.get("error", "its process died while it was traced"))
-        del told["done"]
-        return Traced(**told)
+            raise self._process_ended() from None
+        while "done" not in reply:
+            reply.update(self._reply(pipe, request.timeout + 10))
+        if "error" in reply or "reserved" not in reply:
+            raise CannotEstimate(reply.get("error", "the tracing process died"))
+        del reply["done"]
+        return TraceResult(**reply)
 
     def kill(self) -> None:
-        """End the process and whatever it started; a trace that is being waited for fails."""
+        """Kill the process and its children. A trace in progress fails."""
         self._is_killed = True
         if self._process is not None:
-            ended(self._server, self._process.number, kill=True)
+            wait_for_exit(self._server, self._process.number, kill=True)
 
     def close(self) -> None:
         self.kill()
         if self._process is not None:
             self._process.pipe.close()
-        self._printed.close()
+        self._folder.cleanup()
 
-    def _ready(self) -> Forked:
+    def _started_process(self) -> ForkedProcess:
         if self._process is None:
             try:
-                self._process = Forked.start(self._server, self._order)
+                self._process = ForkedProcess.start(self._server, self._setup)
             except ServerGone as gone:
                 raise CannotEstimate(str(gone)) from None
-            self._reply(self._process.pipe, PATIENCE)
+            self._reply(self._process.pipe, TIMEOUT)
         if self._is_killed:
-            raise self._gone()
+            raise self._process_ended()
         return self._process
 
-    def _reply(self, pipe: Connection, patience: float) -> dict[str, Any]:
+    def _reply(self, pipe: Connection, timeout: float) -> dict[str, Any]:
         try:
-            if not pipe.poll(patience):
-                raise CannotEstimate(f"the process that traces did not answer for {patience:.0f} s")
+            if not pipe.poll(timeout):
+                raise CannotEstimate(f"the tracing process did not answer for {timeout:.0f} s")
             reply: dict[str, Any] = pipe.recv()
         except (EOFError, OSError):
-            raise self._gone() from None
+            raise self._process_ended() from None
         return reply
 
-    def _gone(self) -> CannotEstimate:
-        lines = Path(self._printed.name).read_text(errors="replace").strip().splitlines()
-        return CannotEstimate(lines[-1].strip() if lines else "the process that traces ended")
+    def _process_ended(self) -> CannotEstimate:
+        output = Path(self._folder.name) / OUTPUT
+        lines = output.read_text(errors="replace").strip().splitlines() if output.exists() else []
+        return CannotEstimate(lines[-1].strip() if lines else "the tracing process exited")

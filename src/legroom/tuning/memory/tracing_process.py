@@ -1,13 +1,15 @@
-"""The process in which configurations are traced: the training function runs without data until it has taken two steps.
+"""The process that traces configurations: the training function runs with fake tensors until it has taken two steps.
 
-It enters an endless virtual GPU, imports the function once and then takes requests: a configuration and a micro-batch. Each is
-served by a fork that runs the function, replays what it asked for with every GPU's capacity in force, and answers with figures alone. Nothing the function would do afterwards happens: the fork is gone at its second step.
+It enters an unbounded virtual GPU, imports the function once, and then serves requests of a configuration and a micro-batch. Each is traced in a
+fork, which runs the function, replays its memory requests with the capacity of every GPU, and sends the result. The fork exits at the
+second step, so nothing after that runs. Files that the function writes, renames or deletes go to a sandbox and are discarded.
 """
 
 import contextlib
 import gc
 import hashlib
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -26,55 +28,59 @@ from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.fit import replay, safe_reserved, safety_margin
+from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
+from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device
 from legroom.train.guarding.guard import Guard
-from legroom.tuning.memory.tracer import TraceOrder, TraceRequest
-from legroom.tuning.schedule.schedulers import Action
-from legroom.tuning.trial.process import called, print_to
-from legroom.tuning.trial.trial import Reported, Trial
+from legroom.tuning.memory.tracer import OUTPUT, TraceRequest, TracerSetup
+from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.trial.process import call, print_to
+from legroom.tuning.trial.trial import ReportMessage, Trial
 
 STEPS = 2
-"""Optimizer steps: the first one makes the optimizer's state, the second one is like all others."""
-BEHIND = 10
-"""Added to the niceness of what is not in a hurry: a tenth of a processor beside trials that take all of them, the whole of one that is free."""
-PIECES = 2
-"""Of a split batch that are traced: the second one meets the first one's gradients, the others are like it."""
+"""Optimizer steps to trace: the first one creates the optimizer's state, the second one is like all later ones."""
+NICENESS = 10
+"""Added niceness of traces that are not urgent: about a tenth of a core next to busy trials, a full core if one is free."""
+TRACED_MICRO_BATCHES = 2
+"""Micro-batches to trace: the second one accumulates into the gradients of the first, and later ones are like it."""
 
 
-def trace(order: TraceOrder, pipe: Connection) -> NoReturn:
-    """The whole life of a process that traces and does nothing else. It is asked through the pipe, and ends with it."""
+def run_tracing_process(setup: TracerSetup, pipe: Connection) -> NoReturn:
+    """Serve trace requests from the pipe until it is closed."""
     exit_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the study's to handle
-    print_to(Path(order.printed))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study handles Ctrl-C
+    print_to(Path(setup.folder) / OUTPUT)
     try:
-        _Tracing(order, pipe).run()
+        _TracingServer(setup, pipe).run()
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-class _Tracing:
+class _TracingServer:
     """Serves requests to trace one function."""
 
-    def __init__(self, order: TraceOrder, pipe: Connection) -> None:
-        self._order, self._pipe = order, pipe
-        self._gpu = order.gpu
+    def __init__(self, setup: TracerSetup, pipe: Connection) -> None:
+        self._setup, self._pipe = setup, pipe
+        self._gpu = setup.gpu
         self._trace = Trace(gpu=self._gpu, mode="fake")
         self._began = 0.0
         self._trial: _TracedTrial | None = None
 
     def run(self) -> NoReturn:
-        torch.set_num_threads(1)  # a fork has none of its parent's threads
+        torch.set_num_threads(1)  # the threads of a parent do not exist in its forks
         hide_real_gpus()
+        # Before the function is imported: its file may write, too.
+        self._sandbox = Sandbox(Path(self._setup.folder))
         with contextlib.ExitStack() as stack:
             self._warm_up(self._device(stack))
         self._trace = Trace(gpu=self._gpu, mode="fake")
         with contextlib.ExitStack() as stack:
             device = self._device(stack)
-            train = self._order.function.load()
-            gc.freeze()  # what is there already is no fork's garbage
-            self._say({"ready": True})
+            train = self._setup.function.load()
+            gc.freeze()  # forks need not scan objects that exist already
+            self._send({"ready": True})
             while True:
                 try:
                     request: TraceRequest = self._pipe.recv()
@@ -85,22 +91,24 @@ class _Tracing:
                     if child == 0:
                         exit_with_parent()
                         self._serve(request, Path(folder), train, device)
-                    self._say({"done": True, **self._awaited(child, request.patience)})
+                    outcome = self._wait_for_child(child, request.timeout)
+                shutil.rmtree(Path(self._setup.folder) / f"files-{child}", ignore_errors=True)
+                self._send({"done": True, **outcome})
 
-    def _awaited(self, child: int, patience: float) -> dict[str, str]:
-        """Wait for a fork, not for ever."""
-        deadline = time.monotonic() + patience
+    def _wait_for_child(self, child: int, timeout: float) -> dict[str, str]:
+        """Wait for a fork, with a timeout."""
+        deadline = time.monotonic() + timeout
         while os.waitpid(child, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                return {"error": f"two steps took longer than {patience:.0f} s to trace"}
+                return {"error": f"tracing two steps took longer than {timeout:.0f} s"}
             time.sleep(0.005)
         return {}
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
-        """What the function finds as its GPU: one with CUDA's kernels, or for a virtual GPU one that counts as that does."""
-        if not self._order.virtual:
+        """The GPU that the function sees: a model of a real GPU with its kernels, or a virtual GPU."""
+        if not self._setup.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
             self._gpu, sink=self._trace.events.append, fake_tensors=FakeTensors(), bounded=False
@@ -110,7 +118,7 @@ class _Tracing:
         return device
 
     def _warm_up(self, device: VirtualGPU) -> None:
-        """What torch loads at its first step without data takes a second: here once, not in every fork."""
+        """Take a step now, so that what torch imports at its first step (about a second) is not imported in every fork."""
         model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to(
             "cuda"
         )
@@ -122,11 +130,15 @@ class _Tracing:
         finish(self._trace, device)
 
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
-        """In a fork: one configuration. `folder`: for what it would write."""
-        if not request.in_hurry:
-            os.nice(BEHIND)
+        """In a fork: trace one configuration. `folder`: the folder of the trial."""
+        no_model_saved()
+        self._sandbox.continue_in_fork()
+        if not request.urgent:
+            os.nice(NICENESS)
         self._began = time.perf_counter()
-        device.recorder.allocations.sink = self._trace.events.append  # a fork's events go nowhere otherwise
+        device.recorder.allocations.sink = (
+            self._trace.events.append
+        )  # the parent's list is not used in a fork
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(1, 2)
         self._trial = trial = _TracedTrial(
@@ -134,90 +146,90 @@ class _Tracing:
             config=request.config,
             folder=folder,
             device="cuda",
-            ranks=self._order.ranks,
-            channel=_GoOn(),
+            ranks=self._setup.ranks,
+            channel=_AlwaysContinue(),
             _micro_batch=request.micro_batch,
         )
         clock = device.recorder.clock
-        # Where a step ends is needed to play further ones: the cache may grow in them.
-        tell = clock.on_step_end
+        # The ends of steps are needed to replay further steps: the allocator's cache may still grow.
+        on_step_end = clock.on_step_end
 
         def step_ended(step: int, seconds: float) -> None:
-            if tell is not None:
-                tell(step, seconds)
+            if on_step_end is not None:
+                on_step_end(step, seconds)
             if step + 1 >= STEPS and clock.trains and not trial.guarded:
                 self._answer(device)
 
         clock.on_step_end = step_ended
-        # A guard tries out optimizers of its own, so its steps are counted where they are made.
+        # A guard tries optimizer steps of its own, so its steps are counted separately.
         trial.on_steps = lambda steps: self._answer(device) if steps >= STEPS else None
         try:
-            with _nothing_saved(), _group(self._order.ranks):
-                called(train, dict(request.config), trial)
+            with checkpoints_in(self._sandbox, has_data=False), _group(self._setup.ranks):
+                call(train, dict(request.config), trial)
         except BaseException as error:
             last = traceback.format_exception_only(error)[-1].strip()[:200]
-            self._say({"error": last})
-            _leave()
+            self._send({"error": last})
+            _exit()
         self._answer(device)
 
     def _answer(self, device: VirtualGPU) -> NoReturn:
         assert self._trial is not None
         trace = finish(self._trace, device)
         if not trace.trains or not trace.events:
-            self._say({"error": "it took no training step on the GPU"})
-            _leave()
+            self._send({"error": "the function took no training step on the GPU"})
+            _exit()
         peaks = replay(trace)
-        # A virtual GPU has no kernels that no rule knows: its trials take what was traced.
-        extra = trace.uncertain_bytes if self._order.virtual else safety_margin(trace, peaks)
+        # A virtual GPU has no kernels with unknown workspaces: its trials use exactly what was traced.
+        extra = trace.uncertain_bytes if self._setup.virtual else safety_margin(trace, peaks)
         safe = safe_reserved(trace, peaks, extra)
         sizes = hashlib.sha256()
         for request in trace.requests():
             sizes.update(f"{request.bytes},{request.stream};".encode())
-        self._say(
+        self._send(
             {
                 "reserved": peaks.reserved,
                 "safe": safe,
                 "fits": tuple(
-                    safe <= room or replay(trace, room, extra=extra).failed_at is None
-                    for room in self._order.rooms
+                    safe <= capacity or replay(trace, capacity, extra=extra).failed_at is None
+                    for capacity in self._setup.capacities
                 ),
-                "rows": self._trial.batch,
-                "fewest": self._trial.fewest,
-                "splits": self._trial.splits,
-                "asked_for": sizes.hexdigest(),
+                "batch_size": self._trial.batch,
+                "min_micro_batch": self._trial.min_micro_batch,
+                "can_split": self._trial.can_split,
+                "request_hash": sizes.hexdigest(),
                 "seconds": time.perf_counter() - self._began,
             }
         )
-        _leave()
+        _exit()
 
-    def _say(self, reply: dict[str, Any]) -> None:
+    def _send(self, reply: dict[str, Any]) -> None:
         self._pipe.send(reply)
 
 
 class _TracedTrial(Trial):
-    """A trial whose guard traces a split batch by its first pieces, and notes how many rows it was given."""
+    """A trial whose guard traces only the first micro-batches of a split batch, and records the batch size."""
 
     batch: int | None = None
-    fewest: int = 1
+    min_micro_batch: int = 1
     guarded: bool = False
     on_steps: Callable[[int], object] = staticmethod(lambda steps: None)
 
     def guard(self, model: Any, optimizer: Any, **options: Any) -> Guard:
-        self.splits = True
-        asked = options.pop("max_micro_batch_size", None)
-        sizes = [size for size in (asked, self._micro_batch) if size is not None]
+        self.can_split = True
+        requested = options.pop("max_micro_batch_size", None)
+        sizes = [size for size in (requested, self._micro_batch) if size is not None]
         options["cache_sizes"] = False
         guard = _TracedGuard(model, optimizer, max_micro_batch_size=min(sizes, default=None), **options)
         guard.trial, self.guarded = self, True
         return guard
 
-    def _kept(self, checkpoint: Any) -> str | None:
-        """There are no weights to keep."""
+    def _save_checkpoint(self, checkpoint: Any) -> str | None:
+        """There is no data to save."""
         return None
 
 
 class _TracedGuard(Guard):
-    """Takes the first pieces of a batch only, and does not look whether rows depend on each other: that needs data."""
+    """Runs only the first micro-batches, and does not check whether samples depend on each other, which needs data."""
 
     trial: _TracedTrial
     steps: int = 0
@@ -229,47 +241,36 @@ class _TracedGuard(Guard):
 
     def _split(self, batch_size: int, micro: int) -> list[int]:
         self.trial.batch = max(batch_size, self.trial.batch or 0)
-        self.trial.fewest = self._min_samples()
-        return super()._split(batch_size, micro)[:PIECES]
+        self.trial.min_micro_batch = self._min_samples()
+        return super()._split(batch_size, micro)[:TRACED_MICRO_BATCHES]
 
     def _check_coupling(self, *_: Any) -> None:
         self._is_coupling_checked = True
 
 
-class _GoOn:
-    """Nobody stops a trace."""
+class _AlwaysContinue:
+    """Never stops a trace."""
 
-    def report(self, told: Reported) -> Action:
-        return Action.GO_ON
-
-
-@contextlib.contextmanager
-def _nothing_saved() -> Iterator[None]:
-    """A trace writes no checkpoint."""
-    plain = torch.save
-    torch.save = lambda *arguments, **options: None
-    try:
-        yield
-    finally:
-        torch.save = plain
+    def report(self, message: ReportMessage) -> Action:
+        return Action.CONTINUE
 
 
 @contextlib.contextmanager
 def _group(ranks: int) -> Iterator[None]:
-    """A function of several ranks finds a process group. It has this process alone: what ranks would share is counted whole,
-    so that the estimate is on the safe side."""
+    """A process group with this process alone, for a function with several ranks. Sharded tensors are counted unsharded, which is
+    an upper bound."""
     if ranks == 1:
         yield
         return
     import torch.distributed as dist
 
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=0, world_size=1)
         yield
 
 
-def _leave() -> NoReturn:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a loader would take its workers' end for a failure
+def _exit() -> NoReturn:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # otherwise a loader reports its killed workers as an error
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()

@@ -1,6 +1,6 @@
-"""A study as plain figures: everything that the report, the loggers and the exports show, and nothing that they would have to work out.
+"""A study as plain data: everything that the report and the exports show.
 
-Made once from the records; the page then needs no engine, no storage and no torch, and computes nothing.
+It is computed once from the records. The page then needs no engine, no storage and no torch.
 """
 
 import math
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.tuning.report.importance import importance
-from legroom.tuning.space.domains import AnyDomain, Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
 if TYPE_CHECKING:
     from legroom.tuning.study import Study
 
-Look = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
-"""How a trial ended, as far as it is drawn differently: done, done in micro-batches, stopped early, never started because
-it cannot fit, failed by its own error, lost to memory, not over yet."""
-LONGEST_CURVE = 200
-"""Points kept of a learning curve: more than a screen has room for between two trials' ends."""
+Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
+"""How a trial ended, as drawn in the charts: finished, finished in micro-batches, stopped early, rejected because it cannot fit, failed
+with an error, out of memory, not finished."""
+MAX_CURVE_POINTS = 200
+"""Maximum number of points of a learning curve; a screen shows no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,26 +28,26 @@ class TrialFigures:
 
     number: int
     config: Mapping[str, Any]
-    look: Look
+    outcome: Outcome
     state: str
-    """The same for people: `finished`, `stopped early`, ..."""
-    why: str = ""
-    """Why it ended as it did; empty where it simply finished."""
+    """The state as text: `finished`, `stopped early`, ..."""
+    reason: str = ""
+    """Why it ended; empty if it finished."""
     value: float | None = None
-    """The metric by which it counts; None where it never had one."""
+    """Its best value of the metric; None if it has none."""
     curve: Sequence[tuple[int, float]] = ()
-    """(report, metric), in order, finite figures only."""
+    """(step, metric) in order, finite values only."""
     predicted: int | None = None
-    """The safe bound that was foretold, in bytes."""
+    """The predicted upper bound, in bytes."""
     peak: int | None = None
     batch: int | None = None
     micro_batch: int | None = None
-    """Rows at once, where the batch was split."""
+    """Samples per micro-batch, if the batch was split."""
     device: str = ""
     seconds: float | None = None
 
     @property
-    def splits(self) -> bool:
+    def is_split(self) -> bool:
         return self.micro_batch is not None
 
 
@@ -58,7 +58,7 @@ class ParameterFigures:
     name: str
     kind: Literal["linear", "log", "category"]
     values: Sequence[Any] = ()
-    """Of a category, in the space's own order."""
+    """The options of a category, in the order of the space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class StudyFigures:
     parameters: Sequence[ParameterFigures]
     trials: Sequence[TrialFigures]
     capacities: Sequence[int] = ()
-    """What the GPUs have, in bytes, each size once."""
+    """The distinct sizes of the GPUs, in bytes."""
     importance: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -84,12 +84,12 @@ class StudyFigures:
         pick = min if self.mode == "min" else max
         return pick(valued, key=lambda trial: trial.value or 0.0) if valued else None
 
-    def count(self, *looks: Look) -> int:
-        return sum(trial.look in looks for trial in self.trials)
+    def count(self, *outcomes: Outcome) -> int:
+        return sum(trial.outcome in outcomes for trial in self.trials)
 
 
 def figures_of(study: "Study") -> StudyFigures:
-    """Of a study as it stands, over or not."""
+    """Collect the figures of a study, finished or not."""
     parameters = [_axis(parameter.name, parameter.domain) for parameter in study.space.parameters]
     trials = [_trial(record, study.metric, study.mode) for record in study.trials]
     return StudyFigures(
@@ -102,13 +102,13 @@ def figures_of(study: "Study") -> StudyFigures:
         seconds=study.seconds,
         parameters=parameters,
         trials=trials,
-        capacities=sorted({place.memory for place in study.places if place.memory}),
-        importance=shares_of(parameters, trials),
+        capacities=sorted({gpu.memory for gpu in study.gpus if gpu.memory}),
+        importance=importance_of(parameters, trials),
     )
 
 
-def shares_of(parameters: Sequence[ParameterFigures], trials: Sequence[TrialFigures]) -> dict[str, float]:
-    """How much each parameter mattered, over the trials that have a value."""
+def importance_of(parameters: Sequence[ParameterFigures], trials: Sequence[TrialFigures]) -> dict[str, float]:
+    """The importance of each parameter, from the trials that have a value."""
     valued = [trial for trial in trials if trial.value is not None]
     return importance(
         [trial.config for trial in valued],
@@ -118,46 +118,46 @@ def shares_of(parameters: Sequence[ParameterFigures], trials: Sequence[TrialFigu
 
 
 def thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Finite points only, at most LONGEST_CURVE of them, the first and the last always."""
+    """Drop values that are not finite, and keep at most MAX_CURVE_POINTS points, including the first and the last."""
     finite = [(step, float(value)) for step, value in curve if math.isfinite(value)]
-    if len(finite) <= LONGEST_CURVE:
+    if len(finite) <= MAX_CURVE_POINTS:
         return finite
     last = len(finite) - 1
-    return [finite[round(index * last / (LONGEST_CURVE - 1))] for index in range(LONGEST_CURVE)]
+    return [finite[round(index * last / (MAX_CURVE_POINTS - 1))] for index in range(MAX_CURVE_POINTS)]
 
 
 def _axis(name: str, domain: AnyDomain) -> ParameterFigures:
-    if isinstance(domain, Choice):
+    if isinstance(domain, Categorical):
         return ParameterFigures(name=name, kind="category", values=domain.options)
     is_log = isinstance(domain, PowerRange) or (isinstance(domain, FloatRange | IntRange) and domain.log)
     return ParameterFigures(name=name, kind="log" if is_log else "linear")
 
 
-_LOOKS: dict[TrialState, tuple[Look, str]] = {
+_OUTCOMES: dict[TrialState, tuple[Outcome, str]] = {
     TrialState.FINISHED: ("good", "finished"),
     TrialState.STOPPED: ("stopped", "stopped early"),
     TrialState.NEVER_FITS: ("rejected", "cannot fit"),
     TrialState.FAILED: ("failed", "failed"),
-    TrialState.OUT_OF_MEMORY: ("lost", "lost to memory"),
+    TrialState.OUT_OF_MEMORY: ("lost", "out of memory"),
 }
 
 
 def _trial(record: TrialRecord, metric: str, mode: Mode) -> TrialFigures:
-    look, state = _LOOKS.get(record.state, ("open", str(record.state)))
+    outcome, state = _OUTCOMES.get(record.state, ("open", str(record.state)))
     memory = record.memory
-    if look == "good" and memory.micro_batch is not None:
-        look = "split"
+    if outcome == "good" and memory.micro_batch is not None:
+        outcome = "split"
     curve = [(report.step, report.metrics[metric]) for report in record.reports if metric in report.metrics]
     took = None if record.started is None or record.ended is None else record.ended - record.started
     return TrialFigures(
         number=record.number,
         config=record.config,
-        look=look,
+        outcome=outcome,
         state=state,
-        why=record.why,
+        reason=record.reason,
         value=record.value(metric, mode),
         curve=thinned(curve),
-        predicted=memory.foretold,
+        predicted=memory.bound,
         peak=memory.actual,
         batch=memory.batch_size,
         micro_batch=memory.micro_batch,

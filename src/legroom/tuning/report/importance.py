@@ -1,32 +1,34 @@
-"""Which parameter mattered: the share of the metric's variation, by rank, that each parameter explains alone.
+"""Parameter importance: the share of the variation in the metric's rank that each parameter explains on its own.
 
-Trials are put into groups by the parameter's value (numbers into groups of equal count), and the variation between the
-groups is set against the whole: the correlation ratio. Ranks instead of values, because one diverged trial would
-outweigh all others; the epsilon-squared correction, because chance alone makes groups differ, the more so the smaller they are. It needs no
-model, no library and no seed. What it cannot show is what two parameters do only together.
+Trials are grouped by the value of the parameter (numbers into groups of equal size), and the variation between the groups is divided by the total
+variation: the correlation ratio. Ranks are used because a single diverged trial would outweigh all others. The epsilon-squared correction removes
+the differences that chance alone causes between small groups. Interactions of parameters are not included.
+
+`optuna.importance` is not used: for 400 trials of pure noise, fANOVA takes 10 s and attributes 80% to one parameter, one diverged trial changes its
+order, and it omits conditional parameters.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-FEWEST_TRIALS = 6
-"""Below this, groups are so small that any share would be chance."""
+MIN_TRIALS = 6
+"""With fewer trials, the groups are too small."""
 
 
 def importance(
     configs: Sequence[Mapping[str, Any]], values: Sequence[float], names: Sequence[str]
 ) -> dict[str, float]:
-    """The share, 0 to 1, of each parameter that was tried with different values; largest first, {} for too few trials."""
-    if len(values) < FEWEST_TRIALS:
+    """The share, 0 to 1, of each parameter that has at least two values, largest first; {} for too few trials."""
+    if len(values) < MIN_TRIALS:
         return {}
     ranks = _ranks(values)
     shares = {name: _explained(_groups([config.get(name) for config in configs]), ranks) for name in names}
-    told = {name: share for name, share in shares.items() if share is not None}
-    return dict(sorted(told.items(), key=lambda item: -item[1]))
+    known = {name: share for name, share in shares.items() if share is not None}
+    return dict(sorted(known.items(), key=lambda item: -item[1]))
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """1 for the smallest; equal values share the mean of their places."""
+    """Ranks starting at 1; equal values have the average of their ranks."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     ranks = [0.0] * len(values)
     start = 0
@@ -34,43 +36,43 @@ def _ranks(values: Sequence[float]) -> list[float]:
         end = start
         while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
             end += 1
-        for place in range(start, end + 1):
-            ranks[order[place]] = (start + end) / 2 + 1
+        for position in range(start, end + 1):
+            ranks[order[position]] = (start + end) / 2 + 1
         start = end + 1
     return ranks
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """Each trial's group: by value where there are few values, else numbers in groups of equal count."""
+    """The group of each trial: by value if there are few values, otherwise numbers in groups of equal size."""
     most = max(2, min(5, len(values) // 4))
     numbers = [value for value in values if _is_number(value)]
     if len(set(numbers)) <= most or len(numbers) < len(values) - values.count(None):
-        distinct: list[Any] = []  # choices may be lists, which no set takes
+        distinct: list[Any] = []  # a list, because options need not be hashable
         for value in values:
             if value not in distinct:
                 distinct.append(value)
         return [distinct.index(value) for value in values]
     ranks = _ranks(numbers)
-    placed = iter(ranks)
+    remaining = iter(ranks)
     return [
-        most if value is None else min(most - 1, int((next(placed) - 1) * most / len(ranks)))
+        most if value is None else min(most - 1, int((next(remaining) - 1) * most / len(ranks)))
         for value in values
     ]
 
 
 def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Epsilon squared; None where all trials are in one group, or each in its own."""
+    """Epsilon squared; None if all trials are in one group, or each in its own."""
     members: dict[int, list[float]] = {}
     for group, rank in zip(groups, ranks, strict=True):
         members.setdefault(group, []).append(rank)
-    count, kinds = len(ranks), len(members)
+    count, groups_count = len(ranks), len(members)
     mean = sum(ranks) / count
-    whole = sum((rank - mean) ** 2 for rank in ranks)
-    if kinds < 2 or kinds >= count or whole == 0:
+    total = sum((rank - mean) ** 2 for rank in ranks)
+    if groups_count < 2 or groups_count >= count or total == 0:
         return None
     within = sum((rank - sum(of) / len(of)) ** 2 for of in members.values() for rank in of)
-    between = whole - within
-    return max(0.0, (between - (kinds - 1) * within / (count - kinds)) / whole)
+    between = total - within
+    return max(0.0, (between - (groups_count - 1) * within / (count - groups_count)) / total)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,8 +1,9 @@
-"""Population-based training: trials that lag behind take over the weights of those ahead, with a changed configuration.
+"""Population-based training: poor trials copy the weights of good ones, with a perturbed configuration.
 
-Every `interval` steps a trial is compared with what the others had last reported. If it is among the worst quarter it goes on from
-the checkpoint of one among the best quarter, with that one's configuration, each range of floats moved a little or, now and then,
-drawn anew. Whole numbers and choices come along as they are: weights may have their shapes by them. With fewer places than trials, one that has come further than others that wait makes room for them.
+Every `interval` steps, a trial is compared with the latest reports of the others. If it is in the worst quarter, it continues from the checkpoint
+of a trial in the best quarter, with that trial's configuration. Each float range is perturbed, or sometimes sampled again. Integers and choices
+are copied unchanged, because they may determine the shapes of the weights. If not all trials can run at the same time, a trial that is ahead pauses for those that
+wait.
 """
 
 import math
@@ -10,29 +11,29 @@ import math
 from numpy.random import Generator, default_rng
 
 from legroom.errors import UsageError
-from legroom.tuning.schedule.schedulers import GO_ON, Action, Decision
+from legroom.tuning.schedule.protocol import CONTINUE, Action, Decision
 from legroom.tuning.space.domains import FloatRange
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
-QUARTER = 0.25
-DRAWN_ANEW = 0.25
-"""How often a parameter is drawn anew instead of moved."""
-MOVE = 0.1
-"""Of a range, to either side."""
+QUANTILE = 0.25
+RESAMPLE_PROBABILITY = 0.25
+"""How often a parameter is sampled again instead of perturbed."""
+PERTURBATION = 0.1
+"""Size of a perturbation, as a fraction of the range."""
 
 
-class Population:
+class PopulationBasedTraining:
     """The scheduler `pbt`."""
 
     def __init__(self, space: Space, mode: Mode, seed: int, *, interval: int = 1) -> None:
         if interval < 1:
             raise UsageError(
-                f"population-based training looks every so many steps, 1 or more, not {interval}"
+                f"The interval of population-based training must be 1 step or more, not {interval}."
             )
         if not any(isinstance(parameter.domain, FloatRange) for parameter in space.parameters):
             raise UsageError(
-                "population-based training moves ranges of floats, and the space has none: use asha or median"
+                "Population-based training perturbs float ranges, but the space has none. Use `asha` or `median`."
             )
         self._space, self._seed, self._interval = space, seed, interval
         self._sign = 1.0 if mode == "min" else -1.0
@@ -44,32 +45,36 @@ class Population:
         score = self._sign * value if math.isfinite(value) else math.inf
         self._scores[number], self._configs[number] = (step, score), config
         if step % self._interval or len(self._scores) < 2:
-            return GO_ON
+            return CONTINUE
         ranked = sorted(self._scores, key=lambda one: self._scores[one][1])
-        few = max(1, math.floor(len(ranked) * QUARTER))
+        few = max(1, math.floor(len(ranked) * QUANTILE))
         if number in ranked[-few:] and number not in ranked[:few]:
-            dice = default_rng((self._seed, number, step))
-            parent = ranked[int(dice.integers(few))]
-            changed = self._moved(self._configs[parent], dice)
-            why = f"took over trial {parent} at step {step}: it was at place {ranked.index(number) + 1} of {len(ranked)}"
-            return Decision(Action.TAKE_OVER, why, parent, changed)
+            rng = default_rng((self._seed, number, step))
+            parent = ranked[int(rng.integers(few))]
+            changed = self._perturbed(self._configs[parent], rng)
+            reason = f"PBT at step {step}: rank {ranked.index(number) + 1} of {len(ranked)}; continues from trial {parent}"
+            return Decision(Action.EXPLOIT, reason, parent, changed)
         behind = [
             other for other in self._scores if other not in self._ended and self._scores[other][0] < step
         ]
-        return Decision(Action.PAUSE, f"waits for {len(behind)} others at step {step}") if behind else GO_ON
+        return (
+            Decision(Action.PAUSE, f"PBT at step {step}: waits for {len(behind)} other trials")
+            if behind
+            else CONTINUE
+        )
 
     def ended(self, number: int) -> None:
         self._ended.add(number)
 
-    def _moved(self, config: Config, dice: Generator) -> Config:
-        moved = dict(config)
+    def _perturbed(self, config: Config, rng: Generator) -> Config:
+        perturbed = dict(config)
         for parameter in self._space.parameters:
-            if parameter.name in moved and isinstance(parameter.domain, FloatRange):
-                moved[parameter.name] = _moved(parameter.domain, moved[parameter.name], dice)
-        return self._space.with_constants(moved)
+            if parameter.name in perturbed and isinstance(parameter.domain, FloatRange):
+                perturbed[parameter.name] = _perturbed(parameter.domain, perturbed[parameter.name], rng)
+        return self._space.with_constants(perturbed)
 
 
-def _moved(domain: FloatRange, value: float, dice: Generator) -> float:
-    if dice.random() < DRAWN_ANEW:
-        return domain.draw(dice)
-    return domain.at(domain.share(value) + (MOVE if dice.random() < 0.5 else -MOVE))
+def _perturbed(domain: FloatRange, value: float, rng: Generator) -> float:
+    if rng.random() < RESAMPLE_PROBABILITY:
+        return domain.draw(rng)
+    return domain.from_unit(domain.to_unit(value) + (PERTURBATION if rng.random() < 0.5 else -PERTURBATION))

@@ -1,13 +1,15 @@
-"""Bayesian optimization with a Gaussian process (bayesian-optimization), asked as Ray Tune's `BayesOptSearch` does it: with the same seed it
-proposes the same, as long as all fits and no trial runs while it is asked.
+"""Bayesian optimization with a Gaussian process (the bayesian-optimization package), with the settings of Ray Tune's `BayesOptSearch`.
 
-It knows numbers only. A plain range of floats is one as it is; every other range is laid onto the line from 0 to 1, where Ray's takes a
-logarithmic range for a plain one and refuses whole numbers. Trials that run while it is asked count as
-average ones: without that it would propose them once more.
+With the same seed it proposes the same configurations as Ray, as long as everything fits and no other trial runs at the time of the proposal.
 
-Ray's proposes nothing any more once one of its ten random trials has erred. There this one goes its own way: what can never fit is learned as well, and after the random
-points the one is proposed that promises most for its seconds among what probably fits (see `improvement`). The random points are the same ones, in an order of its own: what fits whole and is small
-goes first, since that is over soonest, and as soon as a few results are there, what promises most.
+It supports only numbers. Linear float ranges are used as they are; every other range is mapped to the interval from 0 to 1. (Ray treats
+logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed to have an average result; otherwise they would be proposed
+again.
+
+Ray's searcher stops proposing once one of its ten random trials fails. This one also learns from configurations that can never fit: after the random
+points, it proposes the point with the best score among those that probably fit (see `expected_improvement`). The random points are the same as
+Ray's, but start in a different order: unsplit before split and small before large, because these finish soonest. Once a few results are known,
+the most promising one starts first.
 """
 
 import statistics
@@ -17,33 +19,33 @@ from collections.abc import Mapping
 import numpy
 from bayes_opt import BayesianOptimization, UtilityFunction
 
-from legroom.tuning.memory.admission import Admission, Verdict
-from legroom.tuning.search.expected_improvement import Known, Places, worth
+from legroom.tuning.memory.admission import Admission, AdmissionVerdict
+from legroom.tuning.search.expected_improvement import Observations, Points, score
 from legroom.tuning.search.penalties import Penalties
-from legroom.tuning.search.searchers import Result
-from legroom.tuning.space.domains import Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.search.protocol import Result
+from legroom.tuning.space.domains import Categorical, FloatRange, IntRange, PowerRange
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
-RANDOM_FIRST, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
-"""Points at random before the process is asked, and by what it judges others: Ray Tune's settings."""
+STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
+"""Random points before the model is used, and the acquisition function: Ray Tune's settings."""
 
-ENOUGH = 4
-"""Values that say more about where to go on than chance does."""
-FAR_AND_WIDE, CLOSE_BY, BEST = 2000, 300, 3
-"""Candidates anywhere in the space, and around each of the best that ran."""
-REACH = 0.1
-"""How far around: the standard deviation, of a range's length."""
+MIN_RESULTS = 4
+"""Minimum number of results before they determine the next proposal."""
+GLOBAL_CANDIDATES, LOCAL_CANDIDATES, BEST_TRIALS = 2000, 300, 3
+"""Candidates drawn from the whole space, candidates around each of the best trials, and the number of these trials."""
+LOCAL_SPREAD = 0.1
+"""Standard deviation of the candidates around a trial, as a fraction of the range."""
 
 Range = FloatRange | IntRange | PowerRange
 Point = dict[str, float]
-"""Parameter → where on its line, as bayesian-optimization knows it."""
+"""Parameter → coordinate, as used by bayesian-optimization."""
 
 
 class BayesSearcher:
-    """Proposes where the upper confidence bound is highest."""
+    """Proposes the point with the highest upper confidence bound, or the highest score once configurations did not fit."""
 
-    start_up: int | None = RANDOM_FIRST
+    startup_trials: int | None = STARTUP_TRIALS
 
     def __init__(self, space: Space, mode: Mode, seed: int) -> None:
         self._space = space
@@ -51,104 +53,111 @@ class BayesSearcher:
         self._ranges = _ranges(space)
         self._bounds = {name: _bounds(domain) for name, domain in self._ranges.items()}
         self._first = BayesianOptimization(f=None, pbounds=self._bounds, random_state=seed, verbose=0)
-        """Knows nothing, so it draws at random."""
-        self._seed, self._dice = seed, numpy.random.RandomState(seed)
+        """An optimizer without results: it samples at random."""
+        self._seed, self._rng = seed, numpy.random.RandomState(seed)
         self._proposed = 0
-        self._known: list[tuple[Point, Result]] = []
+        self._results: list[tuple[Point, Result]] = []
         self._running: dict[int, Point] = {}
-        """What was proposed and has not ended."""
+        """Points that were proposed and have not ended."""
 
     def propose(self, number: int) -> Config | None:
         self._proposed += 1
-        if self._proposed <= RANDOM_FIRST or len(self._ran) < ENOUGH:
+        if self._proposed <= STARTUP_TRIALS or len(self._with_value) < MIN_RESULTS:
             point = self._first.suggest(UTILITY)
-        elif self._is_hindered:
-            point = self._promising()
+        elif self._has_misfits:
+            point = self._most_promising()
         else:
-            point = self._informed().suggest(UTILITY)
+            point = self._fitted().suggest(UTILITY)
         self._running[number] = {name: float(value) for name, value in point.items()}
         return self._config(self._running[number])
 
-    def order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """What fits whole before what is split; of these small before large, or by what they promise, once memory was in the way and a few have ended. Without GPUs as they were drawn."""
-        is_split = {number: admission.verdict is Verdict.SPLIT for number, admission in waiting.items()}
-        if len(self._ran) < ENOUGH or not self._is_hindered:
+    def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
+        """Unsplit before split trials. Within these, small before large, or by score once some configuration did not fit and a few results are known.
+        Without GPUs, in the order of their numbers."""
+        is_split = {
+            number: admission.verdict is AdmissionVerdict.SPLIT for number, admission in waiting.items()
+        }
+        if len(self._with_value) < MIN_RESULTS or not self._has_misfits:
             return sorted(waiting, key=lambda number: (is_split[number], waiting[number].size, number))
         numbers = sorted(waiting)
         running = [point for number, point in self._running.items() if number not in waiting]
-        worths = worth(
-            self._places([self._running[number] for number in numbers]),
-            self._all_known(),
-            self._places(running),
-            numpy.random.RandomState(self._seed),  # however often it is asked, proposals stay the same
-            surely_fit=True,
+        scores = score(
+            self._points([self._running[number] for number in numbers]),
+            self._observations(),
+            self._points(running),
+            numpy.random.RandomState(
+                self._seed
+            ),  # a separate generator: the number of calls must not change proposals
+            all_fit=True,
         )
-        best_first = [numbers[index] for index in numpy.argsort(-worths, kind="stable")]
+        best_first = [numbers[index] for index in numpy.argsort(-scores, kind="stable")]
         return sorted(best_first, key=lambda number: is_split[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         self._penalties.learn(result)
         point = self._running.pop(number)
-        if self._config(point) != config:  # population-based training has moved it
-            point = {name: _place(domain, config[name]) for name, domain in self._ranges.items()}
+        if self._config(point) != config:  # population-based training has changed it
+            point = {name: _coordinate(domain, config[name]) for name, domain in self._ranges.items()}
         if result.value is not None or result.shortage is not None:
-            self._known.append((point, result))
+            self._results.append((point, result))
 
     @property
-    def _ran(self) -> list[tuple[Point, Result]]:
-        return [(point, result) for point, result in self._known if result.value is not None]
+    def _with_value(self) -> list[tuple[Point, Result]]:
+        return [(point, result) for point, result in self._results if result.value is not None]
 
     @property
-    def _is_hindered(self) -> bool:
-        """Whether something can never fit."""
-        return any(result.shortage is not None for _, result in self._known)
+    def _has_misfits(self) -> bool:
+        """Whether some configuration can never fit."""
+        return any(result.shortage is not None for _, result in self._results)
 
-    def _promising(self) -> Point:
-        """Of many candidates the one that promises most."""
-        known = self._all_known()
-        candidates = self._candidates(known.ran[numpy.argsort(known.losses)[:BEST]])
-        running = self._places(list(self._running.values()))
-        chosen = candidates[int(numpy.argmax(worth(candidates, known, running, self._dice)))]
+    def _most_promising(self) -> Point:
+        """The candidate with the highest score."""
+        observed = self._observations()
+        candidates = self._candidates(observed.ran[numpy.argsort(observed.losses)[:BEST_TRIALS]])
+        running = self._points(list(self._running.values()))
+        chosen = candidates[int(numpy.argmax(score(candidates, observed, running, self._rng)))]
         return {
-            name: _place(domain, domain.at(share))
+            name: _coordinate(domain, domain.from_unit(share))
             for (name, domain), share in zip(self._ranges.items(), chosen, strict=True)
         }
 
-    def _all_known(self) -> Known:
-        results = [result for _, result in self._ran]
+    def _observations(self) -> Observations:
+        results = [result for _, result in self._with_value]
         took = [result.seconds for result in results if result.seconds is not None]
         usual = statistics.median(took) if took else 1.0
-        return Known(
-            ran=self._places([point for point, _ in self._ran]),
+        return Observations(
+            ran=self._points([point for point, _ in self._with_value]),
             losses=[self._penalties.loss(result, by_best=True) for result in results],
             seconds=[usual if result.seconds is None else result.seconds for result in results],
-            too_large=self._places([point for point, result in self._known if result.shortage is not None]),
+            too_large=self._points([point for point, result in self._results if result.shortage is not None]),
         )
 
-    def _candidates(self, best: Places) -> Places:
-        """Anywhere, and close by the best, as shares of the ranges. Only what exists: of whole numbers and steps, these."""
+    def _candidates(self, best: Points) -> Points:
+        """Candidates from the whole space and around the best points, in the unit cube. Rounded to values that exist."""
         axes = len(self._ranges)
-        near = [place + REACH * self._dice.normal(size=(CLOSE_BY, axes)) for place in best]
-        places: Places = numpy.vstack([self._dice.uniform(size=(FAR_AND_WIDE, axes)), *near]).clip(0.0, 1.0)
+        near = [point + LOCAL_SPREAD * self._rng.normal(size=(LOCAL_CANDIDATES, axes)) for point in best]
+        points: Points = numpy.vstack([self._rng.uniform(size=(GLOBAL_CANDIDATES, axes)), *near]).clip(
+            0.0, 1.0
+        )
         for axis, domain in enumerate(self._ranges.values()):
-            places[:, axis] = [domain.share(domain.at(share)) for share in places[:, axis]]
-        return places
+            points[:, axis] = [domain.to_unit(domain.from_unit(share)) for share in points[:, axis]]
+        return points
 
-    def _places(self, points: list[Point]) -> Places:
-        """As shares of the ranges."""
+    def _points(self, points: list[Point]) -> Points:
+        """Points in the unit cube."""
         configs = [self._config(point) for point in points]
-        rows = [[domain.share(config[name]) for name, domain in self._ranges.items()] for config in configs]
+        rows = [[domain.to_unit(config[name]) for name, domain in self._ranges.items()] for config in configs]
         return numpy.array(rows).reshape(len(points), len(self._ranges))
 
-    def _informed(self) -> BayesianOptimization:
-        """An optimizer that knows all, with penalties that go by all that is known now."""
+    def _fitted(self) -> BayesianOptimization:
+        """An optimizer with all results. Penalties depend on all results known now."""
         optimizer = BayesianOptimization(
-            f=None, pbounds=self._bounds, random_state=self._dice, verbose=0, allow_duplicate_points=True
+            f=None, pbounds=self._bounds, random_state=self._rng, verbose=0, allow_duplicate_points=True
         )
-        losses = [self._penalties.loss(result) for _, result in self._known]
+        losses = [self._penalties.loss(result) for _, result in self._results]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for (point, _), loss in zip(self._known, losses, strict=True):
+            for (point, _), loss in zip(self._results, losses, strict=True):
                 optimizer.register(point, -loss)
             for point in self._running.values():
                 optimizer.register(point, -sum(losses) / len(losses))
@@ -163,23 +172,23 @@ class BayesSearcher:
 def _ranges(space: Space) -> dict[str, Range]:
     ranges: dict[str, Range] = {}
     for parameter in space.parameters:
-        assert not isinstance(parameter.domain, Choice), "check_search refuses choices"
+        assert not isinstance(parameter.domain, Categorical), "check_search rejects choices"
         ranges[parameter.name] = parameter.domain
     return ranges
 
 
-def _is_plain(domain: Range) -> bool:
+def _is_linear(domain: Range) -> bool:
     return isinstance(domain, FloatRange) and not domain.log and domain.step is None
 
 
 def _bounds(domain: Range) -> tuple[float, float]:
-    return (domain.low, domain.high) if _is_plain(domain) else (0.0, 1.0)
+    return (domain.low, domain.high) if _is_linear(domain) else (0.0, 1.0)
 
 
-def _value(domain: Range, place: float) -> float:
-    return place if _is_plain(domain) else domain.at(place)
+def _value(domain: Range, point: float) -> float:
+    return point if _is_linear(domain) else domain.from_unit(point)
 
 
-def _place(domain: Range, value: float) -> float:
-    """The other way round."""
-    return value if _is_plain(domain) else domain.share(value)
+def _coordinate(domain: Range, value: float) -> float:
+    """The inverse of `_value`."""
+    return value if _is_linear(domain) else domain.to_unit(value)

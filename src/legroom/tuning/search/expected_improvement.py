@@ -1,13 +1,16 @@
-"""Where to look next in a space of which part can never fit: where most improvement is expected for each second, by how likely it is to fit there.
+"""Scores candidates in a space where some configurations can never fit: expected improvement per time, weighted by the probability to fit.
 
-Places are points of the unit cube. One Gaussian process knows the losses of what ran; another one what fitted (1) and what did not (-1). A place's worth is the improvement on the
-best loss that the first expects, times the probability that the second gives it, divided by a power of the seconds that it will probably take: what is quick is tried sooner, what is slow
-and promises much is not starved.
+Points are in the unit cube. One Gaussian process models the losses of completed trials, another one whether a point fits (1) or not (-1). The
+score is the expected improvement on the best loss, times the probability to fit, divided by a power of the predicted runtime. Fast
+configurations are preferred, but slow ones that promise much are still tried.
 
-Losses count by the logarithm of their distance from the best, up to some length: that a trial diverged says where not to look, and how far nothing; left as they are, such losses would
-level all differences between good ones. Every axis has a length of its own, since what decides the loss is often one of many. A handful of results does not tell these lengths, so none is
-settled on: many are drawn, each counts by how well it explains the losses, and what they expect is averaged. Trials that run count as ended with what is expected of them, so that nothing is proposed
-twice.
+Losses are transformed to the logarithm of their distance from the best one, with an upper limit. A diverged trial then shows where not to search
+without hiding the differences between good trials. Every dimension has its own length scale, because the loss often depends on one of many parameters. Few
+results do not determine the length scales, so the prediction is an average over many samples of them, weighted by their likelihood.
+Running trials are assumed to end with their predicted loss, so that nothing is proposed twice.
+
+This is our own Gaussian process because scikit-learn's and BoTorch's fit a single set of length scales, which overfits four results, and because
+BoTorch is a large dependency.
 """
 
 import math
@@ -18,176 +21,176 @@ import numpy
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-Places = NDArray[numpy.float64]
-"""One row for each."""
+Points = NDArray[numpy.float64]
+"""One row per point."""
 Numbers = NDArray[numpy.float64]
 
 NEAR, FAR = 0.1, 10.0
-"""Of the way from the best loss to the median one: differences below the one hardly count, beyond the other not at all."""
+"""Limits, relative to the distance between best and median loss: differences below NEAR hardly count, those beyond FAR not at all."""
 DRAWN, KEPT = 96, 16
-"""Guesses at the axes' lengths: how many are drawn, and how many of those that explain most are asked."""
-MIDDLE, SPREAD = 0.7, 0.9
-"""Of the lengths, as shares of a range: the median, and the deviation of the logarithm."""
-LEAST_NOISE, MOST_NOISE = 1e-3, 1e-1
-"""Of levelled losses, as shares of their variance: the same configuration does not end twice with the same loss."""
-EDGE, EDGE_NOISE = 0.7, 0.05
-"""Length and noise of what fits: at the edge a smooth line cannot follow."""
-LEAST, LEAST_COUNTS = 0.5, 1e-6
-"""What is less likely to fit than not counts as next to nothing: beyond the edge of what fits improvement would seem without end."""
-SECONDS_COUNT = 0.5
-"""The power of seconds by which improvement is divided."""
-FEWEST, DOUBT = 4, 0.1
-"""Lengths of trials that are known before places are thought to tell them, and the weight on an axis telling nothing."""
+"""Number of sampled length scales, and how many of the most likely ones are used."""
+LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
+"""Prior of the length scales, as fractions of a range: the median, and the standard deviation of the logarithm."""
+MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
+"""Range of the noise variance of transformed losses: the same configuration does not end twice with the same loss."""
+FIT_LENGTH, FIT_NOISE = 0.7, 0.05
+"""Length scale and noise of the model of what fits. The noise allows for a sharp edge."""
+MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
+"""Points that fit with less than this probability get almost no weight: beyond the edge, the improvement is overestimated."""
+RUNTIME_EXPONENT = 0.5
+"""Exponent of the runtime in the score."""
+MIN_TRIALS, RIDGE = 4, 0.1
+"""Minimum number of runtimes for a prediction from parameters, and the ridge penalty on its weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What has ended."""
+class Observations:
+    """Results of completed trials."""
 
-    ran: Places
+    ran: Points
     losses: Sequence[float]
     seconds: Sequence[float]
-    """That each of them took."""
-    too_large: Places
-    """What can never fit."""
+    """Runtime of each."""
+    too_large: Points
+    """Points that can never fit."""
 
 
-def worth(
-    candidates: Places,
-    known: Known,
-    running: Places,
-    dice: numpy.random.RandomState,
+def score(
+    candidates: Points,
+    observed: Observations,
+    running: Points,
+    rng: numpy.random.RandomState,
     *,
-    surely_fit: bool = False,
+    all_fit: bool = False,
 ) -> Numbers:
-    """Of each candidate, the more the better. `running`: what has not ended yet. `surely_fit`: of all candidates that is known."""
-    chance = numpy.ones(len(candidates)) if surely_fit else _chance(candidates, known)
-    if not known.losses:
-        return chance
-    losses = _levelled(known.losses)
-    process = _Process.of(known.ran, losses, dice)
+    """The score of each candidate; higher is better. `running`: points of running trials. `all_fit`: all candidates are known to fit."""
+    probability = numpy.ones(len(candidates)) if all_fit else _fit_probability(candidates, observed)
+    if not observed.losses:
+        return probability
+    losses = _compressed(observed.losses)
+    process = _GaussianProcesses.of(observed.ran, losses, rng)
     if len(running):
         process = process.with_more(running, process.mean(running))
     improvement = process.improvement(candidates, float(losses.min()))
-    result: Numbers = chance * improvement / _seconds(candidates, known) ** SECONDS_COUNT
+    result: Numbers = probability * improvement / _seconds(candidates, observed) ** RUNTIME_EXPONENT
     return result
 
 
-def _levelled(losses: Sequence[float]) -> Numbers:
+def _compressed(losses: Sequence[float]) -> Numbers:
     above = numpy.asarray(losses) - min(losses)
     middle = float(numpy.median(above)) or float(above.max()) or 1.0
-    levelled: Numbers = numpy.log(numpy.minimum(above / middle, FAR) + NEAR)
-    return levelled
+    compressed: Numbers = numpy.log(numpy.minimum(above / middle, FAR) + NEAR)
+    return compressed
 
 
-def _chance(candidates: Places, known: Known) -> Numbers:
-    """How likely each candidate is to fit."""
-    fits = numpy.concatenate([numpy.ones(len(known.ran)), -numpy.ones(len(known.too_large))])
+def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
+    """The probability of each candidate to fit."""
+    fits = numpy.concatenate([numpy.ones(len(observed.ran)), -numpy.ones(len(observed.too_large))])
     axes = candidates.shape[1]
-    process = _Process(
-        numpy.vstack([known.ran, known.too_large]),
+    process = _GaussianProcesses(
+        numpy.vstack([observed.ran, observed.too_large]),
         fits,
-        numpy.full((1, axes), EDGE),
-        numpy.array([EDGE_NOISE]),
+        numpy.full((1, axes), FIT_LENGTH),
+        numpy.array([FIT_NOISE]),
     )
-    mean, deviation = process.foretold(candidates)
-    chance: Numbers = ndtr(mean[0] / deviation[0])
-    chance[chance < LEAST] *= LEAST_COUNTS
-    return chance
+    mean, deviation = process.predict(candidates)
+    probability: Numbers = ndtr(mean[0] / deviation[0])
+    probability[probability < MIN_PROBABILITY] *= UNLIKELY_FACTOR
+    return probability
 
 
-def _seconds(candidates: Places, known: Known) -> Numbers:
-    """How long each candidate will probably take: the logarithm is a sum of what each axis adds, within what was seen."""
-    told = numpy.log(numpy.maximum(known.seconds, 1e-3))
-    if len(told) < FEWEST:
-        return numpy.full(len(candidates), math.exp(told.mean()))
-    middle = known.ran.mean(axis=0)
-    table = known.ran - middle
+def _seconds(candidates: Points, observed: Observations) -> Numbers:
+    """The predicted runtime of each candidate: log-linear in the parameters, clipped to the observed range."""
+    logs = numpy.log(numpy.maximum(observed.seconds, 1e-3))
+    if len(logs) < MIN_TRIALS:
+        return numpy.full(len(candidates), math.exp(logs.mean()))
+    middle = observed.ran.mean(axis=0)
+    table = observed.ran - middle
     weights = numpy.linalg.solve(
-        table.T @ table + DOUBT * numpy.eye(table.shape[1]), table.T @ (told - told.mean())
+        table.T @ table + RIDGE * numpy.eye(table.shape[1]), table.T @ (logs - logs.mean())
     )
-    foretold: Numbers = (candidates - middle) @ weights + told.mean()
-    seconds: Numbers = numpy.exp(foretold.clip(told.min(), told.max()))
+    predict: Numbers = (candidates - middle) @ weights + logs.mean()
+    seconds: Numbers = numpy.exp(predict.clip(logs.min(), logs.max()))
     return seconds
 
 
-class _Process:
-    """A Gaussian process (Matérn 5/2) for each of several guesses at its lengths, all at once: the first index is the guess."""
+class _GaussianProcesses:
+    """Gaussian processes (Matérn 5/2), one per sample of the length scales, computed together. The first axis is the sample."""
 
-    def __init__(self, places: Places, values: Numbers, lengths: Numbers, noises: Numbers) -> None:
-        self._places, self._values, self._lengths, self._noises = places, values, lengths, noises
+    def __init__(self, points: Points, values: Numbers, lengths: Numbers, noises: Numbers) -> None:
+        self._points, self._values, self._runtimes, self._noises = points, values, lengths, noises
         self._weights, self._scale, self._middle = numpy.ones(len(lengths)), numpy.ones(len(lengths)), 0.0
         self._solve()
 
     @classmethod
-    def of(cls, places: Places, values: Numbers, dice: numpy.random.RandomState) -> "_Process":
-        """With lengths that are drawn, each with the weight that the values give it; those that have hardly any are left out."""
-        lengths = numpy.exp(dice.normal(math.log(MIDDLE), SPREAD, size=(DRAWN, places.shape[1])))
-        noises = numpy.exp(dice.uniform(math.log(LEAST_NOISE), math.log(MOST_NOISE), size=DRAWN))
+    def of(cls, points: Points, values: Numbers, rng: numpy.random.RandomState) -> "_GaussianProcesses":
+        """Sample length scales, and weight them by the likelihood of the values. Those with hardly any weight are dropped."""
+        lengths = numpy.exp(rng.normal(math.log(LENGTH_MEDIAN), LENGTH_SPREAD, size=(DRAWN, points.shape[1])))
+        noises = numpy.exp(rng.uniform(math.log(MIN_NOISE), math.log(MAX_NOISE), size=DRAWN))
         middle, spread = float(values.mean()), float(values.std()) or 1.0
-        every = cls(places, (values - middle) / spread, lengths, noises)
-        explained = every._explained()
-        best = numpy.argsort(-explained)[:KEPT]
-        kept = cls(places, values - middle, lengths[best], noises[best])
-        shares = numpy.exp(explained[best] - explained[best[0]])
+        every = cls(points, (values - middle) / spread, lengths, noises)
+        log_likelihood = every._log_likelihood()
+        best = numpy.argsort(-log_likelihood)[:KEPT]
+        kept = cls(points, values - middle, lengths[best], noises[best])
+        shares = numpy.exp(log_likelihood[best] - log_likelihood[best[0]])
         kept._weights, kept._middle = shares / shares.sum(), middle
-        kept._scale = spread * numpy.sqrt((every._misfit()[best] + 1) / (len(values) + 1))
+        kept._scale = spread * numpy.sqrt((every._squared_error()[best] + 1) / (len(values) + 1))
         return kept
 
-    def with_more(self, places: Places, values: Numbers) -> "_Process":
-        """The same guesses, with more that is known."""
-        more = _Process(
-            numpy.vstack([self._places, places]),
+    def with_more(self, points: Points, values: Numbers) -> "_GaussianProcesses":
+        """The same length scales, with additional observations."""
+        more = _GaussianProcesses(
+            numpy.vstack([self._points, points]),
             numpy.concatenate([self._values, values - self._middle]),
-            self._lengths,
+            self._runtimes,
             self._noises,
         )
         more._weights, more._scale, more._middle = self._weights, self._scale, self._middle
         return more
 
-    def mean(self, places: Places) -> Numbers:
-        mean: Numbers = self._weights @ self.foretold(places)[0]
+    def mean(self, points: Points) -> Numbers:
+        mean: Numbers = self._weights @ self.predict(points)[0]
         return mean
 
-    def improvement(self, places: Places, best: float) -> Numbers:
-        """How much lower than the best each is expected to be, counting what is higher as nothing."""
-        mean, deviation = self.foretold(places)
+    def improvement(self, points: Points, best: float) -> Numbers:
+        """Expected improvement on the best value, for minimization."""
+        mean, deviation = self.predict(points)
         better = (best - mean) / deviation
         density = numpy.exp(-(better**2) / 2) / math.sqrt(2 * math.pi)
         improvement: Numbers = self._weights @ (deviation * (better * ndtr(better) + density))
         return improvement
 
-    def foretold(self, places: Places) -> tuple[Numbers, Numbers]:
-        """Mean and deviation, guess by guess."""
-        near = _alike(places, self._places, self._lengths)
+    def predict(self, points: Points) -> tuple[Numbers, Numbers]:
+        """Mean and standard deviation, one row per sample."""
+        near = _kernel(points, self._points, self._runtimes)
         mean = self._middle + (near @ self._solved[..., None])[..., 0]
-        told = (near @ self._inverse.transpose(0, 2, 1)) ** 2
-        deviation = self._scale[:, None] * numpy.sqrt(numpy.maximum(1 - told.sum(axis=-1), 1e-9))
+        logs = (near @ self._inverse.transpose(0, 2, 1)) ** 2
+        deviation = self._scale[:, None] * numpy.sqrt(numpy.maximum(1 - logs.sum(axis=-1), 1e-9))
         return mean, deviation
 
     def _solve(self) -> None:
-        alike = _alike(self._places, self._places, self._lengths)
-        alike += self._noises[:, None, None] * numpy.eye(len(self._places))
-        self._root = numpy.linalg.cholesky(alike)
+        kernel = _kernel(self._points, self._points, self._runtimes)
+        kernel += self._noises[:, None, None] * numpy.eye(len(self._points))
+        self._root = numpy.linalg.cholesky(kernel)
         self._inverse = numpy.linalg.inv(self._root)
-        self._residues: Numbers = self._inverse @ self._values
-        self._solved = (self._inverse.transpose(0, 2, 1) @ self._residues[..., None])[..., 0]
+        self._residuals: Numbers = self._inverse @ self._values
+        self._solved = (self._inverse.transpose(0, 2, 1) @ self._residuals[..., None])[..., 0]
 
-    def _misfit(self) -> Numbers:
-        misfit: Numbers = (self._residues**2).sum(axis=-1)
-        return misfit
+    def _squared_error(self) -> Numbers:
+        squared_error: Numbers = (self._residuals**2).sum(axis=-1)
+        return squared_error
 
-    def _explained(self) -> Numbers:
-        """The logarithm of how likely the values are, whatever their scale."""
+    def _log_likelihood(self) -> Numbers:
+        """Log marginal likelihood of the values, with the scale integrated out."""
         volume = numpy.log(numpy.diagonal(self._root, axis1=1, axis2=2)).sum(axis=-1)
-        explained: Numbers = -len(self._values) / 2 * numpy.log(self._misfit() + 1) - volume
-        return explained
+        log_likelihood: Numbers = -len(self._values) / 2 * numpy.log(self._squared_error() + 1) - volume
+        return log_likelihood
 
 
-def _alike(ones: Places, others: Places, lengths: Numbers) -> Numbers:
-    """How much two places have to do with each other, guess by guess: 1 for the same."""
+def _kernel(ones: Points, others: Points, lengths: Numbers) -> Numbers:
+    """Matérn 5/2 kernel, one matrix per sample of the length scales."""
     one, other = ones[None] / lengths[:, None], others[None] / lengths[:, None]
     squares = (one**2).sum(axis=-1)[:, :, None] + (other**2).sum(axis=-1)[:, None, :]
-    apart = numpy.sqrt(5 * numpy.maximum(squares - 2 * one @ other.transpose(0, 2, 1), 0))
-    alike: Numbers = (1 + apart + apart**2 / 3) * numpy.exp(-apart)
-    return alike
+    distance = numpy.sqrt(5 * numpy.maximum(squares - 2 * one @ other.transpose(0, 2, 1), 0))
+    kernel: Numbers = (1 + distance + distance**2 / 3) * numpy.exp(-distance)
+    return kernel

@@ -1,7 +1,6 @@
-"""HyperOpt's tree of Parzen estimators, asked and told as Ray Tune's `HyperOptSearch` does it: the same seed gives the same proposals.
+"""HyperOpt's tree-structured Parzen estimator, used like Ray Tune's `HyperOptSearch`: the same seed gives the same proposals.
 
-It forgets trials that failed, so what can never fit gets a penalty: a loss above all that were seen, and the higher the further it is
-from fitting.
+It ignores failed trials, so a configuration that can never fit gets a penalty: a loss above all others, and the higher, the larger it is.
 """
 
 import contextlib
@@ -14,24 +13,24 @@ from hyperopt import STATUS_OK, Domain, Trials, hp, tpe
 from hyperopt.base import JOB_STATE_DONE, JOB_STATE_ERROR
 
 from legroom.tuning.search.penalties import Penalties
-from legroom.tuning.search.searchers import Result
-from legroom.tuning.space.domains import AnyDomain, Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.search.protocol import Result
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
-RANDOM_FIRST, GOOD = 20, 0.25
-"""Trials at random before it begins to model, and the share of trials that it takes for good ones: Ray Tune's settings."""
+STARTUP_TRIALS, GAMMA = 20, 0.25
+"""Random trials before the model is used, and the fraction of trials that count as good: Ray Tune's settings."""
 
 
 class HyperoptSearcher:
-    """Every parameter is drawn in every trial; those whose condition does not hold are left out of the configuration."""
+    """Every parameter is sampled in every trial; inactive parameters are omitted from the configuration."""
 
-    start_up: int | None = RANDOM_FIRST
+    startup_trials: int | None = STARTUP_TRIALS
 
     def __init__(self, space: Space, mode: Mode, seed: int) -> None:
         logging.getLogger("hyperopt.tpe").setLevel(logging.WARNING)
         self._space = space
-        self._dice = numpy.random.RandomState(seed)
+        self._rng = numpy.random.RandomState(seed)
         self._penalties = Penalties(mode)
         self._domain = Domain(
             lambda values: 0.0, {p.name: _expression(p.name, p.domain) for p in space.parameters}
@@ -41,7 +40,7 @@ class HyperoptSearcher:
         self._results: list[tuple[dict[str, Any], Result]] = []
 
     def propose(self, number: int) -> Config | None:
-        for document, result in self._results:  # penalties go by all that is known now
+        for document, result in self._results:  # penalties depend on all results known now
             document["result"] = {"status": STATUS_OK, "loss": self._penalties.loss(result)}
         identities = self._trials.new_trial_ids(1)
         self._trials.refresh()
@@ -50,9 +49,9 @@ class HyperoptSearcher:
                 identities,
                 self._domain,
                 self._trials,
-                self._dice.randint(2**31 - 1),
-                n_startup_jobs=RANDOM_FIRST,
-                gamma=GOOD,
+                self._rng.randint(2**31 - 1),
+                n_startup_jobs=STARTUP_TRIALS,
+                gamma=GAMMA,
                 verbose=False,
             )
         self._trials.insert_trial_docs(suggested)
@@ -63,7 +62,7 @@ class HyperoptSearcher:
     def learn(self, number: int, config: Config, result: Result) -> None:
         self._penalties.learn(result)
         document = self._documents.pop(number)
-        if self._config(document) != config:  # population-based training has moved it
+        if self._config(document) != config:  # population-based training has changed it
             for p in self._space.parameters:
                 if p.name in config:
                     document["misc"]["vals"][p.name] = [_drawn(p.domain, config[p.name])]
@@ -82,7 +81,7 @@ class HyperoptSearcher:
 
 
 def _expression(name: str, domain: AnyDomain) -> Any:
-    if isinstance(domain, Choice):
+    if isinstance(domain, Categorical):
         return hp.choice(name, list(domain.options))
     if isinstance(domain, FloatRange):
         if domain.log:
@@ -92,29 +91,29 @@ def _expression(name: str, domain: AnyDomain) -> Any:
         return hp.uniform(name, domain.low, domain.high)
     if isinstance(domain, IntRange) and domain.log:
         return hp.qloguniform(name, math.log(domain.low), math.log(domain.high), 1.0)
-    return hp.uniformint(name, domain.low, domain.high)  # of powers, the exponent
+    return hp.uniformint(name, domain.low, domain.high)  # for powers of two, the exponent
 
 
 def _value(domain: AnyDomain, drawn: Any) -> Any:
-    """A value of the domain from what HyperOpt drew."""
-    if isinstance(domain, Choice):
+    """A value of the domain from HyperOpt's sample."""
+    if isinstance(domain, Categorical):
         return domain.options[int(drawn)]
     if isinstance(domain, FloatRange):
         value = min(domain.high, max(domain.low, float(drawn)))
-        return domain.at(domain.share(value)) if domain.step else value
+        return domain.from_unit(domain.to_unit(value)) if domain.step else value
     whole = min(domain.high, max(domain.low, int(drawn)))
     return 2**whole if isinstance(domain, PowerRange) else whole
 
 
 def _drawn(domain: AnyDomain, value: Any) -> Any:
-    """The other way round."""
-    if isinstance(domain, Choice):
+    """The inverse of `_value`."""
+    if isinstance(domain, Categorical):
         return domain.options.index(value)
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value
 
 
 def _has_multiples(domain: FloatRange) -> bool:
-    """Whether its steps are multiples of the step, which is what HyperOpt can draw by itself."""
+    """Whether the steps are multiples of `step`, which HyperOpt supports directly."""
     return domain.step is not None and math.isclose(
         domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9
     )

@@ -1,7 +1,7 @@
-"""Optuna's tree-structured Parzen estimator, asked and told as Ray Tune's `OptunaSearch` does it: the same seed gives the same proposals.
+"""Optuna's tree-structured Parzen estimator, used like Ray Tune's `OptunaSearch`: the same seed gives the same proposals.
 
-What can never fit is told as a broken constraint: it then ranks below all that ran, the worse the further it is from fitting, and
-the estimator leaves that region.
+A configuration that can never fit violates a constraint. It then ranks below all completed trials, and the further, the larger it is, so the
+estimator avoids that region.
 """
 
 from typing import Any
@@ -10,8 +10,8 @@ import optuna
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
-from legroom.tuning.search.searchers import Result
-from legroom.tuning.space.domains import AnyDomain, Choice, FloatRange, IntRange, PowerRange
+from legroom.tuning.search.protocol import Result
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
@@ -19,9 +19,9 @@ _SHORTAGE = "shortage"
 
 
 class OptunaSearcher:
-    """TPE over a study in memory. It draws at random until ten trials are known, and models those from then on."""
+    """TPE with an in-memory study. The first ten trials are random."""
 
-    start_up: int | None = 10
+    startup_trials: int | None = 10
 
     def __init__(self, space: Space, mode: Mode, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -35,7 +35,7 @@ class OptunaSearcher:
         trial = self._study.ask()
         config = dict(self._space.constants)
         for parameter in self._space.parameters:
-            if parameter.counts_in(config):
+            if parameter.is_active_in(config):
                 config[parameter.name] = _suggested(trial, parameter.name, parameter.domain)
         self._asked[number] = trial
         return config
@@ -54,14 +54,14 @@ class OptunaSearcher:
             self._study.tell(trial, result.value)
 
     def _trial_of(self, number: int, config: Config) -> optuna.Trial:
-        """The trial that was asked for; another one in its place where population-based training has moved its configuration."""
+        """The trial that was asked for. If population-based training changed its configuration, another trial replaces it."""
         known = [parameter for parameter in self._space.parameters if parameter.name in config]
-        told = {p.name: _told(p.domain, config[p.name]) for p in known}
+        params = {p.name: _internal_value(p.domain, config[p.name]) for p in known}
         trial = self._asked.pop(number)
-        if trial.params == told:
+        if trial.params == params:
             return trial
         self._study.tell(trial, state=TrialState.FAIL)
-        self._study.enqueue_trial(told)
+        self._study.enqueue_trial(params)
         moved = self._study.ask()
         for parameter in known:
             _suggested(moved, parameter.name, parameter.domain)
@@ -69,7 +69,7 @@ class OptunaSearcher:
 
 
 def _sampler(seed: int) -> TPESampler:
-    """Optuna 5 looks at constraints by itself; before that it does only where a function gives them."""
+    """Optuna 5 uses constraints of trials directly; older versions need a function."""
     if hasattr(FrozenTrial, "constraints"):
         return TPESampler(seed=seed)
     return TPESampler(seed=seed, constraints_func=lambda trial: (trial.user_attrs.get(_SHORTAGE, 0.0),))
@@ -83,7 +83,7 @@ def _break_constraint(trial: optuna.Trial, shortage: float) -> None:
 
 
 def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
-    if isinstance(domain, Choice):
+    if isinstance(domain, Categorical):
         return trial.suggest_categorical(name, domain.options)
     if isinstance(domain, FloatRange):
         return trial.suggest_float(name, domain.low, domain.high, log=domain.log, step=domain.step)
@@ -92,6 +92,6 @@ def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
     return 2 ** trial.suggest_int(name, domain.low, domain.high)
 
 
-def _told(domain: AnyDomain, value: Any) -> Any:
-    """As the estimator knows it: of a power of two, the exponent."""
+def _internal_value(domain: AnyDomain, value: Any) -> Any:
+    """The value that the sampler uses: for a power of two, the exponent."""
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

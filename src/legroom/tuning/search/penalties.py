@@ -1,14 +1,14 @@
-"""What a searcher that only understands numbers is told about a configuration that can never fit."""
+"""Losses for configurations that can never fit, for searchers that accept only numbers."""
 
 import math
 
-from legroom.tuning.search.searchers import Result
+from legroom.tuning.search.protocol import Result
 from legroom.tuning.trial.records import Mode
 
 
 class Penalties:
-    """Turns results into losses to be minimised. What never fits is worse than the worst that ran, by the spread of what ran
-    and the more the larger it is; so the slope leads back to where things fit."""
+    """Converts results to losses to be minimized. A configuration that never fits is worse than the worst result, and the loss grows with its
+    size, so that the slope leads back to configurations that fit."""
 
     def __init__(self, mode: Mode) -> None:
         self._sign = 1.0 if mode == "min" else -1.0
@@ -19,7 +19,7 @@ class Penalties:
             self._seen.append(self._sign * result.value)
 
     def loss(self, result: Result, *, by_best: bool = False) -> float:
-        """`by_best`: by the best value that a trial reported instead of the last one."""
+        """`by_best`: use the best value of a trial instead of its last one."""
         value = result.best if by_best and result.best is not None else result.value
         if value is not None:
             return self._sign * value if math.isfinite(value) else self._above(0.0)

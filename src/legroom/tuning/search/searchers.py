@@ -1,110 +1,67 @@
-"""Where configurations come from: the protocol of a searcher, and the two that learn nothing, random and grid.
+"""Searchers that learn nothing (random and grid), and the creation of all searchers by name.
 
-A searcher is told every trial that ended and asked for the next one, in the order of their numbers. It writes nothing down:
-a resumed study makes a new one, asks and tells it all once more in the same order, and it must then go on as if nothing had been.
-
-With the same seed all of them propose what Ray Tune's do (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`), as long as
-they are told the same. They part where a configuration can never fit: Ray's hear of an error then, and these of how much is missing. What was proposed is started in the same order too, unless a
-searcher chooses among what waits (`Chooser`).
+With the same seed, all of them propose the same configurations as Ray Tune's (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`),
+given the same results. They differ if a configuration can never fit: Ray's receive an error, these receive by how much it is too large. Proposals
+start in the same order, unless the searcher is an `OrderingSearcher`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Sequence
 
 from legroom.errors import MissingExtra, UsageError
-from legroom.tuning.memory.admission import Admission
-from legroom.tuning.space.domains import Choice
+from legroom.tuning.search.protocol import Result, Searcher
+from legroom.tuning.space.domains import Categorical
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a searcher learns from one trial. Exactly one of these holds: a value, a `shortage`, or neither (it failed)."""
-
-    value: float | None = None
-    """The metric, as reported (not turned round for `mode`)."""
-    shortage: float | None = None
-    """It can never fit: by which share of the largest GPU's memory it is too large, above 0."""
-    is_partial: bool = False
-    """The scheduler cut it short: the value is not its last word."""
-    step: int = 0
-    best: float | None = None
-    """The best that was reported, which a trial is judged by in the end."""
-    seconds: float | None = None
-    """From its start to its end, where it was started once."""
-
-
-class Searcher(Protocol):
-    """One way to choose configurations."""
-
-    start_up: int | None
-    """Proposals that come first and do not depend on what is learned, so that they may be asked for early; None: all are like that."""
-
-    def propose(self, number: int) -> Config | None:
-        """The configuration of trial `number`; None when there are no more."""
-
-    def learn(self, number: int, config: Config, result: Result) -> None:
-        """A trial is over (or was rejected because it can never fit)."""
-
-
-@runtime_checkable
-class Chooser(Protocol):
-    """A searcher that also says who should go first among those that were proposed and wait. What it draws before it has learned anything is asked for all at once."""
-
-    def order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """Trials that can start as soon as there is room, whoever should start first in front."""
-
-
 class RandomSearcher:
-    """One draw after the other from one stream of random numbers, so that a trial's configuration goes by its number alone."""
+    """Samples from a single random stream, so the configuration of a trial depends only on its number."""
 
-    start_up: int | None = None
+    startup_trials: int | None = None
 
     def __init__(self, space: Space, seed: int) -> None:
         import numpy
 
-        self._space, self._dice = space, numpy.random.default_rng(seed)
+        self._space, self._rng = space, numpy.random.default_rng(seed)
         self._drawn: list[Config] = []
 
     def propose(self, number: int) -> Config | None:
         while len(self._drawn) <= number:
-            self._drawn.append(self._space.draw(self._dice))
+            self._drawn.append(self._space.draw(self._rng))
         return dict(self._drawn[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """There is nothing to learn."""
+        """Nothing to learn."""
 
 
 class GridSearcher:
     """Every configuration once."""
 
-    start_up: int | None = None
+    startup_trials: int | None = None
 
     def __init__(self, space: Space) -> None:
-        self._left: Iterator[Config] = space.grid()
-        self._known: list[Config] = []
-        first = next(self._left)  # says at once what cannot be counted off
-        self._known.append(first)
+        self._remaining: Iterator[Config] = space.grid()
+        self._configs: list[Config] = []
+        first = next(self._remaining)  # raises at once if a range has no grid
+        self._configs.append(first)
 
     def propose(self, number: int) -> Config | None:
-        while len(self._known) <= number:
-            config = next(self._left, None)
+        while len(self._configs) <= number:
+            config = next(self._remaining, None)
             if config is None:
                 return None
-            self._known.append(config)
-        return dict(self._known[number])
+            self._configs.append(config)
+        return dict(self._configs[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """There is nothing to learn."""
+        """Nothing to learn."""
 
 
 SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 
 
 def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
-    """A searcher by name; says what the space has that it cannot do, and what to use instead."""
+    """Create a searcher by name. Raises `UsageError` if it does not support the space."""
     check_search(search, space)
     if search == "random":
         return RandomSearcher(space, seed)
@@ -130,19 +87,19 @@ def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
 
 
 def check_search(search: str, space: Space) -> None:
-    """Raises `UsageError` for an unknown search, and for a space that this one cannot do."""
+    """Raise `UsageError` for an unknown search, or for a space that it does not support."""
     if search not in SEARCHES:
-        raise UsageError(f"the search '{search}' is not known: choose {_listed(SEARCHES, 'or')}")
+        raise UsageError(f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}.")
     if search == "bayes":
-        choices = [p.name for p in space.parameters if isinstance(p.domain, Choice)]
+        choices = [p.name for p in space.parameters if isinstance(p.domain, Categorical)]
         if choices:
             raise UsageError(
-                f"Bayesian optimization needs ranges, and {_listed(choices, 'and')} {'is a list' if len(choices) == 1 else 'are lists'} of choices: "
-                "use the search optuna or hyperopt, or write powers of two as {int_log2 = [1, 4]}"
+                f"`bayes` needs ranges, but {_listed(choices, 'and')} {'is a list' if len(choices) == 1 else 'are lists'} of choices. "
+                "Use the search `optuna` or `hyperopt`, or write powers of two as `{int_log2 = [1, 4]}`."
             )
         if space.has_conditions:
             raise UsageError(
-                "Bayesian optimization cannot do conditions (when = ...): use the search optuna or hyperopt"
+                "`bayes` does not support conditions (`when = ...`). Use the search `optuna` or `hyperopt`."
             )
 
 

@@ -1,9 +1,8 @@
-"""What one parameter of a search may be: a range or a list of choices.
+"""The domain of one parameter: a range or a list of choices.
 
-Every domain can be drawn from (`draw`), counted off for a grid (`grid`; None where there is no end of values), and, where it is a
-range (`is_range`: values have an order and a distance), laid onto the line from 0 to 1 and back (`share`, `at`), on which searchers
-that only know numbers work. So a searcher needs no case for each kind. Draws take from a stream of random numbers what Ray Tune's domains would take, and
-make the same of it.
+Every domain can be sampled (`draw`) and listed for a grid (`grid`; None if it has infinitely many values). Ranges (`is_range`: values have an order
+and a distance) can also be mapped to the interval from 0 to 1 and back (`to_unit`, `from_unit`), which searchers for numbers need. So a searcher need
+not distinguish the kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and gives the same values.
 """
 
 import math
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FloatRange:
-    """From `low` to `high`, both meant; `log`: even in its logarithm; `step`: multiples from `low`; `points`: for a grid."""
+    """From `low` to `high`, both included. `log`: uniform in the logarithm; `step`: multiples from `low`; `points`: number of grid points."""
 
     low: float
     high: float
@@ -29,10 +28,10 @@ class FloatRange:
 
     is_range = True
 
-    def draw(self, dice: "Generator") -> float:
-        return self.at(dice.random())
+    def draw(self, rng: "Generator") -> float:
+        return self.from_unit(rng.random())
 
-    def at(self, share: float) -> float:
+    def from_unit(self, share: float) -> float:
         share = min(1.0, max(0.0, share))
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
@@ -40,10 +39,10 @@ class FloatRange:
             value = self.low + share * (self.high - self.low)
         if self.step is not None:
             value = self.low + round((value - self.low) / self.step) * self.step
-            value = float(f"{value:.12g}")  # 0.1 * 3 is to be written 0.3
+            value = float(f"{value:.12g}")  # 0.3 instead of 0.30000000000000004
         return min(self.high, max(self.low, value))
 
-    def share(self, value: Any) -> float:
+    def to_unit(self, value: Any) -> float:
         if self.high == self.low:
             return 0.0
         if self.log:
@@ -52,7 +51,7 @@ class FloatRange:
 
     def grid(self) -> list[float] | None:
         if self.points is not None:
-            return [self.at(index / max(1, self.points - 1)) for index in range(self.points)]
+            return [self.from_unit(index / max(1, self.points - 1)) for index in range(self.points)]
         if self.step is not None:
             count = int((self.high - self.low) / self.step + 1e-9) + 1
             return [float(f"{self.low + index * self.step:.12g}") for index in range(count)]
@@ -61,7 +60,7 @@ class FloatRange:
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """Whole numbers from `low` to `high`, both included; `log`: even in their logarithm."""
+    """Integers from `low` to `high`, both included. `log`: uniform in the logarithm; `points`: number of grid points."""
 
     low: int
     high: int
@@ -70,21 +69,21 @@ class IntRange:
 
     is_range = True
 
-    def draw(self, dice: "Generator") -> int:
+    def draw(self, rng: "Generator") -> int:
         if self.log:
-            return min(self.high, int(math.exp(dice.uniform(math.log(self.low), math.log(self.high + 1)))))
-        return int(dice.integers(self.low, self.high + 1))
+            return min(self.high, int(math.exp(rng.uniform(math.log(self.low), math.log(self.high + 1)))))
+        return int(rng.integers(self.low, self.high + 1))
 
-    def at(self, share: float) -> int:
+    def from_unit(self, share: float) -> int:
         share = min(1.0, max(0.0, share))
-        low, high = self.low - 0.5, self.high + 0.5  # so that the ends are as likely as the rest
+        low, high = self.low - 0.5, self.high + 0.5  # so that the ends are as likely as other values
         if self.log:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             value = low + share * (high - low)
         return min(self.high, max(self.low, round(value)))
 
-    def share(self, value: Any) -> float:
+    def to_unit(self, value: Any) -> float:
         low, high = self.low - 0.5, self.high + 0.5
         if self.log:
             return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
@@ -92,7 +91,7 @@ class IntRange:
 
     def grid(self) -> list[int]:
         if self.points is not None:
-            middles = [self.at((index + 0.5) / self.points) for index in range(self.points)]
+            middles = [self.from_unit((index + 0.5) / self.points) for index in range(self.points)]
             return sorted(set(middles))
         return list(range(self.low, self.high + 1))
 
@@ -110,45 +109,45 @@ class PowerRange:
     def exponents(self) -> IntRange:
         return IntRange(self.low, self.high)
 
-    def draw(self, dice: "Generator") -> int:
-        return int(2 ** self.exponents.draw(dice))
+    def draw(self, rng: "Generator") -> int:
+        return int(2 ** self.exponents.draw(rng))
 
-    def at(self, share: float) -> int:
-        return int(2 ** self.exponents.at(share))
+    def from_unit(self, share: float) -> int:
+        return int(2 ** self.exponents.from_unit(share))
 
-    def share(self, value: Any) -> float:
-        return self.exponents.share(math.log2(value))
+    def to_unit(self, value: Any) -> float:
+        return self.exponents.to_unit(math.log2(value))
 
     def grid(self) -> list[int]:
         return [2**exponent for exponent in range(self.low, self.high + 1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of a few values, without an order."""
+class Categorical:
+    """One of several values, without an order."""
 
     options: tuple[Any, ...]
 
     is_range = False
 
-    def draw(self, dice: "Generator") -> Any:
-        return self.options[int(dice.integers(len(self.options)))]
+    def draw(self, rng: "Generator") -> Any:
+        return self.options[int(rng.integers(len(self.options)))]
 
     def grid(self) -> list[Any]:
         return list(self.options)
 
 
-AnyDomain = FloatRange | IntRange | PowerRange | Choice
+AnyDomain = FloatRange | IntRange | PowerRange | Categorical
 
 
 def read_domain(name: str, written: Any) -> AnyDomain | None:
-    """A domain as people write it, in TOML or Python; None for a plain value, which is the same in every trial.
+    """Read a domain as the user writes it, in TOML or Python; None for a plain value, which is the same in every trial.
 
-    `[2, 4, 8]` and `{choice = [...]}`: one of these. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1, 8]}`,
-    `{int_log = [16, 1024]}`: a range, both ends included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and `points` beside it
-    make a range countable.
+    `[2, 4, 8]` and `{choice = [...]}`: one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1, 8]}`,
+    `{int_log = [16, 1024]}`: a range, both ends included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and `points` make a range
+    usable in a grid.
     """
-    if isinstance(written, FloatRange | IntRange | PowerRange | Choice):
+    if isinstance(written, FloatRange | IntRange | PowerRange | Categorical):
         return written
     if isinstance(written, list | tuple):
         return _choice(name, written)
@@ -157,22 +156,22 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     kinds = [kind for kind in written if kind in KINDS]
     if len(kinds) != 1:
         raise UsageError(
-            f"parameter '{name}': write one of {', '.join(KINDS)}, such as {name} = {{log = [1e-4, 1e-1]}}"
+            f"Parameter `{name}`: use exactly one of {', '.join(KINDS)}, for example `{name} = {{log = [1e-4, 1e-1]}}`."
         )
     kind = kinds[0]
     unknown = sorted(set(written) - {kind, "step", "points", "when"})
     if unknown:
         raise UsageError(
-            f"parameter '{name}': '{unknown[0]}' means nothing here; beside {kind} there are step, points and when"
+            f"Parameter `{name}`: unknown key `{unknown[0]}`. In addition to {kind}, the keys step, points and when are allowed."
         )
     if kind == "choice":
         return _choice(name, written[kind])
     return _range(name, kind, written[kind], written.get("step"), written.get("points"))
 
 
-def written(domain: AnyDomain) -> dict[str, Any]:
-    """The other way round: as people write it."""
-    if isinstance(domain, Choice):
+def domain_as_dict(domain: AnyDomain) -> dict[str, Any]:
+    """The inverse of `read_domain`."""
+    if isinstance(domain, Categorical):
         return {"choice": list(domain.options)}
     if isinstance(domain, PowerRange):
         return {"int_log2": [domain.low, domain.high]}
@@ -181,24 +180,26 @@ def written(domain: AnyDomain) -> dict[str, Any]:
     else:
         kind = "log" if domain.log else "uniform"
     further = {"step": getattr(domain, "step", None), "points": domain.points}
-    told: dict[str, Any] = {kind: [domain.low, domain.high]}
-    return told | {name: value for name, value in further.items() if value is not None}
+    content: dict[str, Any] = {kind: [domain.low, domain.high]}
+    return content | {name: value for name, value in further.items() if value is not None}
 
 
 KINDS = ("uniform", "log", "int", "int_log", "int_log2", "choice")
 
 
-def _choice(name: str, options: Sequence[Any]) -> Choice:
+def _choice(name: str, options: Sequence[Any]) -> Categorical:
     if isinstance(options, str) or not isinstance(options, list | tuple) or not options:
-        raise UsageError(f"parameter '{name}': a choice needs its options, such as {name} = [2, 4, 8]")
+        raise UsageError(
+            f"Parameter `{name}`: a choice needs a list of options, for example `{name} = [2, 4, 8]`."
+        )
     plain = (bool, int, float, str, type(None))
     if not all(isinstance(option, plain) for option in options):
         raise UsageError(
-            f"parameter '{name}': a choice is among numbers, texts and true/false; name larger things and look them up"
+            f"Parameter `{name}`: options must be numbers, strings or booleans. For other objects, use their names and look them up in the training function."
         )
     if len(set(options)) != len(options):
-        raise UsageError(f"parameter '{name}' has the same option twice")
-    return Choice(tuple(options))
+        raise UsageError(f"Parameter `{name}` has the same option twice.")
+    return Categorical(tuple(options))
 
 
 def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain:
@@ -207,29 +208,31 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
 
     if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(map(is_number, ends)):
         raise UsageError(
-            f"parameter '{name}': {kind} needs its two ends, such as {{{kind} = {_EXAMPLES[kind]}}}"
+            f"Parameter `{name}`: {kind} needs two ends, for example `{{{kind} = {_EXAMPLES[kind]}}}`."
         )
     low, high = ends
     if low > high:
         raise UsageError(
-            f"parameter '{name}': {kind} = [{low}, {high}] has its larger end first; write [{high}, {low}]"
+            f"Parameter `{name}`: the first end of {kind} = [{low}, {high}] is larger than the second. Write [{high}, {low}]."
         )
     if kind in ("log", "int_log") and low <= 0:
         raise UsageError(
-            f"parameter '{name}': {kind} has no logarithm of {low}; begin above zero, or use uniform"
+            f"Parameter `{name}`: {kind} cannot start at {low}, which has no logarithm. Start above zero, or use uniform."
         )
     if step is not None and (kind != "uniform" or not is_number(step) or step <= 0):
-        raise UsageError(f"parameter '{name}': step goes with uniform and is above zero")
+        raise UsageError(f"Parameter `{name}`: step must be above zero, and is only allowed with uniform.")
     if points is not None and (not isinstance(points, int) or points < 1 or kind == "int_log2"):
-        raise UsageError(f"parameter '{name}': points is how many values of a range a grid takes, 1 or more")
+        raise UsageError(
+            f"Parameter `{name}`: points, the number of grid points of a range, must be 1 or more."
+        )
     if kind in ("uniform", "log"):
         return FloatRange(float(low), float(high), kind == "log", step, points)
     if low != int(low) or high != int(high):
-        raise UsageError(f"parameter '{name}': {kind} has whole numbers as its ends, not [{low}, {high}]")
+        raise UsageError(f"Parameter `{name}`: {kind} needs integers as ends, not [{low}, {high}].")
     if kind == "int_log2":
         if low < 0 or high > 62:
             raise UsageError(
-                f"parameter '{name}': int_log2 gives the exponents, 0 to 62; [2, 9] means 4 to 512"
+                f"Parameter `{name}`: int_log2 takes exponents from 0 to 62; [2, 9] is 4 to 512."
             )
         return PowerRange(int(low), int(high))
     return IntRange(int(low), int(high), kind == "int_log", points)

@@ -1,8 +1,8 @@
 """The training function, in a form that another process can load.
 
-A function of a file is named by its file and its name, and the file is imported where it is needed, as `multiprocessing` does it:
-what stands under `if __name__ == "__main__":` is left out, and the file is read no further than to its own search, if that stands elsewhere. What has no name there (a lambda, a function in a function, a
-notebook's) travels by value, with cloudpickle.
+A function at the top level of a file is identified by the file and its name, and the file is imported where it is needed. As with
+`multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls `legroom.tune` at the top level, the import ends
+there. Other functions (lambdas, nested functions, functions of a notebook) are pickled with cloudpickle.
 """
 
 import ast
@@ -22,7 +22,7 @@ from legroom.errors import LegroomError, UsageError
 
 Train = Callable[..., Any]
 MODULE = "__legroom_train__"
-"""What a script is called when it is imported for a function in it."""
+"""Module name of a script that is imported for its training function."""
 
 
 class CannotLoad(LegroomError):  # noqa: N818
@@ -30,11 +30,11 @@ class CannotLoad(LegroomError):  # noqa: N818
 
 
 class SearchReached(BaseException):
-    """A file that is imported for its function has come to its search. Not an error: it must pass `except Exception`."""
+    """The import of a training file reached its call of `legroom.tune`. Not an error: it must pass `except Exception`."""
 
 
-def leave_if_imported() -> None:
-    """A search begins here: not where the file is imported for its function alone."""
+def stop_if_imported() -> None:
+    """Raise `SearchReached` if the calling file is being imported for its training function."""
     if _imported:
         raise SearchReached
 
@@ -45,36 +45,38 @@ _imported: list[str] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFunction:
-    """Where a function is. Plain data: it goes into orders as JSON."""
+    """Where a function is defined. Plain data that can be serialized."""
 
     name: str
     file: str = ""
     module: str = ""
-    """Imported by this name where it is part of a package; else from its file."""
+    """The module, if the function is part of a package; otherwise it is imported from its file."""
     pickled: str = ""
-    """The function itself, where it has no name to import it by."""
+    """The pickled function, if it cannot be imported by name."""
 
     @classmethod
     def of(cls, function: Any) -> "TrainFunction":
-        """Of a function, or of `train.py:train`."""
+        """Create it from a function or from text such as `train.py:train`."""
         if isinstance(function, TrainFunction):
             return function
         if isinstance(function, str):
             return _named(function)
         if not callable(function):
-            raise UsageError(f"the first argument is the training function, not a {type(function).__name__}")
+            raise UsageError(
+                f"The first argument must be the training function, but it is of type {type(function).__name__}."
+            )
         _check_signature(function)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
         file = _file_of(function)
         has_name = bool(name and file) and "<" not in name and not isinstance(function, functools.partial)
-        if not has_name or (module == "__main__" and not _is_at_top(file, name)):
+        if not has_name or (module == "__main__" and not _is_module_level(file, name)):
             return cls(name=name or "train", file=file, pickled=_pickle(function))
         if module == "__main__" or "." not in module:
             return cls(name=name, file=file)
         return cls(name=name, file=file, module=module)
 
     def load(self) -> Train:
-        """Import it here."""
+        """Import the function in this process."""
         if self.pickled:
             cloudpickle = importlib.import_module("cloudpickle")
             loaded: Train = cloudpickle.loads(base64.b64decode(self.pickled))
@@ -84,7 +86,7 @@ class TrainFunction:
             module = importlib.import_module(self.module) if self.module else _import_file(self.file)
         except SearchReached:
             raise CannotLoad(
-                f'{Path(self.file).name} searches when it is imported: put that under if __name__ == "__main__":'
+                f'{Path(self.file).name} calls `legroom.tune` when it is imported. Move the call under `if __name__ == "__main__":`.'
             ) from None
         except Exception as error:
             raise CannotLoad(
@@ -96,13 +98,13 @@ class TrainFunction:
         for part in self.name.split("."):
             found = getattr(found, part, None)
         if not callable(found):
-            raise CannotLoad(f"{Path(self.file).name} has no function '{self.name}'")
+            raise CannotLoad(f"{Path(self.file).name} has no function `{self.name}`.")
         train: Train = found
         return train
 
     @property
     def imports(self) -> list[str]:
-        """Packages that the file imports and that are not beside it: what may be loaded before the file is."""
+        """Packages that the file imports and that are not in its folder. They can be loaded before the file."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -113,13 +115,13 @@ class TrainFunction:
                 names += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.append(node.module)
-        beside = Path(self.file).parent
-        local = {path.stem for path in beside.iterdir()}
+        folder = Path(self.file).parent
+        local = {path.stem for path in folder.iterdir()}
         return [name for name in names if name.partition(".")[0] not in local]
 
     @property
     def takes_trial(self) -> bool:
-        """Whether it surely is a function of the configuration and the trial, by its file; one of the configuration alone reports to Ray itself."""
+        """Whether the file defines it with a second argument for the trial. A function of the configuration alone reports to Ray itself."""
         if self.pickled:
             return False
         try:
@@ -127,50 +129,54 @@ class TrainFunction:
         except (OSError, SyntaxError, ValueError):
             return False
         defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == self.name]
-        return bool(defined) and _positions(defined[-1]) >= 2
+        return bool(defined) and _positional_count(defined[-1]) >= 2
 
 
 def _named(text: str) -> TrainFunction:
     file, separator, name = text.rpartition(":")
     if not separator or not file or not name:
-        raise UsageError(f"'{text}' names no function: write it as train.py:train")
+        raise UsageError(f"`{text}` does not name a function. Write it as `train.py:train`.")
     path = Path(file)
     if not path.is_file():
-        meant = f"{file}.py"
-        hint = f"do you mean {meant}:{name}?" if Path(meant).is_file() else "check the path"
-        raise UsageError(f"there is no script '{file}': {hint}")
+        suggestion = f"{file}.py"
+        hint = f"Did you mean `{suggestion}:{name}`?" if Path(suggestion).is_file() else "Check the path."
+        raise UsageError(f"The script `{file}` does not exist. {hint}")
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
-        raise UsageError(f"{file} is no Python that can be read: line {error.lineno}: {error.msg}") from None
+        raise UsageError(f"{file} is not valid Python: line {error.lineno}: {error.msg}") from None
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    if name.partition(".")[0] not in defined and not _binds(tree, name.partition(".")[0]):
-        hint = f"it has {', '.join(defined)}" if defined else "it has none"
-        raise UsageError(f"{file} has no function '{name}': {hint}")
-    if name in defined and not (_positions(defined[name]) or defined[name].args.vararg):
-        raise UsageError(f"{name}() in {file} takes no configuration: write it as def {name}(config, trial)")
+    if name.partition(".")[0] not in defined and not _defines_name(tree, name.partition(".")[0]):
+        hint = f"Its functions are: {', '.join(defined)}." if defined else "It defines no functions."
+        raise UsageError(f"{file} has no function `{name}`. {hint}")
+    if name in defined and not (_positional_count(defined[name]) or defined[name].args.vararg):
+        raise UsageError(
+            f"`{name}()` in {file} takes no configuration. Define it as `def {name}(config, trial)`."
+        )
     return TrainFunction(name=name, file=str(path.resolve()))
 
 
-def _is_at_top(file: str, name: str) -> bool:
-    """Whether whoever imports a file finds the name there: not what is made under `if __name__ == "__main__":`."""
+def _is_module_level(file: str, name: str) -> bool:
+    """Whether an import of the file defines the name, that is, outside `if __name__ == "__main__":`."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return False
     first = name.partition(".")[0]
-    return first in [n.name for n in tree.body if isinstance(n, ast.FunctionDef)] or _binds(tree, first)
+    return first in [n.name for n in tree.body if isinstance(n, ast.FunctionDef)] or _defines_name(
+        tree, first
+    )
 
 
-def _positions(function: ast.FunctionDef) -> int:
-    """How many arguments it takes by position, a list of any number apart."""
+def _positional_count(function: ast.FunctionDef) -> int:
+    """Number of positional arguments, without `*args`."""
     return len(function.args.posonlyargs + function.args.args)
 
 
 def _check_signature(function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it does not tell
+    except (TypeError, ValueError):  # it has no readable signature
         return
     for arguments in ((None, None), (None,)):
         try:
@@ -179,12 +185,12 @@ def _check_signature(function: Callable[..., Any]) -> None:
         except TypeError:
             continue
     raise UsageError(
-        f"the training function takes {signature}: write it as def train(config, trial), or train(config) with ray.tune.report"
+        f"The training function has the signature {signature}. Define it as `def train(config, trial)`, or as `train(config)` with `ray.tune.report`."
     )
 
 
-def _binds(tree: ast.Module, name: str) -> bool:
-    """Whether a file binds a name otherwise than with `def`: an import, an assignment, a class."""
+def _defines_name(tree: ast.Module, name: str) -> bool:
+    """Whether a file defines a name other than with `def`: by an import, an assignment or a class."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((alias.asname or alias.name) in (name, "*") for alias in node.names):
@@ -210,13 +216,13 @@ def _pickle(function: Any) -> str:
         cloudpickle = importlib.import_module("cloudpickle")
     except ModuleNotFoundError:
         raise UsageError(
-            "the training function has no name that another process could import: define it at the top of a file, or pip install cloudpickle"
+            "The training function cannot be imported by name in another process. Define it at the top level of a file, or `pip install cloudpickle`."
         ) from None
     try:
         return base64.b64encode(cloudpickle.dumps(function)).decode()
     except Exception as error:
         raise UsageError(
-            f"the training function cannot be sent to another process ({type(error).__name__}): define it at the top of a file"
+            f"The training function cannot be pickled ({type(error).__name__}). Define it at the top level of a file."
         ) from None
 
 
@@ -229,12 +235,12 @@ def _import_file(file: str) -> Any:
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(MODULE, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     try:
         spec.loader.exec_module(module)
-    except SearchReached:  # what comes after the search, the function does not need
+    except SearchReached:  # the function does not need the rest of the file
         return module
     except BaseException:
         del sys.modules[MODULE]

@@ -1,7 +1,7 @@
-"""The process of one trial: it gets its GPU and its share of it, loads the function, runs it, and says how it ended.
+"""The process of one trial: it limits its GPU memory, loads the training function, runs it, and reports how it ended.
 
-Every trial has a process of its own, so that its memory goes back whatever it did. The share is a cap
-(`set_per_process_memory_fraction`): trials beside it on the same GPU cannot be robbed by one that was estimated wrongly.
+Every trial has its own process, so its memory is freed whatever it does. `set_per_process_memory_fraction` limits its memory: a trial whose
+estimate was too low cannot take memory from other trials on the same GPU.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.gpus.machine import named_gpus
 from legroom.observe.exit_with_parent import exit_with_parent
-from legroom.tuning.engines.cpu_share import Threads
-from legroom.tuning.memory.admission import Place
-from legroom.tuning.schedule.schedulers import Action
+from legroom.tuning.engines.cpu_share import TrialThreads
+from legroom.tuning.memory.admission import TrialGpu
+from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.space.space import Config
 from legroom.tuning.trial.function import CannotLoad, Train, TrainFunction
 from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import (
     Channel,
     DiskFull,
-    Reported,
+    ReportMessage,
     StopTrial,
     Trial,
     out_of_memory_count,
@@ -42,15 +42,15 @@ LONGEST_REASON = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What a trial's process is told. Plain data, so that it can travel."""
+class TrialTask:
+    """What a trial's process needs to run. Plain data that can be pickled."""
 
     number: int
     config: Config
     function: TrainFunction
     folder: str
-    place: Place | None = None
-    """None: the host."""
+    gpu: TrialGpu | None = None
+    """None: the CPU."""
     cap: int | None = None
     """Bytes that PyTorch may reserve on the GPU."""
     micro_batch: int | None = None
@@ -58,87 +58,87 @@ class Order:
     step: int = 0
     rank: int = 0
     ranks: int = 1
-    meeting: str = ""
-    """Where the ranks of this trial meet, as torch's `init_method`."""
+    init_method: str = ""
+    """The rendezvous of the ranks, as in `torch.distributed.init_process_group`."""
     threads: str = ""
-    """The file that says how many it has, where its processors are shared with other trials (see `processor_share`)."""
+    """File with the number of threads, if the CPU cores are shared with other trials (see `cpu_share`)."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialEnd:
+class TrialExit:
     """How the function ended."""
 
     state: TrialState
-    why: str = ""
+    reason: str = ""
     final: dict[str, float] | None = None
-    """Metrics that it returned instead of reporting them."""
+    """Metrics that the function returned instead of reporting them."""
     actual_bytes: int | None = None
     ooms: int = 0
     is_disk_full: bool = False
-    """It could not write its checkpoint."""
-    is_in_vain: bool = False
-    """Every other trial would end so, too: the function cannot even be loaded."""
+    """Whether a checkpoint could not be written."""
+    affects_all_trials: bool = False
+    """Whether every other trial would end in the same way: the function cannot be loaded."""
     failed_at: float = 0.0
-    """When the error was raised, by the clock on the wall; 0 of a process that could not say."""
+    """When the error was raised (`time.time()`); 0 if the process died."""
 
 
-def run_trial(order: Order, channel: Channel) -> TrialEnd:
-    """Run the function in this process. Whatever it raises is told, not raised."""
-    os.environ.update(order.environment)
+def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
+    """Run the function in this process. Exceptions are returned as a `TrialExit`, not raised."""
+    os.environ.update(task.environment)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_device(order))
-            stack.enter_context(_group(order))
+            stack.enter_context(_device(task))
+            stack.enter_context(_group(task))
             trial = Trial(
-                number=order.number,
-                config=order.config,
-                folder=Path(order.folder),
-                device="cpu" if order.place is None else "cuda",
-                rank=order.rank,
-                ranks=order.ranks,
-                checkpoint=order.checkpoint,
-                step=order.step,
+                number=task.number,
+                config=task.config,
+                folder=Path(task.folder),
+                device="cpu" if task.gpu is None else "cuda",
+                rank=task.rank,
+                ranks=task.ranks,
+                checkpoint=task.checkpoint,
+                step=task.step,
                 channel=channel,
-                _micro_batch=order.micro_batch,
+                _micro_batch=task.micro_batch,
             )
-            returned = called(order.function.load(), dict(order.config), trial)
-            end = TrialEnd(state=TrialState.FINISHED, final=_metrics(returned))
+            returned = call(task.function.load(), dict(task.config), trial)
+            end = TrialExit(state=TrialState.FINISHED, final=_metrics(returned))
         except StopTrial:
-            end = TrialEnd(state=TrialState.STOPPED)
+            end = TrialExit(state=TrialState.STOPPED)
         except BaseException as error:
-            end = _failed(error)
+            end = _failure(error)
         return replace(end, actual_bytes=reserved_peak(), ooms=out_of_memory_count())
 
 
-def called(train: Train, config: Config, trial: Trial) -> Any:
-    """Calls the function with what it takes: a plain Ray function has no place for the trial."""
+def call(train: Train, config: Config, trial: Trial) -> Any:
+    """Call the function with the trial, or without it if it takes only the configuration (a plain Ray function)."""
     try:
         inspect.signature(train).bind(config, trial)
     except TypeError:
         return train(config)
-    except ValueError:  # it does not tell
+    except ValueError:  # it has no readable signature
         pass
     return train(config, trial)
 
 
-def live(order: Order, pipe: Connection) -> None:
-    """The whole life of a process that runs one rank of a trial and nothing else."""
+def run_trial_process(task: TrialTask, pipe: Connection) -> None:
+    """Run one rank of a trial, then exit the process."""
     exit_with_parent()
-    threading.Thread(target=_leave_with, args=(pipe,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the engine's to handle
-    settle_in(order)
-    end = run_trial(order, _PipeChannel(pipe, Threads(order.threads)))
-    with contextlib.suppress(OSError):  # nobody is there any more
+    threading.Thread(target=_exit_when_closed, args=(pipe,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the engine handles Ctrl-C
+    redirect_output(task)
+    end = run_trial(task, _PipeChannel(pipe, TrialThreads(task.threads)))
+    with contextlib.suppress(OSError):  # the engine has exited
         pipe.send(end)
     sys.stdout.flush()
     sys.stderr.flush()
-    # What the function left running (threads, loaders) must not hold the GPU: the end is here.
+    # Threads and loaders that the function left running must not keep the GPU memory.
     os._exit(0)
 
 
-def _leave_with(pipe: Connection) -> None:
-    """End this process once nobody is at the other end of the pipe: a trial that nobody hears must not keep its GPU."""
+def _exit_when_closed(pipe: Connection) -> None:
+    """Exit when the other end of the pipe is closed: without an engine, a trial must not keep its GPU."""
     watched = select.poll()
     watched.register(pipe.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
     watched.poll()
@@ -146,47 +146,47 @@ def _leave_with(pipe: Connection) -> None:
 
 
 class _PipeChannel:
-    """Asks the engine at the other end of a pipe."""
+    """Sends reports to the engine through a pipe."""
 
-    def __init__(self, pipe: Connection, threads: Threads) -> None:
+    def __init__(self, pipe: Connection, threads: TrialThreads) -> None:
         self._pipe, self._threads = pipe, threads
-        threads.take()
-        threads.follow()
+        threads.update()
+        threads.update_after_steps()
 
-    def report(self, told: Reported) -> Action:
+    def report(self, message: ReportMessage) -> Action:
         try:
-            self._pipe.send(told)
+            self._pipe.send(message)
             action = Action(self._pipe.recv())
         except (EOFError, OSError):
             return Action.STOP
-        self._threads.take()
+        self._threads.update()
         return action
 
 
 @contextlib.contextmanager
-def _device(order: Order) -> Iterator[None]:
-    """The GPU that the trial was given is the only one that it sees, and it has its share of it."""
-    place = order.place
-    if place is None:
+def _device(task: TrialTask) -> Iterator[None]:
+    """Make the trial's GPU the only visible one, and limit its memory."""
+    gpu = task.gpu
+    if gpu is None:
         yield
         return
-    if not place.virtual:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(place.index)
+    if not gpu.virtual:
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(gpu.index)
     import torch
 
-    if place.virtual:
+    if gpu.virtual:
         from legroom.observe.virtual.gpu import VirtualGPU
 
-        with VirtualGPU(place.spec):
-            _cap(torch, order.cap, place.memory)
+        with VirtualGPU(gpu.spec):
+            _cap(torch, task.cap, gpu.memory)
             yield
         return
-    _cap(torch, order.cap, place.memory)
+    _cap(torch, task.cap, gpu.memory)
     yield
 
 
 def _visible(index: int) -> str:
-    """The GPU's name for a process that is to see it alone: of those that this environment shows."""
+    """The value of `CUDA_VISIBLE_DEVICES` for one of the GPUs that are visible to this process."""
     named = named_gpus()
     return named[index] if named else str(index)
 
@@ -197,20 +197,20 @@ def _cap(torch: Any, cap: int | None, memory: int) -> None:
 
 
 @contextlib.contextmanager
-def _group(order: Order) -> Iterator[None]:
-    """A process group among the trial's ranks, where it has several."""
-    if order.ranks == 1:
+def _group(task: TrialTask) -> Iterator[None]:
+    """A process group of the trial's ranks, if it has several."""
+    if task.ranks == 1:
         yield
         return
     import torch.distributed as dist
 
-    real = order.place is not None and not order.place.virtual
-    os.environ.update(RANK=str(order.rank), LOCAL_RANK="0", WORLD_SIZE=str(order.ranks))
+    real = task.gpu is not None and not task.gpu.virtual
+    os.environ.update(RANK=str(task.rank), LOCAL_RANK="0", WORLD_SIZE=str(task.ranks))
     dist.init_process_group(
         "nccl" if real else "gloo",
-        init_method=order.meeting,
-        rank=order.rank,
-        world_size=order.ranks,
+        init_method=task.init_method,
+        rank=task.rank,
+        world_size=task.ranks,
     )
     try:
         yield
@@ -220,7 +220,7 @@ def _group(order: Order) -> Iterator[None]:
 
 
 def _metrics(returned: Any) -> dict[str, float] | None:
-    """What a function returned, where it is a dict of numbers."""
+    """The metrics that a function returned, if it returned a dict of numbers."""
     if not isinstance(returned, dict):
         return None
     numbers: dict[str, float] = {}
@@ -230,28 +230,28 @@ def _metrics(returned: Any) -> dict[str, float] | None:
     return numbers or None
 
 
-def _failed(error: BaseException) -> TrialEnd:
+def _failure(error: BaseException) -> TrialExit:
     from legroom.diagnose.oom.recognize import classify
 
     if isinstance(error, DiskFull):
-        return TrialEnd(state=TrialState.FAILED, why=str(error), is_disk_full=True, failed_at=time.time())
+        return TrialExit(state=TrialState.FAILED, reason=str(error), is_disk_full=True, failed_at=time.time())
     traceback.print_exception(error)
-    reason = _reason(error)[:LONGEST_REASON]
+    text = _one_line(error)[:LONGEST_REASON]
     if isinstance(error, MemoryError | RuntimeError) and classify(error).is_oom:
-        why = f"out of memory{_place_of(error)}: {reason}"
-        return TrialEnd(state=TrialState.OUT_OF_MEMORY, why=why, failed_at=time.time())
+        reason = f"Out of memory{_location(error)}: {text}"
+        return TrialExit(state=TrialState.OUT_OF_MEMORY, reason=reason, failed_at=time.time())
     if isinstance(error, SystemExit):
-        reason = f"the function left with sys.exit({error.code if isinstance(error.code, int) else 1})"
-    return TrialEnd(
+        text = f"The function called `sys.exit({error.code if isinstance(error.code, int) else 1})`"
+    return TrialExit(
         state=TrialState.FAILED,
-        why=f"{reason}{_place_of(error)}",
-        is_in_vain=isinstance(error, CannotLoad),
+        reason=f"{text}{_location(error)}",
+        affects_all_trials=isinstance(error, CannotLoad),
         failed_at=time.time(),
     )
 
 
-def _reason(error: BaseException) -> str:
-    """An error in one line; one of ours is a sentence in itself."""
+def _one_line(error: BaseException) -> str:
+    """An error in one line; Legroom's own errors without their class."""
     if isinstance(error, LegroomError):
         return str(error)
     shown = next(part for part in traceback.format_exception_only(error) if not part.startswith(" "))
@@ -259,8 +259,8 @@ def _reason(error: BaseException) -> str:
     return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
-def _place_of(error: BaseException) -> str:
-    """The last line of the user's that the error passed, after a comma."""
+def _location(error: BaseException) -> str:
+    """The user's line that raised the error, after a comma."""
     from legroom.observe.dispatch.attribution import user_frame
 
     innermost = error.__traceback__
@@ -270,13 +270,13 @@ def _place_of(error: BaseException) -> str:
     return "" if frame is None else f", {os.path.basename(frame.file)}:{frame.line}"
 
 
-def settle_in(order: Order) -> None:
-    """This process is the trial's from now on: what it prints goes to a file of the trial's."""
-    print_to(Path(order.folder) / ("output.txt" if order.rank == 0 else f"output-{order.rank}.txt"))
+def redirect_output(task: TrialTask) -> None:
+    """Redirect the output of this process to the trial's folder."""
+    print_to(Path(task.folder) / ("output.txt" if task.rank == 0 else f"output-{task.rank}.txt"))
 
 
 def print_to(path: Path) -> None:
-    """What this process prints from now on, and what its own processes print, goes to a file."""
+    """Redirect stdout and stderr of this process and its children to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()

@@ -1,53 +1,54 @@
-"""The ranks of a trial as one trial: rank 0's report decides for all of them, and one that goes wrong ends all.
+"""Combines the ranks of a trial: rank 0's report decides for all of them, and a rank that fails ends all.
 
-An engine brings what each rank says, from whatever process it runs in, and carries the answers back. Ranks that have to wait for a decision
-wait, and nobody waits for a rank that is gone.
+An engine passes on the messages of each rank and returns the answers. Ranks wait for the decision about a step, but not for a rank that has ended.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from legroom.tuning.schedule.schedulers import Action
-from legroom.tuning.trial.process import TrialEnd
+from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.trial.process import TrialExit
 from legroom.tuning.trial.records import TrialState
-from legroom.tuning.trial.trial import Reported
+from legroom.tuning.trial.trial import ReportMessage
 
 GRACE = 1.0
-"""Seconds for the others' last words when a rank went wrong: theirs may be the error that came first."""
+"""After a rank fails, seconds to wait for the other ranks: one of them may have raised the original error."""
 
 Answers = dict[int, Action]
-"""Rank → what it is to do after its report."""
+"""Rank → what it does after its report."""
 
 
 @dataclass(slots=True)
 class RankGroup:
-    """What the ranks of one trial have said so far."""
+    """The messages of one trial's ranks so far."""
 
     ranks: int
-    ends: dict[int, TrialEnd] = field(default_factory=dict)
+    ends: dict[int, TrialExit] = field(default_factory=dict)
     """Rank → how it ended."""
     _decided: dict[int, Action] = field(default_factory=dict)
     """Step → what all ranks do after it."""
     _waiting: dict[int, list[int]] = field(default_factory=dict)
-    """Step → ranks that wait for that."""
+    """Step → ranks that wait for the decision."""
     _deadline: float | None = None
 
-    def reported(self, rank: int, told: Reported, decide: Callable[[Reported], Action]) -> Answers:
-        """A rank reports: whom that lets go on, and how. `decide` is asked once for each step, with rank 0's report."""
+    def reported(
+        self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
+    ) -> Answers:
+        """Handle a report. Returns the ranks that are answered. `decide` is called once per step, with rank 0's report."""
         ranks = [rank]
         if rank == 0:
-            self._decided[told.step] = decide(told)
-            ranks += self._waiting.pop(told.step, [])
-        elif told.step not in self._decided:
-            if 0 in self.ends:  # nobody will decide any more
+            self._decided[message.step] = decide(message)
+            ranks += self._waiting.pop(message.step, [])
+        elif message.step not in self._decided:
+            if 0 in self.ends:  # rank 0 will not decide any more
                 return {rank: Action.STOP}
-            self._waiting.setdefault(told.step, []).append(rank)
+            self._waiting.setdefault(message.step, []).append(rank)
             return {}
-        return dict.fromkeys(ranks, self._decided[told.step])
+        return dict.fromkeys(ranks, self._decided[message.step])
 
-    def ended(self, rank: int, end: TrialEnd) -> Answers:
-        """A rank is over: who need not wait any longer."""
+    def ended(self, rank: int, end: TrialExit) -> Answers:
+        """Handle the end of a rank. Returns the ranks that were waiting for it."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE
@@ -58,14 +59,14 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """All ranks have ended, or one went wrong: the others would wait for it for ever."""
+        """Whether all ranks have ended, or one failed: the others would wait for it forever."""
         return len(self.ends) == self.ranks or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
 
     @property
-    def end(self) -> TrialEnd:
-        """How the trial ended: as the rank that went wrong first, or as rank 0. Its memory is that of the rank that took most."""
+    def end(self) -> TrialExit:
+        """How the trial ended: like the rank that failed first, or like rank 0. The memory is the maximum over the ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]
@@ -76,5 +77,5 @@ class RankGroup:
         )
 
 
-def _went_wrong(end: TrialEnd) -> bool:
+def _went_wrong(end: TrialExit) -> bool:
     return end.state in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)

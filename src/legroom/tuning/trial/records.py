@@ -1,12 +1,12 @@
-"""What is known of a trial: the vocabulary that engines, searchers, schedulers, the store and reports share.
+"""The records of trials that engines, searchers, schedulers, the storage and reports share.
 
-A trial goes
+States of a trial:
 
     waiting → running → finished | stopped | failed | out-of-memory
-       │         └→ paused → running                (population-based training with fewer places than trials)
+       │         └→ paused → running                (population-based training with more trials than can run)
        └→ never-fits                                 (rejected before it started)
 
-`finished`, `stopped`, `failed`, `out-of-memory` and `never-fits` are final: a resumed study does not touch them.
+`finished`, `stopped`, `failed`, `out-of-memory` and `never-fits` are final: a resumed study does not change them.
 """
 
 import math
@@ -20,20 +20,20 @@ Mode = Literal["min", "max"]
 
 
 class TrialState(StrEnum):
-    """Where a trial stands."""
+    """The state of a trial."""
 
     WAITING = "waiting"
-    """Proposed; its memory is being estimated, or there is no room for it yet."""
+    """Proposed. Its memory is being estimated, or it waits for free memory."""
     RUNNING = "running"
     PAUSED = "paused"
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """By the scheduler, the time budget or a metric that is no number; what it reported counts."""
+    """Stopped by the scheduler, by the time budget or because the metric was NaN. Its reports count."""
     FAILED = "failed"
-    """The function raised, or its process died."""
+    """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
-    """It started and was lost to memory, whatever was tried."""
+    """It started and ran out of memory, even with the largest GPU to itself."""
     NEVER_FITS = "never-fits"
     """Not started: not even its smallest micro-batch fits any GPU."""
 
@@ -44,72 +44,72 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a trial said at one step (1 is the first)."""
+    """What a trial reported at one step. Steps start at 1."""
 
     step: int
     metrics: dict[str, float]
     seconds: float = 0.0
-    """Since the study began."""
+    """Since the start of the study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMemory:
-    """Device memory of a trial, in bytes on one GPU, CUDA's context included; None where it is not known."""
+    """GPU memory of a trial in bytes, including the CUDA context; None if unknown."""
 
     predicted: int | None = None
     safe: int | None = None
-    """The bound that it was given room for."""
+    """The upper bound: memory was reserved for it."""
     actual: int | None = None
-    """The highest that was seen."""
+    """The measured peak."""
     batch_size: int | None = None
     micro_batch: int | None = None
-    """Rows at once, where the batch was split; None where it was taken whole."""
+    """Samples per micro-batch; None if the batch was not split."""
     ooms: int = 0
-    """How often memory ran out and was survived."""
+    """Number of out-of-memory errors that the trial survived."""
     shortage: float = 0.0
-    """Of a trial that never fits: by which share of the largest GPU it is too large."""
-    held: int = 0
-    """What other programs had of the GPU, where the batch was split for that reason alone."""
+    """For a trial that never fits: the missing memory as a fraction of the largest GPU."""
+    used_by_others: int = 0
+    """Bytes used by other programs, if the batch was split only for that reason."""
 
     @property
-    def foretold(self) -> int | None:
-        """What it was foretold to need at most; None where nothing could be foretold, and it got a GPU to itself."""
+    def bound(self) -> int | None:
+        """The predicted upper bound; None if the estimate failed and the trial ran alone on a GPU."""
         return self.safe if self.predicted else None
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialRecord:
-    """One trial, as it stands now."""
+    """The current state of one trial."""
 
     number: int
     config: Config
-    knew: int = 0
-    """How many results the searcher had been told when it proposed this."""
+    known_results: int = 0
+    """Number of results that the searcher knew when it proposed this configuration."""
     state: TrialState = TrialState.WAITING
-    why: str = ""
-    """One sentence: why it stopped, failed, was split or never started."""
+    reason: str = ""
+    """One line: why it stopped, failed, was split or never started."""
     reports: list[Report] = field(default_factory=list)
     memory: TrialMemory = field(default_factory=TrialMemory)
     gpu: str = ""
     """Where it ran: `cuda:1`, `virtual 0`, `cpu`."""
     started: float | None = None
     ended: float | None = None
-    """Seconds since the study began."""
+    """Seconds since the start of the study."""
     attempts: int = 0
-    """How often it was started: once, unless it was interrupted, paused or met a full GPU."""
+    """Number of starts: 1, unless it was interrupted, paused or ran out of memory."""
     checkpoint: str | None = None
     """Path of the checkpoint of its best report."""
     last_checkpoint: str | None = None
-    """Path of the latest one, from which it goes on."""
+    """Path of the latest checkpoint, from which it continues."""
     checkpoint_step: int = 0
-    """Its own step at which that one was taken; after an interruption it goes on from there."""
+    """The step of the latest checkpoint."""
     parent: int | None = None
-    """The trial whose checkpoint it last took over (population-based training)."""
+    """The trial whose checkpoint it last copied (population-based training)."""
     earlier: list[tuple[int, Config]] = field(default_factory=list)
-    """Configurations that it had before, each with the last step that was made with it."""
+    """Previous configurations, each with its last step (population-based training)."""
 
     def value(self, metric: str, mode: Mode) -> float | None:
-        """The best that was reported; None where there is no number."""
+        """The best reported value; None if there is no finite one."""
         best = self.best_report(metric, mode)
         return None if best is None else best.metrics[metric]
 
@@ -118,31 +118,31 @@ class TrialRecord:
         return choose(self._told(metric), key=lambda report: report.metrics[metric], default=None)
 
     def last_report(self, metric: str) -> Report | None:
-        """The latest with a number for the metric."""
+        """The latest report with a finite value of the metric."""
         return next(reversed(self._told(metric)), None)
 
     def _told(self, metric: str) -> list[Report]:
         return [report for report in self.reports if math.isfinite(report.metrics.get(metric, math.nan))]
 
     def config_at(self, step: int) -> Config:
-        """The configuration with which a step was made."""
+        """The configuration that was used at a step."""
         return next((config for last, config in self.earlier if step <= last), self.config)
 
     @property
     def step(self) -> int:
-        """The latest that was reported."""
+        """The latest reported step."""
         return self.reports[-1].step if self.reports else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Plain data for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a trial ended, as an engine tells it."""
+class TrialOutcome:
+    """How a trial ended, as decided by the dispatcher."""
 
     state: TrialState
-    why: str = ""
-    is_in_vain: bool = False
-    """Every other trial would end so, too."""
+    reason: str = ""
+    affects_all_trials: bool = False
+    """Whether every other trial would end in the same way."""

@@ -1,4 +1,4 @@
-"""A study as one HTML file: parallel coordinates, importance, learning curves, memory, what was lost and why."""
+"""A study as one HTML file: parallel coordinates, parameter importance, learning curves, memory, and failed trials."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def write(study: "Study", path: str | Path) -> Path:
-    """Write a study's page to `path`; it needs neither a network nor a server to be read."""
+    """Write the report of a study to `path`. Viewing it needs neither a network nor a server."""
     return write_page(figures_of(study), Path(path))

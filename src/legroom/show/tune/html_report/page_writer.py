@@ -1,8 +1,8 @@
-"""Puts the page together: text and tables from here, charts from the page's own script, everything in one file.
+"""Assembles the report: text and tables are generated here, charts are drawn by the page's script, and everything is one file.
 
-The charts are plain SVG drawn by a few hundred lines beside this file, not a plotting library: the page weighs kilobytes
-instead of megabytes, opens without a network, follows the reader's light or dark setting, and its charts answer to each other. What must
-be readable without a script (the verdict, the tables) is plain HTML.
+The charts are plain SVG drawn by a few hundred lines of JavaScript instead of a plotting library. The page is kilobytes instead of megabytes, needs no
+network, supports light and dark themes, and its charts are linked. The results and tables are plain HTML, readable without
+scripts.
 """
 
 import json
@@ -17,11 +17,11 @@ from legroom.errors import UsageError
 from legroom.show.tune.html_report.tables import (
     best_section,
     facts,
+    failure_table,
     importance_bars,
     lead,
-    lost_table,
     memory_legend,
-    memory_words,
+    memory_text,
     trials_table,
 )
 from legroom.tuning.report.figures import StudyFigures, TrialFigures
@@ -30,20 +30,20 @@ _SCRIPTS = ("drawing.js", "choosing.js", "parallel.js", "curves.js", "memory.js"
 
 
 def write_page(study: StudyFigures, path: Path) -> Path:
-    """Write the page; a full disk or a folder that cannot be written is told in a sentence."""
+    """Write the page. Raises `UsageError` if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(page(study), encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"the report could not be written to {path}: {error.strerror or error}. "
-            "The study itself is kept: make room, and the same command with --resume writes the report"
+            f"The report could not be written to {path}: {error.strerror or error}. "
+            "The results are saved. Free some space, then repeat the command with --resume to write the report."
         ) from None
     return path
 
 
 def page(study: StudyFigures) -> str:
-    """The whole page as text."""
+    """The page as text."""
     return Template(_part("page.html")).substitute(
         title=escape(study.title),
         metric=escape(study.metric),
@@ -53,17 +53,17 @@ def page(study: StudyFigures) -> str:
         facts=facts(study),
         best=best_section(study),
         importance=importance_bars(study),
-        memory_words=memory_words(study),
+        memory_text=memory_text(study),
         memory_legend=memory_legend(study),
-        lost=lost_table(study),
+        failures=failure_table(study),
         trials=trials_table(study),
         data=_embedded(study),
     )
 
 
 def _embedded(study: StudyFigures) -> str:
-    """What the charts need, as JSON that cannot end its own script element."""
-    told = {
+    """The data of the charts as JSON. `<` is escaped, so that no value can close the script element."""
+    content = {
         "metric": study.metric,
         "mode": study.mode,
         "capacities": list(study.capacities),
@@ -73,16 +73,16 @@ def _embedded(study: StudyFigures) -> str:
         ],
         "trials": [_trial(trial) for trial in study.trials],
     }
-    return json.dumps(told, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _trial(trial: TrialFigures) -> dict[str, Any]:
     return {
         "number": trial.number,
         "config": {name: _plain(value) for name, value in trial.config.items()},
-        "look": trial.look,
+        "outcome": trial.outcome,
         "state": trial.state,
-        "why": trial.why,
+        "reason": trial.reason,
         "value": trial.value,
         "curve": [[step, value] for step, value in trial.curve],
         "predicted": trial.predicted,
@@ -91,7 +91,7 @@ def _trial(trial: TrialFigures) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can say it: a choice of the user's own class is told by its class alone, never by its `repr`."""
+    """A value that JSON can represent. Objects of the user's classes are shown by their class, never by their `repr`."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -1,7 +1,7 @@
-"""The two places where Ray Tune asks what to do, a searcher and a scheduler, and who answers: the stage.
+"""The interfaces through which Ray Tune asks what to do: a searcher and a scheduler that call the dispatcher.
 
-Ray keeps processes, resources and machines; what is tried, admitted, cut short and learned is decided as in every other engine. One of our
-trials can be several of Ray's: each time it is handed out (again after a pause, a full GPU, another's checkpoint) Ray sees a new one.
+Ray manages processes, resources and machines. All other decisions are made as in the local engine. One of our trials can correspond to
+several of Ray's: each restart (after a pause, an out-of-memory error or a copied checkpoint) is a new trial for Ray.
 """
 
 import contextlib
@@ -15,111 +15,114 @@ from ray.tune.search import Searcher
 
 from legroom.errors import LegroomError
 from legroom.tuning.engines.ray import workers
-from legroom.tuning.engines.ray.trial import ORDERS, end_process, read_result
-from legroom.tuning.schedule.schedulers import Action
-from legroom.tuning.study_runner import Conductor
-from legroom.tuning.trial.process import TrialEnd
+from legroom.tuning.engines.ray.channel import TASKS
+from legroom.tuning.engines.ray.trial import kill_process, read_result
+from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.study_runner import StudyRunner
+from legroom.tuning.trial.process import TrialExit
 from legroom.tuning.trial.records import TrialState
-from legroom.tuning.trial.trial import Reported
-from legroom.tuning.trial_dispatch import Stage
+from legroom.tuning.trial.trial import ReportMessage
+from legroom.tuning.trial_dispatch import TrialDispatcher
 
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(slots=True)
-class Exchange:
-    """What searcher and scheduler share."""
+class SharedState:
+    """State shared by searcher and scheduler."""
 
-    stage: Stage
-    conductor: Conductor
+    dispatcher: TrialDispatcher
+    runner: StudyRunner
     server: str | None = None
-    """Where trials are forked that run beside Ray's workers."""
+    """Socket path of the fork server, if trials are forked; None if they run inside Ray's workers."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """Ray's name of a trial → our number."""
-    refusal: LegroomError | None = None
-    """Why the study ends here: Ray would wrap it into an error of its own, with a traceback in its text."""
+    """Ray's trial ID → our trial number."""
+    error: LegroomError | None = None
+    """The error that ends the study. Ray would wrap it in its own error with a traceback."""
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def record_error(self) -> Iterator[None]:
         try:
             yield
         except LegroomError as error:
-            self.refusal = error
+            self.error = error
             raise
 
 
-class StagedSearch(Searcher):
-    """Ray asks for a configuration and gets the orders of the next trial that has room, one for each of its ranks."""
+class DispatchSearcher(Searcher):
+    """Gives Ray the tasks of the next trial that fits, one per rank, as a configuration."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, shared: SharedState) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._shared = shared
 
     def suggest(self, trial_id: str) -> Any:
-        """Its orders; None where there is none now; Ray's own word where there will be no more."""
-        stage, conductor = self._exchange.stage, self._exchange.conductor
-        with self._exchange.heard():
-            orders = stage.hand_out()
-            while orders is None and not stage.running and not stage.is_over:
-                conductor.wait(SECONDS_BETWEEN_LOOKS)  # Ray would sleep a whole second
-                orders = stage.hand_out()
-        if orders is None:
-            return Searcher.FINISHED if stage.is_over else None
-        self._exchange.numbers[trial_id] = orders[0].number
-        return {ORDERS: orders}
+        """The tasks of the next trial; None if none fits now; `FINISHED` if there will be no more."""
+        dispatcher, runner = self._shared.dispatcher, self._shared.runner
+        with self._shared.record_error():
+            tasks = dispatcher.next_tasks()
+            while tasks is None and not dispatcher.running and not dispatcher.is_over:
+                runner.wait(POLL_SECONDS)  # Ray would sleep for a whole second
+                tasks = dispatcher.next_tasks()
+        if tasks is None:
+            return Searcher.FINISHED if dispatcher.is_over else None
+        self._shared.numbers[trial_id] = tasks[0].number
+        return {TASKS: tasks}
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """The scheduler has heard it already."""
+        """Nothing to do: the scheduler has been told."""
 
     def save(self, checkpoint_path: str) -> None:
-        """The study's own store is what a search is resumed from."""
+        """Nothing to save: a search is resumed from the study's storage."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Never called: Ray's own restoring is not used."""
+        """Never called: Ray's restore is not used."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Ray keeps a copy of all settings on disk; the stage is no part of it."""
+        """Ray saves a copy of its settings to disk. The study is not part of it."""
         return {}
 
 
-class StagedScheduler(FIFOScheduler):
-    """Ray says what a trial reported and how it ended, and is told whether it goes on."""
+class DispatchScheduler(FIFOScheduler):
+    """Passes reports and ends of trials to the dispatcher, and its decisions to Ray."""
 
-    _supports_buffered_results = False  # a trial is to wait for the answer to each report
+    _supports_buffered_results = False  # a trial waits for the answer to each report
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, shared: SharedState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._exchange = exchange
+        self._shared = shared
         self._keeps_workers = False
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        if self._exchange.server is not None and not self._keeps_workers:
+        if self._shared.server is not None and not self._keeps_workers:
             self._keeps_workers = True
-            workers.keep(tune_controller, trial, self._exchange.stage.slots)
+            workers.keep_idle(tune_controller, trial, self._shared.dispatcher.slots)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        stage, number = self._exchange.stage, self._exchange.numbers[trial.trial_id]
-        told = read_result(result)
-        with self._exchange.heard():
-            if isinstance(told, Reported):
-                if stage.reported(number, told) is Action.GO_ON:
+        dispatcher, number = self._shared.dispatcher, self._shared.numbers[trial.trial_id]
+        message = read_result(result)
+        with self._shared.record_error():
+            if isinstance(message, ReportMessage):
+                if dispatcher.reported(number, message) is Action.CONTINUE:
                     return TrialScheduler.CONTINUE
-                # It will say no more: a worker of its own is Ray's to end, a process beside one that stays is ours.
-                end_process(result, self._exchange.server)
-                told = TrialEnd(state=TrialState.STOPPED, actual_bytes=told.actual_bytes, ooms=told.ooms)
-            stage.ended(number, told)
+                # Ray ends its own worker; a process forked next to a worker is ours to kill.
+                kill_process(result, self._shared.server)
+                message = TrialExit(
+                    state=TrialState.STOPPED, actual_bytes=message.actual_bytes, ooms=message.ooms
+                )
+            dispatcher.ended(number, message)
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        # The function's own errors are told in the worker; Ray gives the scheduler none of what it knows of a dead one.
-        end = TrialEnd(
+        # Exceptions of the function are handled in the worker. Ray does not tell the scheduler why a worker died.
+        end = TrialExit(
             state=TrialState.FAILED,
-            why="its process ended without a word: it was killed, or the machine was out of memory",
+            reason="The process exited without a result: it was killed, or the machine ran out of memory",
         )
-        with self._exchange.heard():
-            self._exchange.stage.ended(self._exchange.numbers[trial.trial_id], end)
+        with self._shared.record_error():
+            self._shared.dispatcher.ended(self._shared.numbers[trial.trial_id], end)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -1,7 +1,7 @@
-"""Trials on Ray Tune: on this machine with Ray started for the study, or on a cluster.
+"""Runs trials on Ray Tune: on this machine, with a Ray instance started for the study, or on a cluster.
 
-On this machine the stage packs trials onto GPUs, as it does without Ray, and Ray starts what it is given. On a cluster Ray places
-them, by what each was foretold to need: a share of one GPU (Ray's `GPU` resource) on a machine whose GPUs it fits.
+On this machine, the dispatcher places trials on GPUs as it does without Ray. On a cluster, Ray places them. Each trial requests the
+fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it fits.
 """
 
 import contextlib
@@ -13,120 +13,128 @@ from typing import TYPE_CHECKING, Any
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.gpus.machine import processors
-from legroom.tuning.engines.engine import Job, ended_politely
+from legroom.tuning.engines.engine import interrupt_on_sigterm
 from legroom.tuning.engines.fork_server import fork_server
 from legroom.tuning.engines.ray.cluster import connected
 from legroom.tuning.engines.ray.resources import (
     Resources,
-    places_of_cluster,
+    cluster_gpus,
     processors_of_cluster,
     resources,
     strategy_for,
 )
 from legroom.tuning.engines.ray.trial import run_in_ray
-from legroom.tuning.memory.admission import Place
-from legroom.tuning.trial_dispatch import Stage
+from legroom.tuning.job import TuneJob
+from legroom.tuning.memory.admission import TrialGpu
+from legroom.tuning.trial_dispatch import TrialDispatcher
 
 if TYPE_CHECKING:
-    from legroom.tuning.engines.ray.adapters import Exchange
-    from legroom.tuning.study_runner import Conductor
+    from legroom.tuning.engines.ray.adapters import SharedState
+    from legroom.tuning.study_runner import StudyRunner
 
-MOST_WAITING = 4
-"""Workers that Ray starts with itself, before trials come, where these are apart."""
+MAX_STARTUP_WORKERS = 4
+"""Maximum number of workers that Ray starts in advance, if trials are forked."""
 
 
 class RayEngine:
-    """Runs trials with Ray Tune. `address`: of a cluster; None: Ray is started here and stopped again."""
+    """Runs trials with Ray Tune. `address`: of a cluster; None starts Ray on this machine and stops it afterwards."""
 
     name = "ray"
 
     def __init__(self, address: str | None = None) -> None:
         self._address = address
         self._server: str | None = None
-        """Where trials are forked; None: each has a worker of Ray's to itself."""
+        """Socket path of the fork server; None if each trial has its own Ray worker."""
 
-    def places(self) -> list[Place]:
-        """The cluster's GPUs."""
+    def gpus(self) -> list[TrialGpu]:
+        """The GPUs of the cluster."""
         with connected(self._address, processors=processors()):
-            return places_of_cluster()
+            return cluster_gpus()
 
-    def prepare(self, job: Job) -> None:
-        if self._address is None and _can_be_apart(job):
+    def prepare(self, job: TuneJob) -> None:
+        if self._address is None and _can_fork(job):
             self._server = fork_server(job.function)
 
-    def run(self, job: Job, conductor: "Conductor") -> None:
+    def run(self, job: TuneJob, runner: "StudyRunner") -> None:
         if self._address is None:
-            stage = Stage(job, conductor)
-            stage.look_ahead()  # the first estimates are made while Ray starts
-            # Ray starts a worker for each processor, with as much to import; where trials are apart, fewer are needed at first, and others when they are.
-            few = min(MOST_WAITING, max(1, stage.slots // 2))
+            dispatcher = TrialDispatcher(job, runner)
+            dispatcher.prepare_trials()  # the first estimates run while Ray starts
+            # Ray starts a worker per CPU, which imports everything. If trials are forked, fewer are needed at first.
+            few = min(MAX_STARTUP_WORKERS, max(1, dispatcher.slots // 2))
             with connected(None, processors=processors() if self._server is None else few):
-                self._fit(job, resources(on_cluster=False), stage, conductor)
+                self._fit(job, resources(on_cluster=False), dispatcher, runner)
             return
         with connected(self._address, processors=processors()):
             if job.parallel is None:
                 job = replace(job, parallel=max(1, processors_of_cluster() // job.ranks))
-            asked = resources(on_cluster=True, strategy=strategy_for(job.ranks))
-            self._fit(job, asked, Stage(job, conductor), conductor)
+            request = resources(on_cluster=True, strategy=strategy_for(job.ranks))
+            self._fit(job, request, TrialDispatcher(job, runner), runner)
 
-    def _fit(self, job: Job, asked: Resources, stage: Stage, conductor: "Conductor") -> None:
+    def _fit(
+        self, job: TuneJob, request: Resources, dispatcher: TrialDispatcher, runner: "StudyRunner"
+    ) -> None:
         try:
             from legroom.tuning.engines.ray import workers
-            from legroom.tuning.engines.ray.adapters import Exchange
-        except ImportError as error:  # a part that this release of Ray Tune needs
+            from legroom.tuning.engines.ray.adapters import SharedState
+        except ImportError as error:  # this version of Ray Tune needs another package
             raise _missing(error) from None
 
-        exchange = Exchange(stage, conductor, self._server)
-        account = job.folder / "ray"
+        shared = SharedState(dispatcher, runner, self._server)
+        ray_folder = job.folder / "ray"
         try:
-            with ended_politely(), contextlib.nullcontext() if self._server is None else workers.spared():
-                _tuner(exchange, account, asked).fit()
+            with (
+                interrupt_on_sigterm(),
+                contextlib.nullcontext() if self._server is None else workers.reused(),
+            ):
+                _tuner(shared, ray_folder, request).fit()
         except KeyboardInterrupt:
-            stage.interrupt()
+            dispatcher.interrupt()
             raise
         except OSError as error:
             raise UsageError(
-                f"Ray cannot write to {account}: {error.strerror or error}. What had ended is kept: make room and go on with resume"
+                f"Ray cannot write to {ray_folder}: {error.strerror or error}. Completed trials are saved. Free some space, then resume."
             ) from None
         except Exception:
-            if exchange.refusal is not None:
-                raise exchange.refusal from None
+            if shared.error is not None:
+                raise shared.error from None
             raise
         finally:
-            shutil.rmtree(account, ignore_errors=True)  # Ray's account of the study: the store has all of it
-        if conductor.seconds_left == 0.0:
-            stage.time_is_up()
-        elif not stage.is_over:  # Ray took Ctrl-C for itself and ended its trials
-            stage.interrupt()
+            shutil.rmtree(
+                ray_folder, ignore_errors=True
+            )  # Ray's own results: the study's storage has all of them
+        if runner.seconds_left == 0.0:
+            dispatcher.stop_on_timeout()
+        elif not dispatcher.is_over:  # Ray handled Ctrl-C and stopped its trials
+            dispatcher.interrupt()
             raise KeyboardInterrupt
 
 
 def _missing(error: ImportError) -> MissingExtra:
-    """What was not found when Ray Tune was imported: Ray puts a sentence of its own in front of that."""
+    """Name the package that Ray Tune could not import. Ray wraps the original error in its own message."""
     first = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    return MissingExtra(f"what Ray Tune needs ({first.name or first})", "tune")
+    return MissingExtra(f"A dependency of Ray Tune ({first.name or first})", "tune")
 
 
-def _can_be_apart(job: Job) -> bool:
-    """Whether workers may stay while each trial is a process beside one: not with a plain Ray function, which reports from within its worker."""
+def _can_fork(job: TuneJob) -> bool:
+    """Whether trials can be forked next to Ray's workers. A plain Ray function cannot: it reports from within its worker."""
     return job.ranks == 1 and job.function.takes_trial
 
 
-def _tuner(exchange: "Exchange", folder: Path, asked: Resources) -> Any:
+def _tuner(shared: "SharedState", folder: Path, request: Resources) -> Any:
     from ray import tune
 
-    from legroom.tuning.engines.ray.adapters import StagedScheduler, StagedSearch
+    from legroom.tuning.engines.ray.adapters import DispatchScheduler, DispatchSearcher
 
-    numbers = exchange.numbers
+    numbers = shared.numbers
     folder.mkdir(parents=True, exist_ok=True)
     return tune.Tuner(
-        tune.with_resources(partial(run_in_ray, server=exchange.server), asked),
+        tune.with_resources(partial(run_in_ray, server=shared.server), request),
         tune_config=tune.TuneConfig(
-            search_alg=StagedSearch(exchange),
-            scheduler=StagedScheduler(exchange),
-            num_samples=-1,  # as many as the search gives
-            time_budget_s=exchange.conductor.seconds_left,
-            reuse_actors=exchange.server is not None,
+            search_alg=DispatchSearcher(shared),
+            scheduler=DispatchScheduler(shared),
+            num_samples=-1,  # until the searcher returns FINISHED
+            time_budget_s=shared.runner.seconds_left,
+            reuse_actors=shared.server is not None,
             trial_name_creator=lambda trial: f"trial-{numbers[trial.trial_id]}",
             trial_dirname_creator=lambda trial: f"trial-{numbers[trial.trial_id]}-{trial.trial_id}",
         ),

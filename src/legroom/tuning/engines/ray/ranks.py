@@ -1,7 +1,7 @@
-"""A trial of several ranks on Ray: a worker for each, in a bundle of the trial's placement group, and one that leads them.
+"""A trial with several ranks on Ray: one worker per rank, each in a bundle of the trial's placement group, and a coordinator.
 
-The leader is what Ray Tune takes for the training function. It starts the ranks, brings what they say to their group and the group's
-answers back, so that they decide together as they do without Ray. Ranks meet at an address of rank 0's machine, so they may be on several.
+The coordinator is the training function that Ray Tune sees. It starts the ranks, passes their messages to their `RankGroup`, and returns
+the answers, as the local engine does. The ranks connect to an address on rank 0's machine, so they may be on several machines.
 """
 
 import queue
@@ -11,41 +11,41 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from legroom.tuning.engines.ray.trial import TuneChannel, at_work
-from legroom.tuning.schedule.schedulers import Action
-from legroom.tuning.trial.process import Order, TrialEnd, run_trial
+from legroom.tuning.engines.ray.channel import TuneChannel, adapt_to_worker
+from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.trial.process import TrialExit, TrialTask, run_trial
 from legroom.tuning.trial.ranks import Answers, RankGroup
 from legroom.tuning.trial.records import TrialState
-from legroom.tuning.trial.trial import Reported
+from legroom.tuning.trial.trial import ReportMessage
 
-LOOK = 0.5
-"""Seconds between two looks at the clock while no rank says anything."""
+POLL_SECONDS = 0.5
+"""Seconds between checks whether the trial was stopped, while no rank sends a message."""
 
 
-def run_ranks(orders: Sequence[Order], channel: TuneChannel) -> TrialEnd:
-    """Run a trial's ranks to their common end."""
+def run_ranks(tasks: Sequence[TrialTask], channel: TuneChannel) -> TrialExit:
+    """Run a trial's ranks until they have all ended."""
     import ray
 
-    actors = _started(len(orders))
+    actors = _start_actors(len(tasks))
     try:
-        meeting = ray.get(actors[0].meeting.remote())
-        for actor, order in zip(actors, orders, strict=True):
-            actor.begin.remote(replace(order, meeting=meeting))
-        return _led(actors, channel)
+        init_method = ray.get(actors[0].free_address.remote())
+        for actor, task in zip(actors, tasks, strict=True):
+            actor.begin.remote(replace(task, init_method=init_method))
+        return _relay(actors, channel)
     finally:
         for actor in actors:
             ray.kill(actor)
 
 
-class Rank:
-    """The worker of one rank: the function runs in a thread, and what it says is fetched message by message."""
+class RankActor:
+    """The worker of one rank. The function runs in a thread, and its messages are fetched one by one."""
 
     def __init__(self) -> None:
-        self._said: queue.Queue[Reported | TrialEnd] = queue.Queue()
+        self._messages: queue.Queue[ReportMessage | TrialExit] = queue.Queue()
         self._answers: queue.Queue[Action] = queue.Queue()
 
-    def meeting(self) -> str:
-        """An address here that is free now."""
+    def free_address(self) -> str:
+        """A free address on this machine."""
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -53,40 +53,40 @@ class Rank:
             free.bind((host, 0))
             return f"tcp://{host}:{free.getsockname()[1]}"
 
-    def begin(self, order: Order) -> None:
-        def live() -> None:
-            self._said.put(run_trial(at_work(order), self))
+    def begin(self, task: TrialTask) -> None:
+        def run() -> None:
+            self._messages.put(run_trial(adapt_to_worker(task), self))
 
-        threading.Thread(target=live, name="legroom-rank", daemon=True).start()
+        threading.Thread(target=run, name="legroom-rank", daemon=True).start()
 
-    def next_message(self) -> Reported | TrialEnd:
-        return self._said.get()
+    def next_message(self) -> ReportMessage | TrialExit:
+        return self._messages.get()
 
     def answer(self, action: Action) -> None:
         self._answers.put(action)
 
-    def report(self, told: Reported) -> Action:
-        """The function's side: this worker is its channel."""
-        self._said.put(told)
+    def report(self, message: ReportMessage) -> Action:
+        """Called by the training function: this worker is its channel."""
+        self._messages.put(message)
         return self._answers.get()
 
 
-def _started(ranks: int) -> list[Any]:
-    """A worker in each bundle, with all that the bundle has."""
+def _start_actors(ranks: int) -> list[Any]:
+    """Start one worker per bundle, with all resources of the bundle."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group = ray.util.get_current_placement_group()
-    assert group is not None, "Ray Tune gives every trial one"
+    assert group is not None, "Ray Tune creates a placement group for every trial"
     actors = []
     for rank in range(ranks):
         bundle = group.bundle_specs[rank]
         actors.append(
-            ray.remote(Rank)
+            ray.remote(RankActor)
             .options(
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
-                max_concurrency=4,  # a message is waited for while an answer comes
+                max_concurrency=4,  # `answer` is called while `next_message` waits
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=rank
                 ),
@@ -96,33 +96,33 @@ def _started(ranks: int) -> list[Any]:
     return actors
 
 
-def _led(actors: Sequence[Any], channel: TuneChannel) -> TrialEnd:
+def _relay(actors: Sequence[Any], channel: TuneChannel) -> TrialExit:
     import ray
 
     group = RankGroup(len(actors))
     listening = {actor.next_message.remote(): rank for rank, actor in enumerate(actors)}
     while not group.is_over and not channel.is_closed:
-        for said in ray.wait(list(listening), timeout=LOOK)[0]:
+        for said in ray.wait(list(listening), timeout=POLL_SECONDS)[0]:
             rank = listening.pop(said)
-            told = _heard(said, rank)
+            message = _receive(said, rank)
             answers: Answers
-            if isinstance(told, Reported):
-                answers = group.reported(rank, told, channel.report)
+            if isinstance(message, ReportMessage):
+                answers = group.reported(rank, message, channel.report)
                 listening[actors[rank].next_message.remote()] = rank
             else:
-                answers = group.ended(rank, told)
+                answers = group.ended(rank, message)
             for each, action in answers.items():
                 actors[each].answer.remote(action)
-    return TrialEnd(state=TrialState.STOPPED) if channel.is_closed else group.end
+    return TrialExit(state=TrialState.STOPPED) if channel.is_closed else group.end
 
 
-def _heard(said: Any, rank: int) -> Reported | TrialEnd:
+def _receive(said: Any, rank: int) -> ReportMessage | TrialExit:
     import ray
     from ray.exceptions import RayError
 
     try:
-        told: Reported | TrialEnd = ray.get(said)
+        message: ReportMessage | TrialExit = ray.get(said)
     except RayError:
-        why = f"the process of rank {rank} ended without a word: it was killed, or the machine was out of memory"
-        return TrialEnd(state=TrialState.FAILED, why=why)
-    return told
+        reason = f"The process of rank {rank} exited without a result: it was killed, or the machine ran out of memory"
+        return TrialExit(state=TrialState.FAILED, reason=reason)
+    return message

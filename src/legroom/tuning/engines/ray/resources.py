@@ -1,8 +1,7 @@
-"""What a trial asks Ray for, and what a cluster has.
+"""The Ray resources that a trial requests, and those that a cluster has.
 
-Where the stage packs (this machine, whose GPUs it knows), Ray is asked for next to nothing and counts nothing again. On a cluster Ray
-places trials, by what each was foretold to need. A trial of several ranks has one bundle for each of them, all on one machine where there
-is one with as many GPUs.
+On this machine, the dispatcher places trials, so they request almost nothing from Ray. On a cluster, Ray places trials by their predicted
+memory. A trial with several ranks has one bundle per rank, all on one machine if one has enough GPUs.
 """
 
 import math
@@ -11,52 +10,52 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from legroom.tuning.engines.ray.trial import ORDERS
-from legroom.tuning.memory.admission import Place, real_places
-from legroom.tuning.trial.process import Order
+from legroom.tuning.engines.ray.channel import TASKS
+from legroom.tuning.memory.admission import TrialGpu, real_gpus
+from legroom.tuning.trial.process import TrialTask
 
-LEAST = 0.001
-"""Processors that a trial asks for where the stage packs: it hands out no more than there is room for."""
+MIN_CPUS = 0.001
+"""CPUs that a trial requests if the dispatcher places it."""
 
 Resources = Callable[[dict[str, Any]], Any]
 
 
 def resources(*, on_cluster: bool, strategy: str = "STRICT_PACK") -> Resources:
-    """What Ray Tune calls with a trial's orders. `strategy`: how the ranks of trials without GPUs are placed."""
+    """The function that Ray Tune calls with a trial's tasks. `strategy` applies to ranks without GPUs."""
 
-    def asked(config: dict[str, Any]) -> Any:
+    def request(config: dict[str, Any]) -> Any:
         from ray.tune import PlacementGroupFactory
 
-        orders: list[Order] = config[ORDERS]
-        bundles = [_bundle(order, on_cluster) for order in orders]
-        if len(orders) == 1:
+        tasks: list[TrialTask] = config[TASKS]
+        bundles = [_bundle(task, on_cluster) for task in tasks]
+        if len(tasks) == 1:
             return PlacementGroupFactory(bundles)
-        machines = {order.place.machine for order in orders if order.place is not None}
-        # The first bundle is the leader's, who needs nothing.
+        machines = {task.gpu.machine for task in tasks if task.gpu is not None}
+        # The first bundle is for the coordinator, which needs no resources.
         return PlacementGroupFactory([{}, *bundles], strategy="PACK" if len(machines) > 1 else strategy)
 
-    return asked
+    return request
 
 
-def _bundle(order: Order, on_cluster: bool) -> dict[str, float]:
-    place = order.place
-    if place is None or not place.machine:
-        return {"CPU": 1 if on_cluster else LEAST}
-    # Ray may put two shares on one GPU, and two ranks of a trial cannot share one.
-    share = 1.0 if order.cap is None or order.ranks > 1 else (order.cap + place.context) / place.memory
-    return {"CPU": 1, "GPU": math.ceil(min(1.0, share) * 1e4) / 1e4, f"node:{place.machine}": 0.001}
+def _bundle(task: TrialTask, on_cluster: bool) -> dict[str, float]:
+    gpu = task.gpu
+    if gpu is None or not gpu.machine:
+        return {"CPU": 1 if on_cluster else MIN_CPUS}
+    # Ray may place two fractions on one GPU, and the ranks of a trial must not share one.
+    share = 1.0 if task.cap is None or task.ranks > 1 else (task.cap + gpu.context) / gpu.memory
+    return {"CPU": 1, "GPU": math.ceil(min(1.0, share) * 1e4) / 1e4, f"node:{gpu.machine}": 0.001}
 
 
 def strategy_for(ranks: int) -> str:
-    """How ranks without GPUs are placed: on one machine, if the cluster has one with so many processors."""
+    """The placement strategy for ranks without GPUs: on one machine, if one has enough CPUs."""
     import ray
 
     most = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
     return "STRICT_PACK" if most >= ranks else "PACK"
 
 
-def places_of_cluster() -> list[Place]:
-    """The cluster's GPUs, numbered through, each machine's as it sees them itself."""
+def cluster_gpus() -> list[TrialGpu]:
+    """The GPUs of the cluster, numbered consecutively, as each machine sees them."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -78,7 +77,7 @@ def processors_of_cluster() -> int:
     return max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
 
 
-def _gpus_here() -> list[Place]:
-    """On a machine of the cluster; Ray hides the GPUs from a task that asked for none."""
+def _gpus_here() -> list[TrialGpu]:
+    """Runs on a machine of the cluster. Ray hides the GPUs from a task that requested none."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    return real_places()
+    return real_gpus()

@@ -1,8 +1,8 @@
-"""A `ray.tune.Tuner` that someone has already, read as what `legroom.tune` is asked.
+"""Converts a `ray.tune.Tuner` into arguments of `legroom.tune`.
 
-Its function runs unchanged (with `ray.tune.report`), its space, metric, number of samples, search and scheduler are taken over; Legroom's
-own searcher and scheduler of the same name then do the work, because Ray's learn nothing from what cannot fit. Settings that ours do not have
-are named and left aside.
+Its function runs unchanged and calls `ray.tune.report`. Space, metric, number of samples, search algorithm and scheduler are taken from the
+Tuner. Legroom's searcher and scheduler of the same name replace Ray's, because Ray's learn nothing from configurations that cannot fit. Further
+settings of Ray's searchers are ignored.
 """
 
 from collections.abc import Callable
@@ -29,44 +29,44 @@ _SCHEDULERS = {
 
 
 def is_tuner(given: Any) -> bool:
-    """Whether something is a Tuner."""
+    """Whether an object is a Ray Tuner."""
     return isinstance(given, Tuner)
 
 
-def unpacked(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The function, and keyword arguments for `legroom.tune`: space, metric, mode, trials, search, scheduler, ..."""
+def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The training function, and keyword arguments for `legroom.tune`: space, metric, mode, trials, search, scheduler, ..."""
     inside = getattr(tuner, "_local_tuner", None)
     settings = getattr(inside, "_tune_config", None)
     written = getattr(inside, "param_space", None)
     function = getattr(inside, "trainable", None)
     if settings is None or function is None:
         raise UsageError(
-            "this Tuner cannot be read (another version of Ray): give its function and its space instead"
+            "This version of Ray has an unsupported Tuner. Pass its function and space to `legroom.tune` instead."
         )
     if isinstance(function, type) or not callable(function):
         raise UsageError(
-            "the Tuner trains a class: give a function that calls tune.report, as legroom.tune(function, space)"
+            "The Tuner trains a class. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
         )
     if not isinstance(written, dict) or not written:
         raise UsageError(
-            "the Tuner has no param_space: legroom.tune needs the space, Tuner(..., param_space={...})"
+            "The Tuner has no `param_space`. Pass the search space: `Tuner(..., param_space={...})`."
         )
     if settings.metric is None or settings.mode is None:
-        raise UsageError("the Tuner does not say what is better: give TuneConfig(metric=..., mode=...)")
-    asked: dict[str, Any] = {
+        raise UsageError("The Tuner sets no metric. Add `TuneConfig(metric=..., mode=...)`.")
+    arguments: dict[str, Any] = {
         "space": space_of(written),
         "metric": settings.metric,
         "mode": settings.mode,
         "search": _search(settings.search_alg, written),
     }
-    grid = asked["search"] == "grid"
+    grid = arguments["search"] == "grid"
     if not grid:
-        asked["trials"] = max(1, settings.num_samples)
+        arguments["trials"] = max(1, settings.num_samples)
     if settings.time_budget_s is not None:
-        asked["time_budget"] = _seconds(settings.time_budget_s)
+        arguments["time_budget"] = _seconds(settings.time_budget_s)
     if settings.max_concurrent_trials:
-        asked["parallel"] = settings.max_concurrent_trials
-    return function, asked | _schedule(settings.scheduler)
+        arguments["parallel"] = settings.max_concurrent_trials
+    return function, arguments | _schedule(settings.scheduler)
 
 
 def _search(given: Any, written: dict[str, Any]) -> str:
@@ -78,7 +78,7 @@ def _search(given: Any, written: dict[str, Any]) -> str:
     known = {**_SEARCHES, "optuna": "optuna", "hyperopt": "hyperopt", "bayesopt": "bayes", "random": "random"}
     if name not in known:
         raise UsageError(
-            f"the Tuner searches with {name}, which is not known here: use OptunaSearch, HyperOptSearch or BayesOptSearch"
+            f"The Tuner's search algorithm {name} is not supported. Use OptunaSearch, HyperOptSearch or BayesOptSearch."
         )
     return known[name]
 
@@ -89,17 +89,17 @@ def _schedule(given: Any) -> dict[str, Any]:
     names = [kind.__name__ for kind in type(given).__mro__ if kind.__name__ in _SCHEDULERS]
     if not names or (names[0] == "FIFOScheduler" and type(given).__name__ != "FIFOScheduler"):
         raise UsageError(
-            f"the Tuner's scheduler, {type(given).__name__}, is not known here: use ASHAScheduler, MedianStoppingRule or PopulationBasedTraining"
+            f"The Tuner's scheduler {type(given).__name__} is not supported. Use ASHAScheduler, MedianStoppingRule or PopulationBasedTraining."
         )
-    asked: dict[str, Any] = {"scheduler": _SCHEDULERS[names[0]]}
-    if asked["scheduler"] == "asha":
+    arguments: dict[str, Any] = {"scheduler": _SCHEDULERS[names[0]]}
+    if arguments["scheduler"] == "asha":
         rungs = [milestone for bracket in given._brackets for milestone, _ in bracket._rungs]
-        asked |= {
-            "grace": max(1, round(min(rungs, default=1))),
-            "reduction": given._reduction_factor,
-            "most_steps": round(given._max_t),
+        arguments |= {
+            "grace_period": max(1, round(min(rungs, default=1))),
+            "reduction_factor": given._reduction_factor,
+            "max_steps": round(given._max_t),
         }
-    return asked
+    return arguments
 
 
 def _seconds(budget: Any) -> float:

@@ -1,6 +1,6 @@
-"""Ray's workers, where trials run in processes of ours beside them: few are needed, they wait for trials, and none is started that a waiting one could spare.
+"""Reuse of Ray's workers for trials that are forked next to them.
 
-Each takes a second or two to start, of a processor that trials would have. All of this is private to Ray.
+Starting a worker takes one to two seconds of CPU time. All of this uses private parts of Ray.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ from ray.tune.experiment import Trial
 from legroom.observe.virtual.patching import Replacement, replaced
 
 
-def keep(controller: Any, trial: Trial, count: int) -> None:
-    """Ray shall keep so many workers that have nothing to do, for trials that come: by itself it keeps one and ends the others, unless a trial waits for one, and
-    a study hands out no trial that must wait.
+def keep_idle(controller: Any, trial: Trial, count: int) -> None:
+    """Let Ray keep `count` idle workers. By default, it keeps one and stops the others unless a trial is queued, and the dispatcher never
+    queues trials in Ray.
 
-    Where Ray calls it otherwise, a worker is started for most trials that run beside another.
+    If Ray's internals differ, most trials that run in parallel start a new worker.
     """
     cache: Any = getattr(getattr(controller, "_tune_controller", controller), "_actor_cache", None)
     if hasattr(cache, "increase_max"):
@@ -24,17 +24,17 @@ def keep(controller: Any, trial: Trial, count: int) -> None:
 
 
 @contextlib.contextmanager
-def spared() -> Iterator[None]:
-    """Trials get the workers that wait, those which Ray starts with itself among them."""
+def reused() -> Iterator[None]:
+    """Let trials use idle workers, including those that Ray starts in advance."""
     with _plain_environment(), _without_groups():
         yield
 
 
 @contextlib.contextmanager
 def _plain_environment() -> Iterator[None]:
-    """Ray Tune gives each trial an environment of its own (a variable by which Lightning forks nothing), for which Ray starts another worker while others wait in vain.
+    """Remove the environment variables that Ray Tune sets for each trial (for Lightning): Ray starts a new worker for a different environment.
 
-    Where Ray calls it otherwise, the first trial starts about two seconds later.
+    If Ray's internals differ, the first trial starts about two seconds later.
     """
     try:
         from ray.tune.execution.class_cache import DEFAULT_ENV_VARS as VARIABLES
@@ -51,10 +51,10 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Ray Tune reserves a placement group for each trial, and has a task ask whether it is there. That task takes the worker that waits, and for the trial another one is started, or
-    for the task itself. The stage has counted what there is, so Ray Tune need only count along.
+    """Replace the placement groups of Ray Tune. It reserves one per trial and waits for it with a task, which occupies an idle worker, so that a
+    new worker is started for the trial. The dispatcher has already counted the resources, so a fixed count is enough.
 
-    Where Ray calls it otherwise, up to two workers are started for each trial that runs beside others.
+    If Ray's internals differ, up to two additional workers are started for each trial that runs in parallel.
     """
     try:
         from ray.air.execution import FixedResourceManager

@@ -1,4 +1,4 @@
-// One trial is pointed at, some are kept by the brushes: the same everywhere on the page.
+// The highlighted trial and the filters on axes apply to all charts and the table.
 const brushes = new Map();
 const detail = document.getElementById("detail");
 const rows = [...document.querySelectorAll("tr[data-trial]")];
@@ -19,7 +19,7 @@ function describe(trial) {
   const lines = [
     ...Object.entries(trial.config).map(([name, value]) => [name, figure(value)]),
     [study.metric, figure(trial.value)],
-    ["memory", `${size(trial.predicted)} predicted, ${size(trial.peak)} seen`],
+    ["memory", `${size(trial.predicted)} predicted, ${size(trial.peak)} measured`],
   ];
   const heading = document.createElement("strong");
   heading.textContent = `Trial ${trial.number}: ${trial.state}`;
@@ -29,9 +29,9 @@ function describe(trial) {
     row.insertCell().textContent = name;
     row.insertCell().textContent = value;
   }
-  const why = document.createElement("div");
-  why.textContent = trial.why;
-  detail.replaceChildren(heading, table, why);
+  const reason = document.createElement("div");
+  reason.textContent = trial.reason;
+  detail.replaceChildren(heading, table, reason);
 }
 
 function pointable(element, number) {
@@ -46,7 +46,7 @@ document.addEventListener("keydown", (event) => { if (event.key === "Escape") { 
 function keep() {
   const kept = new Set(study.trials.filter((trial) => [...brushes.values()].every((inside) => inside(trial))).map((trial) => trial.number));
   document.querySelectorAll("[data-trial]").forEach((element) => element.classList.toggle("is-out", !kept.has(Number(element.dataset.trial))));
-  document.getElementById("kept").textContent = brushes.size ? `${kept.size} of ${study.trials.length} trials kept.` : "";
+  document.getElementById("filtered").textContent = brushes.size ? `${kept.size} of ${study.trials.length} trials shown.` : "";
 }
 
 for (const row of rows) {
@@ -56,7 +56,7 @@ for (const row of rows) {
   row.addEventListener("blur", () => pinned === null && point(null));
 }
 
-// A click on a heading sorts the table; figures are sorted as figures.
+// A click on a heading sorts the table; numbers are sorted by value.
 document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", (event) => {
   event.stopPropagation();
   const heading = button.parentElement, body = heading.closest("table").tBodies[0], column = heading.cellIndex;
@@ -65,7 +65,7 @@ document.querySelectorAll("th button").forEach((button) => button.addEventListen
   heading.setAttribute("aria-sort", down ? "descending" : "ascending");
   const key = (row) => { const text = row.cells[column].dataset.sort ?? row.cells[column].textContent; return text === "" ? NaN : Number.isNaN(Number(text)) ? text : Number(text); };
   const missing = (value) => typeof value === "number" && Number.isNaN(value);
-  const order = (a, b) => { // what has no figure stays at the end either way
+  const order = (a, b) => { // rows without a value stay at the end
     if (missing(a) || missing(b)) return missing(a) - missing(b);
     const sign = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
     return down ? -sign : sign;

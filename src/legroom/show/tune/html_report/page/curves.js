@@ -1,4 +1,4 @@
-// Learning curves: one line a trial, a cross where the scheduler stopped it.
+// Learning curves: one line per trial, a cross where the scheduler stopped it.
 function drawCurves() {
   const drawn = study.trials.filter((trial) => trial.curve.length);
   if (!drawn.length) return empty("curves", `No trial reported ${study.metric}.`);
@@ -11,10 +11,10 @@ function drawCurves() {
   for (const trial of [...drawn].sort((a, b) => (share.get(a.number) ?? 0) - (share.get(b.number) ?? 0))) {
     const places = trial.curve.map(([step, value]) => [x.place(step), y.place(value)]);
     const d = "M" + places.map((place) => place.map((each) => each.toFixed(1)).join(" ")).join("L");
-    shape("path", { d, class: `line${trial.number === best ? " is-best" : ""}`, stroke: colour(trial), "data-trial": trial.number }, root);
+    shape("path", { d, class: `line${trial.number === best ? " is-best" : ""}`, stroke: color(trial), "data-trial": trial.number }, root);
     const [endX, endY] = places[places.length - 1];
-    if (trial.look === "stopped") cross(root, endX, endY, trial);
-    else if (places.length === 1) shape("circle", { cx: endX, cy: endY, r: 3, fill: colour(trial), class: "mark", "data-trial": trial.number }, root);
+    if (trial.outcome === "stopped") cross(root, endX, endY, trial);
+    else if (places.length === 1) shape("circle", { cx: endX, cy: endY, r: 3, fill: color(trial), class: "mark", "data-trial": trial.number }, root);
     pointable(shape("path", { d: places.length === 1 ? `M${endX - 3} ${endY}h6` : d, class: "touch" }, root), trial.number);
   }
 }

@@ -1,4 +1,4 @@
-// What every chart stands on: elements, scales and figures as people read them.
+// Shared by all charts: SVG elements, scales and number formats.
 const study = JSON.parse(document.getElementById("study").textContent);
 
 function shape(name, attributes, parent, text) {
@@ -30,7 +30,7 @@ function size(bytes) {
   return `${bytes} B`;
 }
 
-// A scale maps a value to a place; `ticks` are the values worth a label.
+// A scale maps a value to a coordinate; `ticks` are the labeled values.
 function numbers(values, from, to, log) {
   let [low, high] = extent(values);
   if (low === high) { const pad = Math.abs(low) * 0.1 || 1; low -= log ? low * 0.1 : pad; high += pad; }
@@ -42,11 +42,11 @@ function numbers(values, from, to, log) {
   return { place, ticks: log ? decades(low, high, room) : evenly(low, high, room) };
 }
 
-function extent(values) { // not Math.min(...values): a long study has more figures than a call has arguments
+function extent(values) { // not Math.min(...values): a long study has more values than a call may have arguments
   return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 }
 
-function spreads(values, times = 50) { // so far that only a logarithmic axis shows the small ones
+function spreads(values, times = 50) { // whether only a logarithmic axis shows the small values
   const [low, high] = extent(values);
   return low > 0 && high / low > times;
 }
@@ -75,12 +75,12 @@ function names(values, from, to) {
   return { place: (value) => from + gap * (values.indexOf(value) + 0.5), ticks: values };
 }
 
-// The better a trial, the stronger its colour: by rank, so that one outlier does not make all others look alike.
+// Better trials have a stronger color. By rank, so that an outlier does not make all others look the same.
 const ranked = study.trials.filter((trial) => trial.value !== null).sort((a, b) => (study.mode === "max" ? b.value - a.value : a.value - b.value));
 const share = new Map(ranked.map((trial, index) => [trial.number, ranked.length > 1 ? 1 - index / (ranked.length - 1) : 1]));
 const best = ranked.length ? ranked[0].number : null;
 
-function colour(trial) {
-  if (!share.has(trial.number)) return `var(--${trial.look})`;
+function color(trial) {
+  if (!share.has(trial.number)) return `var(--${trial.outcome})`;
   return `color-mix(in oklab, var(--good) ${Math.round(share.get(trial.number) * 100)}%, var(--poor))`;
 }

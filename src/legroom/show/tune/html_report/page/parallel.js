@@ -1,4 +1,4 @@
-// Parallel coordinates. On a narrow screen the axes lie one below the other instead of side by side.
+// Parallel coordinates. On a narrow screen the axes are stacked vertically.
 const MISSING = "not set";
 
 function axesOf(length) {
@@ -30,7 +30,7 @@ function drawParallel() {
     if (places.length < 2) continue;
     const d = "M" + places.map(([index, value]) => at(index, axes[index].scale.place(value)).map((each) => each.toFixed(1)).join(" ")).join("L");
     const kind = `line${trial.number === best ? " is-best" : ""}${trial.value === null ? " is-unfinished" : ""}`;
-    shape("path", { d, class: kind, stroke: colour(trial), "data-trial": trial.number }, root);
+    shape("path", { d, class: kind, stroke: color(trial), "data-trial": trial.number }, root);
     pointable(shape("path", { d, class: "touch" }, root), trial.number);
   }
   axes.forEach((axis, index) => drawAxis(root, axis, index, at, length, narrow));
@@ -44,7 +44,7 @@ function drawAxis(root, axis, index, at, length, narrow) {
   let last = Infinity;
   for (const tick of axis.scale.ticks) {
     const place = axis.scale.place(tick), [x, y] = at(index, place);
-    if (Math.abs(place - last) < (narrow ? 34 : 15)) continue; // it would lie over the label before
+    if (Math.abs(place - last) < (narrow ? 34 : 15)) continue; // it would overlap the previous label
     last = place;
     shape("text", narrow ? { x, y: y + 18, "text-anchor": x > length - 10 ? "end" : x < 30 ? "start" : "middle" } : { x: x + 7, y: y + 4 }, root, figure(tick));
   }

@@ -1,0 +1,39 @@
+"""The connection of a trial in a Ray worker to Ray Tune, and the keys of its messages."""
+
+from dataclasses import replace
+
+from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.trial.process import TrialTask, redirect_output
+from legroom.tuning.trial.trial import ReportMessage
+
+TASKS, REPORTED, ENDED, PROCESS = "tasks", "legroom_report", "legroom_end", "legroom_process"
+"""Keys in Ray's configurations and results."""
+
+
+class TuneChannel:
+    """Reports to Ray Tune, which answers by continuing or by ending the thread."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.process: int | None = None
+        """ID of the forked process that waits for the answer."""
+
+    def report(self, message: ReportMessage) -> Action:
+        from ray import tune
+
+        try:
+            tune.report({REPORTED: message, PROCESS: self.process})
+        except SystemExit:  # how Ray stops a function that is waiting in a report
+            self.is_closed = True
+            return Action.STOP
+        return Action.CONTINUE
+
+
+def adapt_to_worker(task: TrialTask) -> TrialTask:
+    """Prepare this worker for a trial. If Ray chose the GPU, it is the only visible one, so its index is 0."""
+    import ray
+
+    redirect_output(task)
+    if task.gpu is None or not ray.get_gpu_ids():
+        return task
+    return replace(task, gpu=replace(task.gpu, index=0))

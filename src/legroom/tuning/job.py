@@ -1,0 +1,56 @@
+"""The settings of a study, and the protocol of callbacks that show or log it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from legroom.tuning.memory.admission import TrialGpu
+from legroom.tuning.schedule.schedulers import SchedulerOptions
+from legroom.tuning.space.space import Space
+from legroom.tuning.trial.function import TrainFunction
+from legroom.tuning.trial.records import Mode, TrialRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneJob:
+    """The arguments of `legroom.tune`."""
+
+    function: TrainFunction
+    space: Space
+    metric: str
+    mode: Mode
+    search: str = "random"
+    scheduler: str | None = None
+    scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
+    trials: int = 10
+    """Number of trials to start. Configurations that can never fit do not count."""
+    gpus: Sequence[TrialGpu] = ()
+    """Real or virtual GPUs; empty for the CPU."""
+    parallel: int | None = None
+    """Maximum number of trials at the same time; None: limited by memory and CPU cores."""
+    ranks: int = 1
+    """Processes per trial."""
+    time_budget: float | None = None
+    """Seconds."""
+    seed: int = 0
+    folder: Path
+    """The folder of the study."""
+    shape_parameters: frozenset[str] | None = None
+    """Parameters that memory depends on, if the user sets them; None: determined by tracing."""
+
+
+class StudyCallback(Protocol):
+    """Shows or logs a study while it runs (the live table, TensorBoard, wandb). Called from the engine's thread."""
+
+    def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
+        """The study starts or is resumed. `records`: its trials so far."""
+
+    def on_trial_update(self, record: TrialRecord) -> None:
+        """A trial has a new state or a new report."""
+
+    def on_message(self, message: str) -> None:
+        """A message for the user, sent once."""
+
+    def on_study_end(self) -> None:
+        """The study has ended or was interrupted."""

@@ -1,0 +1,49 @@
+"""The protocol of a scheduler, and its decisions."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from legroom.tuning.space.space import Config
+
+
+class Action(StrEnum):
+    """What a trial does after a report."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+    PAUSE = "pause"
+    """End the process; continue from the checkpoint when a GPU is free."""
+    EXPLOIT = "exploit"
+    """End the process; continue from another trial's checkpoint with a changed configuration (the "exploit" of population-based training)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An action and its reason."""
+
+    action: Action = Action.CONTINUE
+    reason: str = ""
+    parent: int | None = None
+    """The trial whose checkpoint is copied."""
+    config: Config | None = None
+    """The new configuration."""
+    is_done: bool = False
+    """Whether the trial is complete, as opposed to stopped early."""
+
+
+CONTINUE = Decision()
+
+
+class Scheduler(Protocol):
+    """Decides after each report whether a trial continues.
+
+    Like a searcher, it stores nothing: given the same reports in the same order, it makes the same decisions. A resumed study restores
+    its state that way.
+    """
+
+    def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
+        """Trial `number` reported `value` at `step`, not negated for `mode="max"`."""
+
+    def ended(self, number: int) -> None:
+        """Trial `number` will not report any more."""

@@ -1,0 +1,50 @@
+"""The protocol of a searcher, and the results that it learns from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from legroom.tuning.memory.admission import Admission
+from legroom.tuning.space.space import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a trial for the searcher: a value, a `shortage`, or neither if it failed."""
+
+    value: float | None = None
+    """The metric as reported, independent of `mode`."""
+    shortage: float | None = None
+    """For a configuration that can never fit: the missing memory as a fraction of the largest GPU, above 0."""
+    is_partial: bool = False
+    """Whether the scheduler stopped the trial early."""
+    step: int = 0
+    best: float | None = None
+    """The best reported value, by which trials are ranked."""
+    seconds: float | None = None
+    """Runtime, if the trial was started only once."""
+
+
+class Searcher(Protocol):
+    """Proposes configurations.
+
+    It is told the result of every trial, and proposes trials in the order of their numbers. It stores nothing: a resumed study creates a
+    new searcher and repeats all calls in the same order, after which it must continue in the same way.
+    """
+
+    startup_trials: int | None
+    """Number of first proposals that do not depend on results, so they can be requested early; None if no proposal does."""
+
+    def propose(self, number: int) -> Config | None:
+        """The configuration of trial `number`; None if there are no more."""
+
+    def learn(self, number: int, config: Config, result: Result) -> None:
+        """A trial has ended, or was rejected because it can never fit."""
+
+
+@runtime_checkable
+class OrderingSearcher(Protocol):
+    """A searcher that also chooses the start order of waiting trials. Its random proposals are all requested at once."""
+
+    def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
+        """The waiting trials, the one to start first in front."""

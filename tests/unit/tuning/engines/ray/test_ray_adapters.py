@@ -1,0 +1,165 @@
+"""The searcher and scheduler for Ray Tune, with a fake dispatcher and without Ray."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import Searcher
+
+from legroom.errors import UsageError
+from legroom.tuning.engines.ray.adapters import DispatchScheduler, DispatchSearcher, SharedState
+from legroom.tuning.engines.ray.channel import ENDED, REPORTED, TASKS
+from legroom.tuning.engines.ray.trial import read_result
+from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.trial.process import TrialExit
+from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.trial import ReportMessage
+
+
+class FakeDispatcher:
+    """Returns given tasks, and records reports and ends."""
+
+    slots = 2
+
+    def __init__(self, *tasks: Any, action: Action = Action.CONTINUE) -> None:
+        self.tasks, self.action = list(tasks), action
+        self.running, self.is_over = 0, False
+        self.calls: list[Any] = []
+
+    def next_tasks(self) -> Any:
+        return self.tasks.pop(0) if self.tasks else None
+
+    def reported(self, number: int, message: ReportMessage) -> Action:
+        self.calls.append((number, message.metrics))
+        return self.action
+
+    def ended(self, number: int, end: TrialExit) -> None:
+        self.calls.append((number, end.state, end.reason))
+
+
+def shared_state(dispatcher: FakeDispatcher) -> Any:
+    waits: list[float] = []
+    return SharedState(dispatcher, SimpleNamespace(wait=waits.append, waits=waits), numbers={"ray-7": 7})  # type: ignore[arg-type]
+
+
+def task(number: int) -> list[Any]:
+    return [SimpleNamespace(number=number)]
+
+
+def trial() -> Any:
+    return SimpleNamespace(trial_id="ray-7")
+
+
+def reported(**metrics: float) -> dict[str, Any]:
+    return {REPORTED: ReportMessage(step=1, metrics=metrics), "training_iteration": 1}
+
+
+def test_a_trial_that_fits_is_given_to_ray() -> None:
+    shared = shared_state(FakeDispatcher(task(3)))
+    assert DispatchSearcher(shared).suggest("ray-1") == {TASKS: [SimpleNamespace(number=3)]}
+    assert shared.numbers["ray-1"] == 3
+
+
+def test_while_trials_run_ray_gets_none() -> None:
+    dispatcher = FakeDispatcher()
+    dispatcher.running = 1
+    assert DispatchSearcher(shared_state(dispatcher)).suggest("ray-1") is None
+
+
+def test_without_running_trials_the_estimate_is_awaited() -> None:
+    shared = shared_state(FakeDispatcher(None, None, task(0)))
+    assert DispatchSearcher(shared).suggest("ray-1") is not None
+    assert len(shared.runner.waits) == 2
+
+
+def test_the_end_is_reported_as_finished() -> None:
+    dispatcher = FakeDispatcher()
+    dispatcher.is_over = True
+    assert DispatchSearcher(shared_state(dispatcher)).suggest("ray-1") == Searcher.FINISHED
+
+
+def test_a_report_continues_the_trial() -> None:
+    dispatcher = FakeDispatcher()
+    assert (
+        DispatchScheduler(shared_state(dispatcher)).on_trial_result(None, trial(), reported(loss=1.0))
+        == TrialScheduler.CONTINUE
+    )
+    assert dispatcher.calls == [(7, {"loss": 1.0})]
+
+
+@pytest.mark.parametrize("action", [Action.STOP, Action.PAUSE, Action.EXPLOIT])
+def test_a_trial_that_does_not_continue_has_ended_for_the_dispatcher(action: Action) -> None:
+    dispatcher = FakeDispatcher(action=action)
+    assert (
+        DispatchScheduler(shared_state(dispatcher)).on_trial_result(None, trial(), reported(loss=1.0))
+        == TrialScheduler.STOP
+    )
+    assert dispatcher.calls[-1] == (7, TrialState.STOPPED, "")
+
+
+def test_the_dispatcher_learns_how_the_function_ended() -> None:
+    dispatcher = FakeDispatcher()
+    end = TrialExit(state=TrialState.FAILED, reason="ValueError: x, train.py:3")
+    assert (
+        DispatchScheduler(shared_state(dispatcher)).on_trial_result(None, trial(), {ENDED: end})
+        == TrialScheduler.STOP
+    )
+    assert dispatcher.calls == [(7, TrialState.FAILED, "ValueError: x, train.py:3")]
+
+
+def test_a_dead_worker_is_a_failed_trial() -> None:
+    dispatcher = FakeDispatcher()
+    DispatchScheduler(shared_state(dispatcher)).on_trial_error(None, trial())
+    (call,) = dispatcher.calls
+    assert call[:2] == (7, TrialState.FAILED)
+    assert call[2].startswith("The process exited without a result")
+
+
+def test_the_original_error_is_kept_when_ray_wraps_it() -> None:
+    class Failing(FakeDispatcher):
+        def ended(self, number: int, end: TrialExit) -> None:
+            raise UsageError("the metric was never reported")
+
+    shared = shared_state(Failing())
+    with pytest.raises(UsageError):
+        DispatchScheduler(shared).on_trial_result(
+            None, trial(), {ENDED: TrialExit(state=TrialState.FINISHED)}
+        )
+    assert str(shared.error) == "the metric was never reported"
+
+
+def test_rays_saved_settings_contain_nothing_of_the_study() -> None:
+    shared = shared_state(FakeDispatcher())
+    assert len(pickle.dumps(DispatchSearcher(shared))) < 200
+    assert len(pickle.dumps(DispatchScheduler(shared))) < 200
+
+
+def test_a_plain_ray_result_is_read_without_rays_own_keys() -> None:
+    result = {
+        "loss": 0.5,
+        "name": "x",
+        "flag": True,
+        "training_iteration": 3,
+        "time_total_s": 9.0,
+        "pid": 1,
+        "done": False,
+    }
+    assert read_result(result) == ReportMessage(step=3, metrics={"loss": 0.5})
+
+
+@pytest.mark.parametrize(("server", "kept"), [("server", 2), (None, 0)])
+def test_ray_keeps_an_idle_worker_per_slot(server: str | None, kept: int) -> None:
+    from ray.tune import PlacementGroupFactory
+    from ray.tune.utils.object_cache import _ObjectCache
+
+    cache, asked = _ObjectCache(may_keep_one=False), PlacementGroupFactory([{"CPU": 0.01}])
+    controller = SimpleNamespace(_tune_controller=SimpleNamespace(_actor_cache=cache))
+    shared = shared_state(FakeDispatcher())
+    shared.server = server
+    scheduler = DispatchScheduler(shared)
+    for _ in range(3):
+        scheduler.on_trial_add(controller, SimpleNamespace(placement_group_factory=asked))  # type: ignore[arg-type]
+    workers = ["first", "second", "third"]
+    assert sum(cache.cache_object(asked, worker) for worker in workers) == kept

@@ -1,0 +1,98 @@
+"""Conversion of a Ray Tuner to arguments of `legroom.tune`."""
+
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
+from ray.tune.search import ConcurrencyLimiter
+from ray.tune.search.hyperopt import HyperOptSearch
+from ray.tune.search.optuna import OptunaSearch
+
+from legroom.errors import UsageError
+from legroom.tuning.engines.ray.tuner import is_tuner, tuner_arguments
+
+
+def train(config: dict[str, Any]) -> None:
+    tune.report({"loss": config["lr"]})
+
+
+def tuner(space: Any = None, **settings: Any) -> tune.Tuner:
+    arguments = {"metric": "loss", "mode": "min", "num_samples": 7, **settings}
+    return tune.Tuner(
+        train, param_space=space or {"lr": tune.uniform(0, 1)}, tune_config=tune.TuneConfig(**arguments)
+    )
+
+
+def test_function_and_settings_are_read_from_the_tuner() -> None:
+    function, arguments = tuner_arguments(tuner())
+    assert function is train
+    assert (arguments["metric"], arguments["mode"], arguments["trials"], arguments["search"]) == (
+        "loss",
+        "min",
+        7,
+        "random",
+    )
+    assert arguments["space"].names == ["lr"]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(OptunaSearch, "optuna"), (HyperOptSearch, "hyperopt"), (lambda: "optuna", "optuna")]
+)
+def test_the_search_algorithm_is_matched_by_name(given: Any, name: str) -> None:
+    assert tuner_arguments(tuner(search_alg=given()))[1]["search"] == name
+
+
+def test_a_wrapped_search_algorithm_is_unwrapped() -> None:
+    limited = ConcurrencyLimiter(OptunaSearch(), max_concurrent=2)
+    assert tuner_arguments(tuner(search_alg=limited))[1]["search"] == "optuna"
+
+
+def test_a_grid_search_space_uses_grid_search() -> None:
+    arguments = tuner_arguments(tuner({"a": tune.grid_search([1, 2])}))[1]
+    assert arguments["search"] == "grid"
+    assert "trials" not in arguments
+
+
+def test_the_options_of_asha_are_kept() -> None:
+    arguments = tuner_arguments(tuner(scheduler=ASHAScheduler(max_t=50, grace_period=3, reduction_factor=4)))[
+        1
+    ]
+    assert arguments["scheduler"] == "asha"
+    assert (arguments["grace_period"], arguments["reduction_factor"], arguments["max_steps"]) == (3, 4, 50)
+
+
+def test_median_stopping_is_supported() -> None:
+    assert tuner_arguments(tuner(scheduler=MedianStoppingRule()))[1]["scheduler"] == "median"
+
+
+def test_an_unsupported_scheduler_is_an_error() -> None:
+    with pytest.raises(UsageError, match="scheduler HyperBandScheduler is not supported. Use ASHAScheduler"):
+        tuner_arguments(tuner(scheduler=HyperBandScheduler()))
+
+
+def test_a_tuner_without_a_metric_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"TuneConfig\(metric=..., mode=...\)"):
+        tuner_arguments(tuner(metric=None, mode=None))
+
+
+def test_a_tuner_without_a_space_is_an_error() -> None:
+    bare = tune.Tuner(train, tune_config=tune.TuneConfig(metric="loss", mode="min"))
+    with pytest.raises(UsageError, match="no `param_space`"):
+        tuner_arguments(bare)
+
+
+def test_a_trainable_class_is_an_error() -> None:
+    class Train(tune.Trainable):
+        pass
+
+    given = tune.Tuner(
+        Train, param_space={"lr": tune.uniform(0, 1)}, tune_config=tune.TuneConfig(metric="loss", mode="min")
+    )
+    with pytest.raises(UsageError, match="trains a class"):
+        tuner_arguments(given)
+
+
+def test_only_a_tuner_is_recognized() -> None:
+    assert is_tuner(tuner())
+    assert not is_tuner(train)
