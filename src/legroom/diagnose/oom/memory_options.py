@@ -216,7 +216,7 @@ def autocast(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG401",
-        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of float32 activations.",
+        message=f"Autocast to bfloat16 would roughly halve the {format_size(size)} of activations if they are float32.",
         fix='Wrap the forward pass and the loss in `with torch.autocast("cuda", dtype=torch.bfloat16):`.',
         bytes=size,
         saves=int(size * AUTOCAST_SAVES),

@@ -93,8 +93,8 @@ class Expressions:
         if type(node) is cst.Call:
             return self._call(node)
         if isinstance(node, cst.BinaryOperation):
-            made = self._computed([node.left, node.right])
-            return PLAIN if self._makes_text(node) else made
+            result = self._computed([node.left, node.right])
+            return PLAIN if self._formats_string(node) else result
         if isinstance(node, cst.UnaryOperation):
             return PLAIN if isinstance(node.operator, cst.Not) else self._computed([node.expression])
         if isinstance(node, cst.Subscript):
@@ -109,8 +109,8 @@ class Expressions:
         if isinstance(node, cst.IfExp):
             self.value_of(node.test)
             return join_values(
-                self._value_where(node.body, without_tensors(node.test, self.names, holds=True)),
-                self._value_where(node.orelse, without_tensors(node.test, self.names, holds=False)),
+                self._value_in_branch(node.body, without_tensors(node.test, self.names, holds=True)),
+                self._value_in_branch(node.orelse, without_tensors(node.test, self.names, holds=False)),
             )
         if isinstance(node, cst.BooleanOperation):
             return join_values(self.value_of(node.left), self.value_of(node.right))
@@ -139,12 +139,12 @@ class Expressions:
         self._record_nested(node)
         return UNKNOWN
 
-    def _makes_text(self, node: cst.BinaryOperation) -> bool:
-        """`"%.3f" % loss`, `template % values`: the remainder of a tensor is taken of a tensor."""
+    def _formats_string(self, node: cst.BinaryOperation) -> bool:
+        """Whether `%` formats a string (`"%.3f" % loss`) instead of computing the remainder of a tensor."""
         return isinstance(node.operator, cst.Modulo) and not self.value_of(node.left).is_tensor
 
-    def _value_where(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
-        """The value of an expression that is reached only where some names are known to be this."""
+    def _value_in_branch(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
+        """The value of an expression in a branch where some names have known values."""
         before = self.names
         self.names = {**before, **known}
         try:

@@ -130,13 +130,13 @@ class Program:
         return None
 
     def inherited(self, class_name: str | None, name: str) -> Function | None:
-        """What `super().name` means in a class of this file."""
+        """The method that `super().name` refers to in a class of this file."""
         known = self.classes.get(class_name or "")
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
 
     def function_named(self, name: str, scope: Function) -> Function | None:
-        """The function that a plain name means there."""
+        """The function that a plain name refers to in a scope."""
         current: Function | None = scope
         while current is not None:
             found = self.functions.get(f"{current.qualified_name}.{name}" if current.qualified_name else name)
