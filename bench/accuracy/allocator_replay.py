@@ -11,11 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+from tests.history_replay import History
+
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import Block
-from legroom.memory.allocator.replay import History
 
 HISTORIES = Path(__file__).parents[2] / "tests" / "data" / "histories"
 RUNS = 7

@@ -1,1 +1,1 @@
-"""What happened to memory: events, the allocator that served them, and what they add up to. Never imports torch."""
+"""Memory events, the simulated CUDA allocator, and their analysis. Never imports torch."""

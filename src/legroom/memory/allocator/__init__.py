@@ -1,1 +1,1 @@
-"""PyTorch's CUDA caching allocator, replayed."""
+"""A simulation of PyTorch's CUDA caching allocator."""

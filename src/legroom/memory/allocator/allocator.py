@@ -1,18 +1,18 @@
-"""PyTorch's CUDA caching allocator, replayed: the same requests give the same blocks, segments, peaks and failures.
+"""A simulation of PyTorch's CUDA caching allocator: the same requests give the same blocks, segments, peaks and failures.
 
-It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in plain Python and without a GPU.
-Given the addresses at which CUDA placed the segments, it reproduces recorded histories address by address; without
-them, both peaks. What it leaves out: CUDA graphs and private pools, which a virtual GPU has not.
+It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a GPU. With the
+addresses at which CUDA placed the segments, it reproduces recorded histories address by address; without them, it
+reproduces both peaks. CUDA graphs and private pools are not simulated, because a virtual GPU has none.
 
-The order of things, because everything depends on it:
+The order of steps:
 
-    malloc   round up → best fit of the pool, for that stream → split off the rest, if it is worth a block
-             none fits: collect garbage, if that is on → take a segment from the device
-             no room:   give back oversize cached blocks → take → wait for other streams, give back all free
-                        segments → take → fail
-    free     merge with free neighbours → into the pool; a block that another stream uses waits first
+    malloc   round up → find the best fit in the pool of that stream → split off the remainder if it is large enough
+             no block fits: collect garbage if enabled → reserve a segment
+             device full:   release oversize cached blocks → reserve → synchronize other streams, release all free
+                            segments → reserve → fail
+    free     merge with adjacent free blocks → put into the pool; a block in use by another stream is pending first
 
-Every storage of a live run passes through `malloc` and `free`, so these two are written out flat; all else is not.
+`malloc` and `free` run for every storage of a run, so these two are optimized for speed.
 """
 
 from bisect import bisect_left, insort
@@ -23,43 +23,45 @@ from typing import Any
 from legroom.memory.allocator.blocks import (
     ALLOCATED,
     FREE,
-    LARGEST_SMALL,
-    WAITING,
+    PENDING_FREE,
+    SMALL_SIZE,
     Block,
     FreeEntry,
     Pool,
 )
 from legroom.memory.allocator.device import AddressSpace, DeviceMemory, Trace
 from legroom.memory.allocator.expandable_segments import reachable_size
-from legroom.memory.allocator.segments import NO_SIZE, SegmentSupply
-from legroom.memory.allocator.settings import SMALLEST_BLOCK, AllocatorSettings
+from legroom.memory.allocator.segments import NO_SIZE, SegmentSource
+from legroom.memory.allocator.settings import MIN_BLOCK_SIZE, AllocatorSettings
 from legroom.memory.allocator.snapshot import describe_segments, releasable_bytes
 from legroom.memory.allocator.statistics import Statistics
 
 
-class AllocationFailed(Exception):  # noqa: N818  (what happened, as a caller reads it)
-    """The device is full, and giving back the cache did not help. Callers raise torch's own error from this."""
+class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
+    """The device is full, even after the cache was released. Callers raise `torch.OutOfMemoryError` from this."""
 
     def __init__(self, requested: int, segment_bytes: int) -> None:
-        super().__init__(f"no room for {requested} bytes: the device did not have {segment_bytes} bytes left")
+        super().__init__(
+            f"cannot allocate {requested} bytes: {segment_bytes} bytes are not free on the device"
+        )
         self.requested = requested
-        """What the program asked for."""
+        """The size that the program requested."""
         self.segment_bytes = segment_bytes
-        """What was asked of the device: the figure in PyTorch's "Tried to allocate"."""
+        """The size requested from the device, as in PyTorch's "Tried to allocate"."""
 
 
 class Allocator:
-    """One device's allocator.
+    """The allocator of one device.
 
-    `capacity` is what the device has for this process, None for no end of it; `total` what torch reports as its
-    memory where that is more (a CUDA context takes its part): fractions are of `total`. `base_address(size, stream)`
-    gives the address of the next new segment, for replays that know it. `on_segment(bytes)` is told what is taken
-    from the device, and, negative, given back; `trace` the same as torch's own history would record it.
-    `streams_keep_up`: a freed block that other streams used is usable at the next `malloc`; otherwise only once
-    `complete_free` says so.
+    `capacity`: the bytes that this process can use; None for no limit. `total`: the total memory that torch reports,
+    if that is more (because of the CUDA context); memory fractions refer to it. `base_address(size, stream)`: returns
+    the address of the next new segment, for replays. `on_segment(bytes)`: called when device memory is reserved, and
+    with a negative size when it is released. `trace`: called with the same actions as in torch's history.
+    `streams_are_synchronous`: a freed block that other streams used can be reused at the next `malloc`; otherwise only
+    after `complete_free`.
 
-    `free` may be called at any moment, even in the middle of a `malloc`, as it is when the garbage collector finds
-    a dead tensor there: such a block is freed when that call ends. Two threads must not allocate at once.
+    `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor then.
+    Such a block is freed when that call ends. Two threads must not allocate at the same time.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Allocator:
         total: int | None = None,
         base_address: Callable[[int, int], int] | None = None,
         on_segment: Callable[[int], None] | None = None,
-        streams_keep_up: bool = True,
+        streams_are_synchronous: bool = True,
         trace: Trace | None = None,
     ) -> None:
         self._small = Pool(is_small=True)
@@ -78,7 +80,7 @@ class Allocator:
         self._statistics = Statistics(self._small.statistics, self._large.statistics)
         self._device = DeviceMemory(capacity, total, on_segment, trace)
         self._space = AddressSpace()
-        self._supply = SegmentSupply(
+        self._source = SegmentSource(
             self._device,
             base_address or self._space.segment,
             base_address or self._space.range,
@@ -86,54 +88,54 @@ class Allocator:
             self._large,
             self._statistics,
         )
-        self._streams_keep_up = streams_keep_up
-        self._waiting: dict[int, Block] = {}
+        self._streams_are_synchronous = streams_are_synchronous
+        self._pending_frees: dict[int, Block] = {}
         self._is_busy = False
-        self._freed_meanwhile: list[Block] = []
-        self._is_rising = False
-        """Whether something was allocated since the last free: then this may be a peak."""
-        self._is_inactive_rising = False
-        """The same of free memory in segments that are partly in use."""
+        self._deferred_frees: list[Block] = []
+        self._has_risen = False
+        """Whether something was allocated since the last free, so that this may be a peak."""
+        self._inactive_has_risen = False
+        """The same for free memory in segments that are partly in use."""
         self.change_settings(settings or AllocatorSettings())
         self._max_split_size_at_first = self.settings.max_split_size
         if self.settings.per_process_memory_fraction < 1:
             self.set_memory_fraction(self.settings.per_process_memory_fraction)
 
-    # ------------------------------------------------------------ requests
+    # --- allocating and freeing
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """A block for `size` bytes on `stream`; raises AllocationFailed when there is none to be had.
+        """A block for `size` bytes on `stream`. Raises AllocationFailed if the device is full.
 
-        Torch asks for no block when a tensor has no bytes; asked all the same, this gives the smallest there is.
+        Torch requests no block for an empty tensor. For 0 bytes, this returns the smallest block.
         """
         self._is_busy = True
         try:
-            if self._waiting and self._streams_keep_up:
-                self._end_all_waits()
-            if self._rounds_plainly:
-                rounded = (size + 511) & -512 if size else SMALLEST_BLOCK
+            if self._pending_frees and self._streams_are_synchronous:
+                self._complete_all_frees()
+            if self._simple_rounding:
+                rounded = (size + 511) & -512 if size else MIN_BLOCK_SIZE
             else:
                 rounded = self._round(size)
-            pool = self._small if rounded <= LARGEST_SMALL else self._large
+            pool = self._small if rounded <= SMALL_SIZE else self._large
 
             entries = pool.free.get(stream)
             if entries is None:
                 entries = pool.free[stream] = []
             block: Block | None = None
-            if self._searches_plainly:
+            if self._simple_search:
                 position = bisect_left(entries, (rounded,))
                 if position < len(entries):
                     block = entries.pop(position)[3]
             else:
                 block = self._search(pool, entries, rounded)
             if block is None:
-                block = self._grow(pool, rounded, stream, size)
+                block = self._allocate_from_device(pool, rounded, stream, size)
 
             statistics = pool.statistics
             segment = block.segment
             charged = block.size
-            rest = charged - rounded
-            if rest >= pool.least_rest and rounded < pool.split_below:
+            remainder = charged - rounded
+            if remainder >= pool.min_remainder and rounded < pool.split_below:
                 remaining = block
                 address = remaining.address
                 previous = remaining.previous
@@ -147,93 +149,93 @@ class Allocator:
                 charged = rounded
                 remaining.previous = block
                 remaining.address = address = address + rounded
-                remaining.size = rest
-                insort(entries, (rest, remaining.age, address, remaining))
+                remaining.size = remainder
+                insort(entries, (remainder, remaining.age, address, remaining))
                 if not segment.expandable:
                     if previous is None and remaining.next is None:
                         statistics.inactive_up += 1
-                        statistics.inactive_bytes_up += rest
-                        self._is_inactive_rising = True
+                        statistics.inactive_bytes_up += remainder
+                        self._inactive_has_risen = True
                     else:
-                        if self._is_inactive_rising:
-                            self._statistics.note_inactive_peaks()
-                            self._is_inactive_rising = False
+                        if self._inactive_has_risen:
+                            self._statistics.update_inactive_peaks()
+                            self._inactive_has_risen = False
                         statistics.inactive_bytes_down += rounded
             elif (block.previous is not None or block.next is not None) and not segment.expandable:
-                if self._is_inactive_rising:
-                    self._statistics.note_inactive_peaks()
-                    self._is_inactive_rising = False
+                if self._inactive_has_risen:
+                    self._statistics.update_inactive_peaks()
+                    self._inactive_has_risen = False
                 statistics.inactive_down += 1
                 statistics.inactive_bytes_down += charged
 
             block.state = ALLOCATED
             block.requested = size
-            statistics.made += 1
-            statistics.bytes_made += charged
-            statistics.requested_made += size
-            self._is_rising = True
+            statistics.allocated_count += 1
+            statistics.allocated_bytes_total += charged
+            statistics.requested_total += size
+            self._has_risen = True
             if charged >= self._max_split_size:
                 self._statistics.oversize_allocations.add(1)
             return block
         finally:
             self._is_busy = False
-            if self._freed_meanwhile:
-                self._free_the_rest()
+            if self._deferred_frees:
+                self._process_deferred_frees()
 
     def free(self, block: Block) -> None:
-        """Gives a block back. One that other streams used waits for them: until the next `malloc`, as a rule."""
+        """Free a block. If other streams used it, it is pending until they are done, usually at the next `malloc`."""
         if block.state != ALLOCATED:
             raise ValueError(f"{block!r} cannot be freed: it is not allocated")
         if self._is_busy:
-            self._freed_meanwhile.append(block)
+            self._deferred_frees.append(block)
             return
         self._is_busy = True
         try:
-            if self._is_rising:
-                self._statistics.note_peaks()
-                self._is_rising = False
+            if self._has_risen:
+                self._statistics.update_peaks()
+                self._has_risen = False
             size = block.size
             statistics = block.pool.statistics
             statistics.freed += 1
             statistics.bytes_freed += size
             if size >= self._max_split_size:
                 self._statistics.oversize_allocations.add(-1)
-            if block.uses is None:
-                self._settle(block)
+            if block.stream_uses is None:
+                self._make_free(block)
             else:
-                block.uses = None
-                block.state = WAITING
-                statistics.waiting += 1
-                statistics.waiting_bytes += size
-                self._waiting[block.address] = block
+                block.stream_uses = None
+                block.state = PENDING_FREE
+                statistics.pending += 1
+                statistics.pending_bytes += size
+                self._pending_frees[block.address] = block
         finally:
             self._is_busy = False
-            if self._freed_meanwhile:
-                self._free_the_rest()
+            if self._deferred_frees:
+                self._process_deferred_frees()
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Says that `stream` uses the block too: its memory is not used again before that work is done."""
+        """Record that `stream` also uses the block, so its memory is not reused before that stream is done."""
         if stream != block.stream:
-            if block.uses is None:
-                block.uses = set()
-            block.uses.add(stream)
+            if block.stream_uses is None:
+                block.stream_uses = set()
+            block.stream_uses.add(stream)
 
     def complete_free(self, block: Block) -> None:
-        """Ends the wait of one freed block: the other streams are done with it."""
-        with self._at_work():
-            self._end_wait(block)
+        """Complete the pending free of a block: the other streams are done with it."""
+        with self._busy():
+            self._complete_free(block)
 
     def complete_frees(self) -> None:
-        """Ends the wait of every freed block, as waiting for the whole device does."""
-        with self._at_work():
-            self._end_all_waits()
+        """Complete all pending frees, as a synchronization of the device does."""
+        with self._busy():
+            self._complete_all_frees()
 
     def empty_cache(self) -> None:
-        """Gives back every wholly free segment, and every wholly free page of expandable ones."""
-        with self._at_work():
-            self._give_back_cache()
+        """Release all free segments, and all free pages of expandable segments."""
+        with self._busy():
+            self._release_cache()
 
-    # ------------------------------------------------------------ limits and settings
+    # --- limits and settings
 
     @property
     def capacity(self) -> int | None:
@@ -241,74 +243,74 @@ class Allocator:
 
     @property
     def limit(self) -> int | None:
-        """How many bytes this process may take; None for any number."""
+        """The bytes that this process may use; None for no limit."""
         return self._device.limit
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """As torch.cuda.set_per_process_memory_fraction: of the device's total memory."""
+        """Like `torch.cuda.set_per_process_memory_fraction`: a fraction of the total memory."""
         self._device.set_fraction(fraction)
-        self._choose_paths()
+        self._select_fast_paths()
 
     def set_limit(self, limit: int | None) -> None:
-        """The same, in bytes."""
+        """Like `set_memory_fraction`, in bytes."""
         self._device.allowed = limit
-        self._choose_paths()
+        self._select_fast_paths()
 
     def kernels_run(self) -> None:
-        """The program's first operation has run, after which CUDA places segments otherwise."""
+        """The first operation has run. From then on, CUDA places segments differently."""
         self._space.kernels_run()
 
     def library_loaded(self) -> None:
-        """cuBLAS was asked for a handle, and takes of the address space as well."""
+        """cuBLAS created a handle, which uses address space."""
         self._space.library_loaded()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
-        """Also while running, as torch allows: what is allocated stays as it is."""
+        """Change the settings, also during a run, like torch. Existing blocks are not changed."""
         self.settings = settings
-        self._supply.change_settings(settings)
-        self._max_split_size = self._supply.max_split_size
-        self._large.least_rest = SMALLEST_BLOCK if settings.expandable_segments else LARGEST_SMALL + 1
+        self._source.change_settings(settings)
+        self._max_split_size = self._source.max_split_size
+        self._large.min_remainder = MIN_BLOCK_SIZE if settings.expandable_segments else SMALL_SIZE + 1
         self._large.split_below = NO_SIZE if settings.expandable_segments else self._max_split_size
-        self._rounds_plainly = max(settings.roundup_power2_divisions) <= 1
-        self._choose_paths()
+        self._simple_rounding = max(settings.roundup_power2_divisions) <= 1
+        self._select_fast_paths()
 
-    def _choose_paths(self) -> None:
-        """Whether the search for a free block can be a bisection and nothing else: it is, by default."""
+    def _select_fast_paths(self) -> None:
+        """Determine whether a free block can be found by bisection only, as with the default settings."""
         self._collects_garbage = (
             self._device.allowed is not None and self.settings.garbage_collection_threshold > 0
         )
-        self._searches_plainly = not (
+        self._simple_search = not (
             self._collects_garbage
             or self.settings.expandable_segments
-            or self._supply.has_expandable
+            or self._source.has_expandable
             or self.settings.max_split_size is not None
         )
 
-    # ------------------------------------------------------------ figures
+    # --- statistics
 
     @property
     def allocated(self) -> int:
-        """Bytes in live blocks, as charged."""
+        """The size of all allocated blocks."""
         return self._statistics.allocated
 
     @property
     def requested(self) -> int:
-        """Bytes in live blocks, as asked for, and in freed blocks that other streams still use."""
+        """The requested size of all allocated blocks, and of freed blocks that other streams still use."""
         return self._statistics.requested
 
     @property
     def reserved(self) -> int:
-        """Bytes taken from the device."""
+        """Bytes reserved on the device."""
         return self._statistics.reserved.current
 
     @property
     def peak_allocated(self) -> int:
-        self._statistics.note_peaks()
+        self._statistics.update_peaks()
         return self._statistics.peaks[3]
 
     @property
     def peak_requested(self) -> int:
-        self._statistics.note_peaks()
+        self._statistics.update_peaks()
         return self._statistics.peaks[6]
 
     @property
@@ -317,16 +319,16 @@ class Allocator:
 
     @property
     def cached(self) -> int:
-        """Bytes that `empty_cache` would give back."""
+        """Bytes that `empty_cache` would release."""
         pools = (self._small, self._large)
-        with self._at_work():
+        with self._busy():
             return sum(releasable_bytes(block) for pool in pools for block in pool.free_blocks())
 
     @property
     def fragmented(self) -> int:
-        """Bytes that are free and cannot be given back, because something else in their segment or page is alive."""
-        waiting = self._small.statistics.waiting_bytes + self._large.statistics.waiting_bytes
-        return self.reserved - self.allocated - waiting - self.cached
+        """Free bytes that cannot be released, because another part of their segment or page is in use."""
+        pending = self._small.statistics.pending_bytes + self._large.statistics.pending_bytes
+        return self.reserved - self.allocated - pending - self.cached
 
     @property
     def largest_free_block(self) -> int:
@@ -337,13 +339,13 @@ class Allocator:
     def num_ooms(self) -> int:
         return self._statistics.num_ooms
 
-    def forgive(self) -> None:
-        """The latest failure does not count: it is asked again, and nobody heard of it."""
+    def discount_oom(self) -> None:
+        """Do not count the last failure, because the request is repeated."""
         self._statistics.num_ooms -= 1
 
     @property
     def num_alloc_retries(self) -> int:
-        """How often the cache had to be given back for a request."""
+        """How often the cache was released for a request."""
         return self._statistics.num_alloc_retries
 
     def reset_peaks(self) -> None:
@@ -353,34 +355,34 @@ class Allocator:
         self._statistics.reset_accumulated()
 
     def stats(self) -> dict[str, int]:
-        """Every figure of torch.cuda.memory_stats(), under the same keys."""
+        """The statistics of `torch.cuda.memory_stats()`, with the same keys."""
         return self._statistics.as_dict(self._max_split_size_at_first)
 
     def segments(self) -> list[dict[str, Any]]:
-        """In the spirit of torch.cuda.memory_snapshot(): an expandable segment is one entry per mapped range."""
-        with self._at_work():
-            return describe_segments(self._supply.segments.values())
+        """Like `torch.cuda.memory_snapshot()`: an expandable segment has one entry per mapped range."""
+        with self._busy():
+            return describe_segments(self._source.segments.values())
 
-    # ------------------------------------------------------------ blocks
+    # --- blocks
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Keeps frees that come meanwhile until the end."""
+    def _busy(self) -> Iterator[None]:
+        """Defer frees during the block to its end."""
         was_busy, self._is_busy = self._is_busy, True
         try:
             yield
         finally:
             self._is_busy = was_busy
             if not was_busy:
-                self._free_the_rest()
+                self._process_deferred_frees()
 
-    def _free_the_rest(self) -> None:
-        """What was freed while another call was at work."""
-        while self._freed_meanwhile:
-            self.free(self._freed_meanwhile.pop())
+    def _process_deferred_frees(self) -> None:
+        """Process the frees that were deferred during another call."""
+        while self._deferred_frees:
+            self.free(self._deferred_frees.pop())
 
-    def _settle(self, block: Block) -> None:
-        """Merges a block that is free from now on with free neighbours, and puts it into its pool."""
+    def _make_free(self, block: Block) -> None:
+        """Merge a freed block with adjacent free blocks, and put it into its pool."""
         pool = block.pool
         entries = pool.free[block.stream]
         size = freed = block.size
@@ -416,40 +418,40 @@ class Allocator:
             return
         if previous is None and following is None:
             if merged:
-                if self._is_inactive_rising:
-                    self._statistics.note_inactive_peaks()
-                    self._is_inactive_rising = False
+                if self._inactive_has_risen:
+                    self._statistics.update_inactive_peaks()
+                    self._inactive_has_risen = False
                 statistics.inactive_down += merged
                 statistics.inactive_bytes_down += size - freed
             return
         if merged == 0:
             statistics.inactive_up += 1
         elif merged == 2:
-            if self._is_inactive_rising:
-                self._statistics.note_inactive_peaks()
+            if self._inactive_has_risen:
+                self._statistics.update_inactive_peaks()
             statistics.inactive_down += 1
         statistics.inactive_bytes_up += freed
-        self._is_inactive_rising = True
+        self._inactive_has_risen = True
 
-    def _end_wait(self, block: Block) -> None:
-        del self._waiting[block.address]
-        if self._is_rising:
-            self._statistics.note_peaks()
-            self._is_rising = False
+    def _complete_free(self, block: Block) -> None:
+        del self._pending_frees[block.address]
+        if self._has_risen:
+            self._statistics.update_peaks()
+            self._has_risen = False
         statistics = block.pool.statistics
-        statistics.waiting -= 1
-        statistics.waiting_bytes -= block.size
-        self._settle(block)
+        statistics.pending -= 1
+        statistics.pending_bytes -= block.size
+        self._make_free(block)
 
-    def _end_all_waits(self) -> None:
-        for block in list(self._waiting.values()):
-            self._end_wait(block)
+    def _complete_all_frees(self) -> None:
+        for block in list(self._pending_frees.values()):
+            self._complete_free(block)
 
     def _round(self, size: int) -> int:
         return self.settings.rounded(size)
 
     def _search(self, pool: Pool, entries: list[FreeEntry], size: int) -> Block | None:
-        """The best fit, with every setting minded, out of its list."""
+        """Remove the best fit from the free list, with regard to all settings."""
         if self._collects_garbage:
             pool.searches += 1
         position = bisect_left(entries, (size,))
@@ -478,29 +480,29 @@ class Allocator:
         del entries[position]
         return block
 
-    # ------------------------------------------------------------ memory from the device
+    # --- device memory
 
-    def _give_back_cache(self) -> None:
-        """Waits for other streams first: what they used may be free then."""
+    def _release_cache(self) -> None:
+        """Synchronize other streams first, because their blocks may be free then."""
         self._statistics.num_synchronizations += 1
-        self._end_all_waits()
-        self._supply.release_all()
+        self._complete_all_frees()
+        self._source.release_all()
 
-    def _grow(self, pool: Pool, size: int, stream: int, requested: int) -> Block:
-        """A block from the device, with all that is tried when it is full."""
-        supply = self._supply
+    def _allocate_from_device(self, pool: Pool, size: int, stream: int, requested: int) -> Block:
+        """Reserve a segment. If the device is full, release cached memory and try again."""
+        source = self._source
         if self._collects_garbage and self._device.allowed is not None:
-            supply.collect_garbage(self._device.allowed)
-        block = supply.take(pool, size, stream)
-        if block is None and supply.release_oversize(pool, size, stream):
-            block = supply.take(pool, size, stream)
+            source.collect_garbage(self._device.allowed)
+        block = source.reserve(pool, size, stream)
+        if block is None and source.release_oversize(pool, size, stream):
+            block = source.reserve(pool, size, stream)
         if block is None:
-            self._give_back_cache()
+            self._release_cache()
             self._statistics.num_alloc_retries += 1
-            block = supply.take(pool, size, stream)
-        if supply.has_expandable and self._searches_plainly:
-            self._choose_paths()
+            block = source.reserve(pool, size, stream)
+        if source.has_expandable and self._simple_search:
+            self._select_fast_paths()
         if block is None:
             self._statistics.num_ooms += 1
-            raise AllocationFailed(requested, supply.segment_bytes(size))
+            raise AllocationFailed(requested, source.segment_bytes(size))
         return block

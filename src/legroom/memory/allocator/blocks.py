@@ -1,40 +1,40 @@
-"""The parts of the caching allocator's state: blocks, the segments they lie in, and the two pools.
+"""The state of the caching allocator: blocks, segments and the two pools.
 
-A segment is what was taken from the device in one piece, a chain of blocks from its head on. A pool holds the free
-blocks of its kind, for each stream a list sorted by (size, age of the segment, address), so that the best fit is
-one bisection away. Plain lists beat every tree here: they hold tens to a few thousand entries.
+A segment is memory reserved from the device at once. It is a linked list of blocks. A pool contains the free blocks of
+its kind, in one list per stream, sorted by (size, age of the segment, address), so the best fit is found by bisection.
+Lists are faster than trees here, because they have tens to a few thousand entries.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Any, Final
 
-from legroom.memory.allocator.settings import SMALLEST_BLOCK
+from legroom.memory.allocator.settings import MIN_BLOCK_SIZE
 from legroom.memory.allocator.statistics import PoolStatistics
 from legroom.units import MiB
 
-LARGEST_SMALL: Final = 1 * MiB
-"""Requests up to here are served by the small pool."""
+SMALL_SIZE: Final = 1 * MiB
+"""Requests up to this size use the small pool."""
 SMALL_SEGMENT: Final = 2 * MiB
-"""What the small pool takes from the device at a time."""
+"""The size of the segments of the small pool."""
 
 FREE: Final = 0
-"""In its pool's free list."""
+"""In the free list of its pool."""
 ALLOCATED: Final = 1
-"""In the program's hands."""
-WAITING: Final = 2
-"""Given back by the program, still in use by another stream."""
+"""In use by the program."""
+PENDING_FREE: Final = 2
+"""Freed by the program, but still in use by another stream."""
 UNMAPPED: Final = 3
-"""Address space of an expandable segment with no memory behind it."""
+"""Addresses of an expandable segment without memory."""
 STATE_NAMES: Final = ("inactive", "active_allocated", "active_pending_free", "unmapped")
-"""As torch.cuda.memory_snapshot() calls them."""
+"""The names in `torch.cuda.memory_snapshot()`."""
 
 FreeEntry = tuple[Any, ...]
-"""(size, age, address, block), or the first of these to search for."""
+"""(size, age, address, block), or a prefix of it to search for."""
 
 
 class Segment:
-    """Memory taken from the device in one piece, or a range of addresses that memory is mapped into page by page."""
+    """Memory reserved at once, or an address range into which memory is mapped page by page."""
 
     __slots__ = ("address", "age", "expandable", "head", "page", "size")
 
@@ -42,15 +42,15 @@ class Segment:
         self.address = address
         self.size = size
         self.age = age
-        """Which segment it is, counted from the first: where blocks fit equally, the older segment's is taken."""
+        """The number of the segment. Among equal blocks, that of the older segment is used."""
         self.page = page
-        """The granularity at which an expandable segment maps; 0 for any other."""
+        """The page size of an expandable segment; 0 for others."""
         self.expandable = page > 0
         self.head: Block
 
 
 class Block:
-    """A piece of a segment. To the program: what `malloc` gave, to be handed back to `free`."""
+    """A part of a segment. `malloc` returns it, and `free` accepts it."""
 
     __slots__ = (
         "address",
@@ -64,7 +64,7 @@ class Block:
         "size",
         "state",
         "stream",
-        "uses",
+        "stream_uses",
     )
 
     def __init__(
@@ -72,32 +72,32 @@ class Block:
     ) -> None:
         self.address = address
         self.size = size
-        """As charged: rounded up, with a rest too small to split off."""
+        """Rounded up, including a remainder too small to split off."""
         self.stream = stream
         self.pool = pool
         self.segment = segment
         self.age = age
-        """Of its segment; 0 throughout where ties go by address alone."""
+        """The age of its segment; always 0 if ties are resolved by address."""
         self.requested = 0
-        """As the program asked for."""
+        """The size that the program requested."""
         self.state = FREE
         self.previous: Block | None = None
         self.next: Block | None = None
-        self.uses: set[int] | None = None
-        """Other streams that it was used on."""
+        self.stream_uses: set[int] | None = None
+        """The other streams that used it."""
         self.idle_since = 0
-        """The pool's count of searches when the block became free."""
+        """The value of `Pool.searches` when the block became free."""
 
     def __repr__(self) -> str:
         return f"<Block {self.size} bytes at {self.address:#x}, {STATE_NAMES[self.state]}>"
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it is all of its segment."""
+    def is_entire_segment(self) -> bool:
+        """Whether the segment has no other block."""
         return self.previous is None and self.next is None
 
     def link(self, previous: "Block | None", following: "Block | None") -> None:
-        """Puts this block between two neighbours."""
+        """Insert this block between two others."""
         self.previous = previous
         self.next = following
         if previous is None:
@@ -111,28 +111,28 @@ class Block:
 class Pool:
     """The free blocks for small requests, or for large ones."""
 
-    __slots__ = ("free", "is_small", "least_rest", "searches", "split_below", "statistics", "unmapped")
+    __slots__ = ("free", "is_small", "min_remainder", "searches", "split_below", "statistics", "unmapped")
 
     def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
         self.free: dict[int, list[FreeEntry]] = {}
         self.unmapped: dict[int, list[FreeEntry]] = {}
-        """Of expandable segments: for each stream (address, block), sorted."""
+        """The unmapped blocks of expandable segments: sorted (address, block), by stream."""
         self.searches = 0
-        """How often a free block was looked for; counted only while garbage collection is on."""
+        """The number of searches for a free block; counted only if garbage collection is enabled."""
         self.statistics = PoolStatistics()
-        self.least_rest = SMALLEST_BLOCK
-        """A block is split where at least this much remains ..."""
+        self.min_remainder = MIN_BLOCK_SIZE
+        """A block is split if at least this much remains."""
         self.split_below: float = float("inf")
-        """... and less than this is asked for."""
+        """A block is split only if less than this is requested."""
 
     def put(self, block: Block) -> None:
-        """Into the free list."""
+        """Add a block to the free list."""
         block.idle_since = self.searches
         insort(self.free.setdefault(block.stream, []), (block.size, block.age, block.address, block))
 
     def remove(self, block: Block) -> None:
-        """Out of the free list."""
+        """Remove a block from the free list."""
         entries = self.free[block.stream]
         del entries[bisect_left(entries, (block.size, block.age, block.address))]
 
@@ -143,24 +143,24 @@ class Pool:
         entries = self.unmapped[block.stream]
         del entries[bisect_left(entries, (block.address,))]
 
-    def absorb(self, block: Block, neighbour: Block | None) -> int:
-        """Merges a neighbour of the same kind, free or unmapped, into `block`; how many bytes that brought."""
-        if neighbour is None or neighbour.state != block.state:
+    def merge(self, block: Block, adjacent: Block | None) -> int:
+        """Merge an adjacent block of the same state, free or unmapped, into `block`. Returns its size."""
+        if adjacent is None or adjacent.state != block.state:
             return 0
-        if neighbour.state == UNMAPPED:
-            self.remove_unmapped(neighbour)
+        if adjacent.state == UNMAPPED:
+            self.remove_unmapped(adjacent)
         else:
-            self.remove(neighbour)
-        if neighbour is block.previous:
-            block.address = neighbour.address
-            block.link(neighbour.previous, block.next)
+            self.remove(adjacent)
+        if adjacent is block.previous:
+            block.address = adjacent.address
+            block.link(adjacent.previous, block.next)
         else:
-            block.link(block.previous, neighbour.next)
-        block.size += neighbour.size
-        return neighbour.size
+            block.link(block.previous, adjacent.next)
+        block.size += adjacent.size
+        return adjacent.size
 
     def free_blocks(self) -> Iterator[Block]:
-        """All of them as they were at the call, in the allocator's own order: by stream, then as searched."""
+        """A copy of the free blocks in the order of the allocator: by stream, then as searched."""
         for stream in sorted(self.free):
             for entry in self.free[stream].copy():
                 yield entry[3]

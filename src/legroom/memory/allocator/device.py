@@ -1,4 +1,4 @@
-"""The device as the allocator sees it: how much it has, how much this process may take, where the next piece lies."""
+"""The device memory and the address space that the allocator uses."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -7,28 +7,28 @@ from typing import Final
 from legroom.errors import UsageError
 from legroom.units import MiB, TiB
 
-HIGHEST_SEGMENT: Final = 0x7F00_0000_0000
-LOWEST_RANGE: Final = 0x3_0200_0000
+FIRST_SEGMENT_ADDRESS: Final = 0x7F00_0000_0000
+FIRST_RANGE_ADDRESS: Final = 0x3_0200_0000
 ADDRESS_UNIT: Final = 32 * MiB
-TOP: Final = (HIGHEST_SEGMENT + 74 * MiB, 24 * MiB)
-"""Address and size of a place above the first segment."""
-BETWEEN: Final = 414 * MiB
-"""Below the first segment: what becomes free when kernels run."""
-LOWEST_BETWEEN: Final = HIGHEST_SEGMENT - BETWEEN
-LIBRARY: Final = 64 * MiB
-"""What cuBLAS takes of the address space for each of its handles, before its workspace."""
+UPPER_GAP: Final = (FIRST_SEGMENT_ADDRESS + 74 * MiB, 24 * MiB)
+"""Address and size of a gap above the first segment."""
+WIDE_GAP: Final = 414 * MiB
+"""The gap below the first segment, which exists after the first kernel."""
+WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
+LIBRARY_BYTES: Final = 64 * MiB
+"""The address space that cuBLAS uses for each handle, before its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
-"""What a device without a capacity is taken to have where a figure is needed: for the length of address ranges."""
+"""The assumed memory of a device without a capacity, for the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
-"""Is told (action, address, size, stream) as torch's own history records it: `segment_alloc`, `segment_free`,
-`segment_map`, `segment_unmap`."""
+"""Called with (action, address, size, stream), as in torch's history: `segment_alloc`, `segment_free`, `segment_map`,
+`segment_unmap`."""
 
 
 class DeviceMemory:
-    """Keeps the account of what is taken; blocks and pools are none of its business."""
+    """Counts the reserved memory of a device."""
 
-    __slots__ = ("allowed", "capacity", "on_segment", "taken", "total", "trace")
+    __slots__ = ("allowed", "capacity", "on_segment", "reserved", "total", "trace")
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class DeviceMemory:
         self.capacity = capacity
         self.total = total if total is not None else capacity
         self.allowed: int | None = None
-        """What a per-process fraction leaves."""
-        self.taken = 0
+        """The limit of the per-process memory fraction."""
+        self.reserved = 0
         self.on_segment = on_segment
         self.trace = trace
 
@@ -52,31 +52,31 @@ class DeviceMemory:
 
     def set_fraction(self, fraction: float) -> None:
         if not 0 <= fraction <= 1:
-            raise UsageError(f"a memory fraction lies between 0 and 1: {fraction} does not")
+            raise UsageError(f"A memory fraction must be between 0 and 1, not {fraction}.")
         if fraction == 1:
             self.allowed = None
             return
         if self.total is None:
-            raise UsageError("a fraction of a device without a size is no limit: give the device a capacity")
+            raise UsageError("A memory fraction needs a device with a capacity.")
         self.allowed = round(fraction * self.total)
 
     def allows(self, size: int) -> bool:
-        """Whether the per-process fraction leaves room; asked before the device is."""
-        return self.allowed is None or self.taken + size <= self.allowed
+        """Whether the per-process memory fraction allows `size` more bytes."""
+        return self.allowed is None or self.reserved + size <= self.allowed
 
     def has(self, size: int) -> bool:
-        """Whether the device still has `size` bytes."""
-        return self.capacity is None or self.taken + size <= self.capacity
+        """Whether `size` bytes are free on the device."""
+        return self.capacity is None or self.reserved + size <= self.capacity
 
-    def take(self, action: str, address: int, size: int, stream: int) -> None:
-        self.taken += size
+    def reserve(self, action: str, address: int, size: int, stream: int) -> None:
+        self.reserved += size
         if self.on_segment is not None:
             self.on_segment(size)
         if self.trace is not None:
             self.trace(action, address, size, stream)
 
-    def give_back(self, action: str, address: int, size: int, stream: int) -> None:
-        self.taken -= size
+    def release(self, action: str, address: int, size: int, stream: int) -> None:
+        self.reserved -= size
         if self.on_segment is not None:
             self.on_segment(-size)
         if self.trace is not None:
@@ -84,49 +84,50 @@ class DeviceMemory:
 
 
 class AddressSpace:
-    """Where CUDA places the next piece of memory: that decides which of several free blocks of one size is taken, up to torch 2.12.
+    """Simulates the addresses at which CUDA places segments. Up to torch 2.12, they decide between free blocks of equal size.
 
-    Read off 108 runs on an H200 whose segments were recorded; 103 of them, replayed so, reserve what they did. A segment takes the lowest free
-    place that is large enough. There is little at first: a place for the first small segment, and `TOP` above it. Where nothing is free a unit
-    of 32 MiB or several are added below all others. Once the first operation has run there is a wide place between the first
-    segment and those units (`BETWEEN`): so early segments go downwards, then some hundred MiB upwards, and all that follow downwards again. Where
-    the first segment was more than a unit, the wide place is not the driver's own but the system's, and is cut into units from its
-    top. cuBLAS takes such a place too; what other libraries and the host's own memory take in between is left out. Ranges for expandable segments go upwards from a low address.
+    Derived from 108 recorded runs on an H200; for 103 of them, a replay with these addresses reserves the same memory.
+    A segment is placed in the lowest free gap that is large enough. At first there are two small gaps: one for the first
+    small segment, and `UPPER_GAP`. If no gap is large enough, units of 32 MiB are added below all others. After the
+    first operation there is a wide gap between the first segment and those units (`WIDE_GAP`). So early segments go
+    downwards, then some hundred MiB upwards, and later ones downwards again. If the first segment was larger than a
+    unit, the wide gap is divided into units from its top. cuBLAS also uses such a gap. Address space of other libraries
+    and of host memory is not simulated. Ranges for expandable segments go upwards from a low address.
     """
 
-    __slots__ = ("began_with_unit", "free", "highest_unit", "lowest_unit", "next_range")
+    __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")
 
     def __init__(self) -> None:
-        self.free = [(HIGHEST_SEGMENT, 2 * MiB), TOP]
-        """(address, size) of places, lowest first."""
-        self.lowest_unit = LOWEST_BETWEEN
-        """No unit lies below it, and none between it and `LOWEST_BETWEEN` is missing."""
-        self.highest_unit = LOWEST_BETWEEN
-        """From here down to `LOWEST_BETWEEN` units can be added as well."""
-        self.began_with_unit: bool | None = None
-        """Whether the first segment needed more than a unit; None before it."""
-        self.next_range = LOWEST_RANGE
+        self.free = [(FIRST_SEGMENT_ADDRESS, 2 * MiB), UPPER_GAP]
+        """(address, size) of the gaps, lowest first."""
+        self.lowest_unit = WIDE_GAP_START
+        """The lowest unit. All units between it and `WIDE_GAP_START` exist."""
+        self.highest_unit = WIDE_GAP_START
+        """Units can also be added from here down to `WIDE_GAP_START`."""
+        self.first_was_large: bool | None = None
+        """Whether the first segment was larger than a unit; None before it."""
+        self.next_range = FIRST_RANGE_ADDRESS
 
     def kernels_run(self) -> None:
         """The first operation has run."""
-        if self.began_with_unit:
-            self.highest_unit += BETWEEN // ADDRESS_UNIT * ADDRESS_UNIT
+        if self.first_was_large:
+            self.highest_unit += WIDE_GAP // ADDRESS_UNIT * ADDRESS_UNIT
         else:
-            insort(self.free, (LOWEST_BETWEEN, BETWEEN))
+            insort(self.free, (WIDE_GAP_START, WIDE_GAP))
 
     def library_loaded(self) -> None:
-        """cuBLAS was asked for a handle."""
-        self.segment(LIBRARY, 0)
+        """cuBLAS created a handle."""
+        self.segment(LIBRARY_BYTES, 0)
 
     def segment(self, size: int, stream: int) -> int:
-        if self.began_with_unit is None:
-            self.began_with_unit = size > ADDRESS_UNIT
+        if self.first_was_large is None:
+            self.first_was_large = size > ADDRESS_UNIT
         for position, (address, room) in enumerate(self.free):
             if room >= size:
                 self.free[position : position + 1] = [(address + size, room - size)] if room > size else []
                 return address
         units = -(-size // ADDRESS_UNIT) * ADDRESS_UNIT
-        if self.highest_unit - units >= LOWEST_BETWEEN:
+        if self.highest_unit - units >= WIDE_GAP_START:
             address = self.highest_unit = self.highest_unit - units
         else:
             address = self.lowest_unit = self.lowest_unit - units

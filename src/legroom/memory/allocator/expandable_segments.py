@@ -1,8 +1,8 @@
-"""Expandable segments: one long range of addresses for each pool and stream, backed by memory page by page.
+"""Expandable segments: one long address range for each pool and stream, into which memory is mapped page by page.
 
-Growing means mapping pages at the lowest address where the request then fits, after a free block if one lies there;
-giving back means unmapping the pages that lie wholly inside free blocks. A range is longer than the device's memory
-(by an eighth), so that it need not be compacted when pages in its middle have been given back.
+A segment grows by mapping pages at the lowest address at which the request fits, after a free block if there is one. It
+shrinks by unmapping the pages that are completely inside free blocks. A range is longer than the device memory (by an
+eighth), so it does not need to be compacted when pages in its middle are released.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from legroom.memory.allocator.statistics import Statistics
 
 
 class ExpandableSegments:
-    """Every expandable segment of a device."""
+    """The expandable segments of a device."""
 
     __slots__ = ("device", "new_segment", "segments", "statistics")
 
@@ -27,53 +27,53 @@ class ExpandableSegments:
         self.device = device
         self.statistics = statistics
         self.segments = segments
-        """The allocator's own, of every kind, by address."""
+        """All segments of the allocator, by address."""
         self.new_segment = new_segment
-        """The allocator's own: (size, pool, stream, page) -> the block that is all of a new segment."""
+        """Called with (size, pool, stream, page). Returns the block of a new segment."""
 
-    def take(self, pool: Pool, size: int, stream: int, page: int) -> Block | None:
-        """A free block of at least `size`, out of its pool's list, grown for the purpose; None if memory is short.
+    def reserve(self, pool: Pool, size: int, stream: int, page: int) -> Block | None:
+        """Grow a segment, and return a free block of at least `size` that is not in a free list. None if memory runs out.
 
-        What was mapped before memory ran out stays mapped: the caller releases it with all other free pages.
+        Pages that were mapped before memory ran out stay mapped. The caller releases them with all other free pages.
         """
-        block = self._lowest_room(pool, size, stream, page)
+        block = self._find_room(pool, size, stream, page)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
             following = block.next
             assert following is not None
-            # Mapping merges with what lies before: the later block survives.
+            # Mapping merges with the block before; the later block object is kept.
             if not self._map(following, min(size - block.size, following.size)):
                 return None
             block = following
         pool.remove(block)
         return block
 
-    def give_back(self, block: Block) -> None:
-        """Unmaps the pages that lie wholly inside a free block, and forgets a segment that has no page left."""
+    def release(self, block: Block) -> None:
+        """Unmap the pages that are completely inside a free block, and remove a segment without pages."""
         pool = block.pool
         begin, end = free_pages(block)
         if begin < end:
             pool.remove(block)
             if block.address < begin:
-                self._leave(block.address, begin - block.address, block, block.previous, block)
+                self._keep_free_part(block.address, begin - block.address, block, block.previous, block)
             if end < block.address + block.size:
-                self._leave(end, block.address + block.size - end, block, block, block.next)
+                self._keep_free_part(end, block.address + block.size - end, block, block, block.next)
             block.address = begin
             block.size = end - begin
             block.state = UNMAPPED
-            pool.absorb(block, block.previous)
-            pool.absorb(block, block.next)
+            pool.merge(block, block.previous)
+            pool.merge(block, block.next)
             pool.put_unmapped(block)
-            self.device.give_back("segment_unmap", begin, end - begin, block.stream)
-            self._account(pool, begin - end)
+            self.device.release("segment_unmap", begin, end - begin, block.stream)
+            self._add_reserved(pool, begin - end)
             self.statistics.device_frees += 1
-        if block.is_whole:
+        if block.is_entire_segment:
             pool.remove_unmapped(block)
             del self.segments[block.segment.address]
 
-    def _lowest_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
-        """The first of a chain of free and unmapped blocks with room for `size`, in a new segment if need be."""
+    def _find_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
+        """The first of consecutive free and unmapped blocks with room for `size`, in a new segment if necessary."""
         for entry in pool.unmapped.get(stream, ()):
             unmapped: Block = entry[1]
             before = unmapped.previous
@@ -88,44 +88,44 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Puts memory behind the first `size` bytes of an unmapped block, rounded up to pages; whether there was any."""
+        """Map the first `size` bytes of an unmapped block, rounded up to pages. Returns whether memory was free."""
         pool, page = block.pool, block.segment.page
         mapped = -(-size // page) * page
         if not self.device.has(mapped):
             return False
-        self.device.take("segment_map", block.address, mapped, block.stream)
+        self.device.reserve("segment_map", block.address, mapped, block.stream)
         pool.remove_unmapped(block)
         if mapped < block.size:
-            rest = Block(
+            remainder = Block(
                 block.address + mapped, block.size - mapped, block.stream, pool, block.segment, block.age
             )
-            rest.state = UNMAPPED
-            rest.link(block, block.next)
-            pool.put_unmapped(rest)
+            remainder.state = UNMAPPED
+            remainder.link(block, block.next)
+            pool.put_unmapped(remainder)
             block.size = mapped
         block.state = FREE
-        pool.absorb(block, block.previous)
-        pool.absorb(block, block.next)
+        pool.merge(block, block.previous)
+        pool.merge(block, block.next)
         pool.put(block)
-        self._account(pool, mapped)
+        self._add_reserved(pool, mapped)
         self.statistics.device_allocations += 1
         return True
 
-    def _leave(
+    def _keep_free_part(
         self, address: int, size: int, block: Block, previous: Block | None, following: Block | None
     ) -> None:
-        """A free block where part of a page remains mapped."""
-        rest = Block(address, size, block.stream, block.pool, block.segment, block.age)
-        rest.link(previous, following)
-        block.pool.put(rest)
+        """Create a free block for the part of a page that remains mapped."""
+        remainder = Block(address, size, block.stream, block.pool, block.segment, block.age)
+        remainder.link(previous, following)
+        block.pool.put(remainder)
 
-    def _account(self, pool: Pool, size: int) -> None:
+    def _add_reserved(self, pool: Pool, size: int) -> None:
         self.statistics.reserved.add(size)
         pool.statistics.reserved.add(size)
 
 
 def free_pages(block: Block) -> tuple[int, int]:
-    """Where the pages that lie wholly inside a block of an expandable segment begin and end."""
+    """The start and the end of the pages that are completely inside a block of an expandable segment."""
     base, page = block.segment.address, block.segment.page
     begin = base + -(-(block.address - base) // page) * page
     end = base + (block.address + block.size - base) // page * page
@@ -133,13 +133,13 @@ def free_pages(block: Block) -> tuple[int, int]:
 
 
 def reachable_size(block: Block) -> int:
-    """What a free block could grow to: a good fit is one that needs no pages that a smaller one could use."""
+    """The size to which a free block can grow."""
     following = block.next
     return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
 
 
 def _room(block: Block | None, size: int) -> int:
-    """How many bytes, up to what is needed, lie free or unmapped from this block on."""
+    """The free and unmapped bytes from this block on, up to about `size`."""
     room = 0
     while room < size and block is not None and block.state in (FREE, UNMAPPED):
         room += block.size

@@ -1,24 +1,24 @@
-"""What the allocator takes from the device, and how it gives back: segments, in the order in which torch does it."""
+"""Reserves segments on the device and releases them, in the same order as torch."""
 
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-from legroom.memory.allocator.blocks import LARGEST_SMALL, SMALL_SEGMENT, Block, Pool, Segment
+from legroom.memory.allocator.blocks import SMALL_SEGMENT, SMALL_SIZE, Block, Pool, Segment
 from legroom.memory.allocator.device import DeviceMemory
 from legroom.memory.allocator.expandable_segments import ExpandableSegments
-from legroom.memory.allocator.settings import SMALLEST_LARGE_SEGMENT, AllocatorSettings
+from legroom.memory.allocator.settings import MIN_LARGE_ALLOC, AllocatorSettings
 from legroom.memory.allocator.statistics import Statistics
 from legroom.units import MiB
 
 ROUND_LARGE: Final = 2 * MiB
-"""Segments for requests of 10 MiB and more are multiples of it."""
+"""Segments for requests of 10 MiB or more are multiples of this."""
 NO_SIZE: Final = 1 << 62
-"""Above every size: no block is too large to be split."""
+"""Larger than every size: every block may be split."""
 
 
-class SegmentSupply:
-    """Takes segments for two pools from a device, and gives cached ones back."""
+class SegmentSource:
+    """Reserves segments for two pools, and releases cached segments."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class SegmentSupply:
         self.device = device
         self.segment_address = segment_address
         self.range_address = range_address
-        """Each: (size, stream) -> the address of the next segment, or of the next range for an expandable one."""
+        """Like `segment_address`: called with (size, stream), returns the address of the next range for an expandable segment."""
         self.small = small
         self.large = large
         self.statistics = statistics
         self.segments: dict[int, Segment] = {}
         """By address."""
         self.has_expandable = False
-        """Whether there ever was an expandable segment."""
+        """Whether an expandable segment was ever created."""
         self._expandable = ExpandableSegments(device, statistics, self.segments, self._new_segment)
         self._segments_made = 0
         self.settings = AllocatorSettings()
@@ -50,18 +50,18 @@ class SegmentSupply:
         self.max_split_size = settings.max_split_size or NO_SIZE
 
     def segment_bytes(self, size: int) -> int:
-        """What the device is asked for when a (rounded) request finds no free block."""
-        if size <= LARGEST_SMALL:
+        """The size of the segment for a (rounded) request."""
+        if size <= SMALL_SIZE:
             return SMALL_SEGMENT
-        if size < SMALLEST_LARGE_SEGMENT:
+        if size < MIN_LARGE_ALLOC:
             return self.settings.large_segment_size
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
-    def take(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A new block of at least `size`, in no free list; None where the device or the limit leaves no room.
+    def reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """A new block of at least `size` that is not in a free list. None if the device or the limit has no room.
 
-        A growing expandable segment maps whole pages; the limit is checked against what an ordinary segment would
-        take, so it can be passed by part of a page. So it is in torch.
+        An expandable segment maps whole pages, but the limit is compared to the size of an ordinary segment, as in
+        torch. So the limit can be exceeded by part of a page.
         """
         segment_bytes = self.segment_bytes(size)
         if not self.device.allows(segment_bytes):
@@ -69,11 +69,11 @@ class SegmentSupply:
         if self.settings.expandable_segments:
             self.has_expandable = True
             page = SMALL_SEGMENT if pool.is_small else self.settings.large_segment_size
-            return self._expandable.take(pool, size, stream, page)
+            return self._expandable.reserve(pool, size, stream, page)
         if not self.device.has(segment_bytes):
             return None
         block = self._new_segment(segment_bytes, pool, stream)
-        self.device.take("segment_alloc", block.address, segment_bytes, stream)
+        self.device.reserve("segment_alloc", block.address, segment_bytes, stream)
         for part in (self.statistics, pool.statistics):
             part.segments.add(1)
             part.reserved.add(segment_bytes)
@@ -83,18 +83,18 @@ class SegmentSupply:
         return block
 
     def release_all(self) -> None:
-        """Gives back every wholly free segment, and every wholly free page of expandable ones."""
+        """Release all free segments, and all free pages of expandable segments."""
         for pool in (self.large, self.small):
             free_blocks = list(pool.free_blocks())
             for block in free_blocks:
-                if not block.segment.expandable and block.is_whole:
+                if not block.segment.expandable and block.is_entire_segment:
                     self._release(block)
             for block in free_blocks:
                 if block.segment.expandable:
-                    self._expandable.give_back(block)
+                    self._expandable.release(block)
 
     def release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """Gives back cached blocks too large to be split, just enough for `size`; whether it was enough."""
+        """Release cached oversize blocks, as many as needed for `size`. Returns whether they were enough."""
         if self.max_split_size == NO_SIZE:
             return False
         needed = max(size, self.max_split_size)
@@ -114,12 +114,12 @@ class SegmentSupply:
         return released >= needed
 
     def collect_garbage(self, limit: int) -> None:
-        """Gives back cached segments of the large pool that have gone unused for longer than the average."""
-        target = self.device.taken - int(self.settings.garbage_collection_threshold * limit)
+        """Release cached segments of the large pool that were unused for longer than the average."""
+        target = self.device.reserved - int(self.settings.garbage_collection_threshold * limit)
         if target <= 0:
             return
         searches = self.large.searches
-        whole = [block for block in self.large.free_blocks() if block.is_whole]
+        whole = [block for block in self.large.free_blocks() if block.is_entire_segment]
         candidates = [block for block in whole if not block.segment.expandable]
         total_age = sum(searches - block.idle_since for block in whole)
         count = len(whole)
@@ -137,7 +137,7 @@ class SegmentSupply:
                 self._release(block)
 
     def _new_segment(self, size: int, pool: Pool, stream: int, page: int = 0) -> Block:
-        """The block that is all of a new segment; in no list yet."""
+        """Create a segment and return its block, which is not in a free list."""
         self._segments_made += 1
         age = self._segments_made if self.settings.ties == "age" else 0
         address = self.range_address(size, stream) if page else self.segment_address(size, stream)
@@ -147,10 +147,10 @@ class SegmentSupply:
         return segment.head
 
     def _release(self, block: Block) -> None:
-        """Gives the segment that a free block is all of back to the device."""
+        """Release the segment of a free block that fills it."""
         block.pool.remove(block)
         del self.segments[block.segment.address]
-        self.device.give_back("segment_free", block.address, block.size, block.stream)
+        self.device.release("segment_free", block.address, block.size, block.stream)
         for part in (self.statistics, block.pool.statistics):
             part.segments.add(-1)
             part.reserved.add(-block.size)

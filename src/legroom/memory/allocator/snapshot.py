@@ -1,4 +1,4 @@
-"""Segments as plain data, in the spirit of torch.cuda.memory_snapshot()."""
+"""Segments in the format of `torch.cuda.memory_snapshot()`."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,21 +8,21 @@ from legroom.memory.allocator.expandable_segments import free_pages
 
 
 def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """By address; an expandable segment is one entry for each range that has memory behind it."""
+    """The segments by address. An expandable segment has one entry per mapped range."""
     in_order = sorted(segments, key=lambda segment: segment.address)
     return [_describe(run) for segment in in_order for run in _mapped_runs(segment)]
 
 
 def releasable_bytes(block: Block) -> int:
-    """How much of a free block could be given back to the device."""
+    """The bytes of a free block that can be released."""
     if block.segment.expandable:
         begin, end = free_pages(block)
         return end - begin
-    return block.size if block.is_whole else 0
+    return block.size if block.is_entire_segment else 0
 
 
 def _mapped_runs(segment: Segment) -> list[list[Block]]:
-    """The blocks of a segment, cut where no memory lies behind its addresses."""
+    """The blocks of a segment, grouped by mapped range."""
     runs: list[list[Block]] = [[]]
     block: Block | None = segment.head
     while block is not None:

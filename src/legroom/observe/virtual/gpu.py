@@ -223,7 +223,7 @@ class VirtualGPU:
         if not isinstance(failure, InjectedFailure) and recorder.wait_for_frees(
             GLOO_RELEASE_SECONDS if is_rank() else 0.0
         ):
-            self.devices[device].allocator.forgive()
+            self.devices[device].allocator.discount_oom()
             return None
         return report_out_of_memory(recorder, failure, self.devices[device], location, op)
 

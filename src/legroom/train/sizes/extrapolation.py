@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator.blocks import LARGEST_SMALL, Block
+from legroom.memory.allocator.blocks import SMALL_SIZE, Block
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.predict.requests import MemoryRequest
 from legroom.train.sizes.alignment import matching_sizes
@@ -47,9 +47,7 @@ def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, B
     blocks: dict[int, Block] = {}
     free: list[Block] = []
     for segment in sorted(segments, key=lambda segment: -segment.bytes):
-        if (
-            segment.bytes > LARGEST_SMALL * 2
-        ):  # allocated as one block first, so that the segment has its size
+        if segment.bytes > SMALL_SIZE * 2:  # allocated as one block first, so that the segment has its size
             allocator.free(allocator.malloc(segment.bytes, segment.stream))
         for name, size in segment.blocks:
             block = allocator.malloc(size, segment.stream)

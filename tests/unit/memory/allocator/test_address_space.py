@@ -1,11 +1,11 @@
-"""Where segments are placed, as it was seen in recorded runs: offsets in MiB from the first one."""
+"""The addresses of segments as in recorded runs: offsets in MiB from the first segment."""
 
 from legroom.memory.allocator.device import AddressSpace
 from legroom.units import MiB
 
 
 def placed(space: AddressSpace, *sizes: int) -> list[int]:
-    """Offsets from where the first small segment of such a run lies."""
+    """The offsets from the first small segment of a run."""
     first = AddressSpace().segment(2 * MiB, 0)
     return [(space.segment(size * MiB, 0) - first) // MiB for size in sizes]
 

@@ -1,4 +1,4 @@
-"""The rules that hold under torch's default settings."""
+"""The allocator with torch's default settings."""
 
 import gc
 import weakref
@@ -213,7 +213,7 @@ class TestStreams:
         assert allocator.largest_free_block == 30 * MiB
 
     def test_with_asynchronous_streams_a_block_is_reused_only_after_its_stream_is_done(self) -> None:
-        allocator = Allocator(streams_keep_up=False)
+        allocator = Allocator(streams_are_synchronous=False)
         block = allocator.malloc(30 * MiB)
         allocator.record_stream(block, 5)
         allocator.free(block)
@@ -225,7 +225,7 @@ class TestStreams:
         assert allocator.malloc(30 * MiB).address == block.address
 
     def test_a_full_device_synchronizes_other_streams(self) -> None:
-        allocator = Allocator(40 * MiB, streams_keep_up=False)
+        allocator = Allocator(40 * MiB, streams_are_synchronous=False)
         block = allocator.malloc(30 * MiB)
         allocator.record_stream(block, 5)
         allocator.free(block)
@@ -301,11 +301,11 @@ class TestFraction:
         assert allocator.limit == 100 * MiB
 
     def test_an_invalid_fraction_is_rejected(self) -> None:
-        with pytest.raises(UsageError, match=r"between 0 and 1: 1\.5 does not"):
+        with pytest.raises(UsageError, match=r"must be between 0 and 1, not 1\.5"):
             Allocator(GiB).set_memory_fraction(1.5)
 
     def test_a_device_without_a_size_rejects_a_fraction(self) -> None:
-        with pytest.raises(UsageError, match="give the device a capacity"):
+        with pytest.raises(UsageError, match="needs a device with a capacity"):
             Allocator().set_memory_fraction(0.5)
 
 

@@ -1,12 +1,12 @@
-"""The replayed allocator against recordings of the real one (an H200, torch 2.11; see tests/gpu/record_histories.py)."""
+"""The simulated allocator, compared to recordings of the real one (H200, torch 2.11; see tests/gpu/record_histories.py)."""
 
 from pathlib import Path
 
 import pytest
 
+from history_replay import History
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import Block
-from legroom.memory.allocator.replay import History
 from legroom.units import GiB, KiB, MiB
 
 PATHS = sorted((Path(__file__).parents[3] / "data" / "histories").glob("*.json.gz"))
@@ -15,8 +15,8 @@ WITH_STATS = [path for path in PATHS if "_step_" not in path.name]
 ERRORS = [path for path in PATHS if "_error_" in path.name]
 
 PLACED_BY_CHANCE = "h200_roundup_transformer"
-"""CUDA filled a hole of 400 MiB that a library had left, upwards. Nothing in the program tells of it; of two blocks
-of equal size the other one was taken then, and one segment of 20 MiB fewer was needed."""
+"""In this recording, CUDA placed segments upwards in a gap of 400 MiB that a library had left, which the program does not
+show. So another one of two blocks of equal size was used, and one segment of 20 MiB less was needed."""
 
 
 @pytest.fixture(params=PATHS, ids=NAMES)

@@ -1,4 +1,4 @@
-"""What each option of the allocator changes."""
+"""The effect of each option of the allocator."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds after any sequence of requests, under any settings."""
+"""Properties after any sequence of requests with any settings."""
 
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ CONFIGURATIONS = (
 )
 CAPACITY = 300 * MiB
 LARGEST_PAGE = 20 * MiB
-"""An expandable segment fails for want of a page though less was asked for."""
+"""An expandable segment may fail to map a whole page although less was requested."""
 SIZES = st.one_of(
     st.integers(0, 4 * KiB),
     st.integers(4 * KiB, 2 * MiB),
@@ -43,12 +43,14 @@ class AnySequence(RuleBasedStateMachine):
     )
     def start(self, text: str, ties: str, keep_up: bool) -> None:
         settings = AllocatorSettings.parse(text, AllocatorSettings(ties=ties))
-        self.taken = 0
+        self.reserved = 0
         self.highest = (0, 0, 0)
-        self.allocator = Allocator(CAPACITY, settings=settings, on_segment=self.take, streams_keep_up=keep_up)
+        self.allocator = Allocator(
+            CAPACITY, settings=settings, on_segment=self.reserve, streams_are_synchronous=keep_up
+        )
 
-    def take(self, size: int) -> None:
-        self.taken += size
+    def reserve(self, size: int) -> None:
+        self.reserved += size
 
     @rule(size=SIZES, stream=STREAMS)
     def malloc(self, size: int, stream: int) -> None:
@@ -133,7 +135,7 @@ class AnySequence(RuleBasedStateMachine):
         for segment in allocator.segments():
             for block in segment["blocks"]:
                 by_state[block["state"]] += block["size"]
-        assert sum(by_state.values()) == allocator.reserved == self.taken
+        assert sum(by_state.values()) == allocator.reserved == self.reserved
         assert by_state["active_allocated"] == allocator.allocated
         assert by_state["inactive"] == allocator.cached + allocator.fragmented
         assert allocator.stats()["active_bytes.all.current"] == (
@@ -193,7 +195,7 @@ class AnySequence(RuleBasedStateMachine):
             assert [block["state"] for block in segment["blocks"]] == ["inactive"]
         assert self.allocator.allocated == self.allocator.requested == self.allocator.fragmented == 0
         self.allocator.empty_cache()
-        assert self.allocator.reserved == self.taken == 0
+        assert self.allocator.reserved == self.reserved == 0
         assert self.allocator.segments() == []
 
 

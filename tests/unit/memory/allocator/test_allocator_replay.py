@@ -1,11 +1,11 @@
-"""That a replay notices when a history and the allocator disagree."""
+"""A replay reports differences between a history and the allocator."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from legroom.memory.allocator.replay import History, replay
+from history_replay import History, replay
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import MiB
 
@@ -13,7 +13,7 @@ A, B = 0x5000_0000, 0x4000_0000
 
 
 def rows() -> list[list[Any]]:
-    """Two requests that share a segment, one that takes its own; then all are freed and the cache is emptied."""
+    """Two requests in one segment and one in its own segment; then all are freed and the cache is emptied."""
     return [
         ["segment_alloc", A, 20 * MiB, 0],
         ["alloc", A, 4 * MiB, 0],

@@ -1,4 +1,4 @@
-"""`PYTORCH_CUDA_ALLOC_CONF`, read as torch reads it."""
+"""Parsing `PYTORCH_CUDA_ALLOC_CONF` like torch."""
 
 import subprocess
 import sys
@@ -54,40 +54,40 @@ class TestValues:
         assert settings.roundup_power2_divisions == (8, 8, 8, 0, 0, 0, 2) + (0,) * 9
 
 
-class TestBadValues:
+class TestInvalidValues:
     @pytest.mark.parametrize(
-        ("text", "sentence"),
+        ("text", "message"),
         [
-            ("max_split_size_mb:19", "max_split_size_mb:19 is too small: it must be at least 20"),
-            ("max_split_size_mb:many", "max_split_size_mb: 'many' is no whole number"),
-            ("max_split_size_mb:-1", "max_split_size_mb: '-1' is no whole number"),
-            ("max_split_size_mb", "max_split_size_mb has no value: write max_split_size_mb:VALUE"),
-            ("max_split_size_mb:", "max_split_size_mb has no value: write max_split_size_mb:VALUE"),
-            ("max_split_size_mb:32,large_segment_size_mb:64", "it must be at least 64"),
-            ("large_segment_size_mb:10", "large_segment_size_mb:10 is too small: it must be above 10"),
+            ("max_split_size_mb:19", "`max_split_size_mb:19` is too small. The minimum is 20."),
+            ("max_split_size_mb:many", "`max_split_size_mb`: `many` is not an integer."),
+            ("max_split_size_mb:-1", "`max_split_size_mb`: `-1` is not an integer."),
+            ("max_split_size_mb", "`max_split_size_mb` has no value. Write `max_split_size_mb:VALUE`."),
+            ("max_split_size_mb:", "`max_split_size_mb` has no value. Write `max_split_size_mb:VALUE`."),
+            ("max_split_size_mb:32,large_segment_size_mb:64", "The minimum is 64."),
+            ("large_segment_size_mb:10", "`large_segment_size_mb:10` is too small. It must be more than 10."),
             (
                 "expandable_segments:true",
-                "neither True nor False: write one of them, with the capital letter",
+                "`expandable_segments:true` is not a boolean. Write `True` or `False`.",
             ),
             (
                 "garbage_collection_threshold:1.0",
-                "garbage_collection_threshold:1.0 is out of range: write a number above 0 and below 1",
+                "`garbage_collection_threshold:1.0` is out of range. Write a number above 0 and below 1.",
             ),
-            ("per_process_memory_fraction:2", "out of range: write a number from 0 to 1"),
-            ("roundup_power2_divisions:3", "roundup_power2_divisions: 3 is no power of two"),
-            ("roundup_power2_divisions:[100:2]", "roundup_power2_divisions: 100 is no power of two"),
-            ("roundup_power2_divisions:[64]", "'64' is no entry of its list: write it like 256:4 or >:8"),
-            ("roundup_power2_divisions:[64:2", "roundup_power2_divisions: the list is not closed with a ']'"),
-            ("backend:mine", "backend:mine is unknown: write native or cudaMallocAsync"),
-            ("expandable_segment:True", "'expandable_segment' is no option of the CUDA allocator"),
-            ("expandable_segments:True:max_split_size_mb", "a comma belongs there"),
+            ("per_process_memory_fraction:2", "out of range. Write a number from 0 to 1."),
+            ("roundup_power2_divisions:3", "`roundup_power2_divisions`: `3` is not a power of two."),
+            ("roundup_power2_divisions:[100:2]", "`roundup_power2_divisions`: `100` is not a power of two."),
+            ("roundup_power2_divisions:[64]", "`64` is not a valid entry. Examples: `256:4`, `>:8`."),
+            ("roundup_power2_divisions:[64:2", "`roundup_power2_divisions`: the list has no closing `]`."),
+            ("backend:mine", "`backend:mine` is unknown. Write `native` or `cudaMallocAsync`."),
+            ("expandable_segment:True", "`expandable_segment` is not an option of the CUDA allocator."),
+            ("expandable_segments:True:max_split_size_mb", "write a comma between options"),
         ],
     )
-    def test_an_invalid_setting_is_rejected(self, text: str, sentence: str) -> None:
+    def test_an_invalid_setting_is_rejected(self, text: str, message: str) -> None:
         with pytest.raises(UsageError) as error:
             AllocatorSettings.parse(text)
 
-        assert sentence in str(error.value)
+        assert message in str(error.value)
 
 
 class TestEnvironment:
@@ -106,7 +106,7 @@ class TestEnvironment:
         assert not settings.expandable_segments
 
     def test_an_error_names_the_variable(self) -> None:
-        with pytest.raises(UsageError, match=r"^PYTORCH_ALLOC_CONF: max_split_size_mb:1 is too small"):
+        with pytest.raises(UsageError, match=r"^PYTORCH_ALLOC_CONF: `max_split_size_mb:1` is too small"):
             AllocatorSettings.from_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:1"})
 
     @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
-"""A recorded history of the CUDA allocator, put through the replayed one, and where the two disagree.
+"""Replays a recorded history of the CUDA allocator in the simulated one, and reports where they differ.
 
-The rows are those of `torch.cuda.memory._snapshot()["device_traces"]`, as [action, address, size, stream]. What the
-program did (alloc, free_requested) is done again; what the allocator did of itself (segment_alloc, segment_free,
-segment_map, segment_unmap, free_completed, oom) is compared.
+The rows come from `torch.cuda.memory._snapshot()["device_traces"]`, as [action, address, size, stream]. The actions of
+the program (alloc, free_requested) are repeated. The actions of the allocator (segment_alloc, segment_free, segment_map,
+segment_unmap, free_completed, oom) are compared.
 
-A program's own calls leave no row. A recording may say where they were, in rows of its own: `empty_cache`, and
-`set_limit` with the limit as its size. Without such rows, memory given back under a limit was given back to make
-room, and memory given back without one by `empty_cache`.
+Some calls of the program have no row in torch's history. A recording may mark them with additional rows: `empty_cache`,
+and `set_limit` with the limit as its size. Without such rows, memory released under a limit was released to make room,
+and memory released without a limit was released by `empty_cache`.
 """
 
 import gzip
@@ -17,56 +17,56 @@ from pathlib import Path
 from typing import Any, Final
 
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
-from legroom.memory.allocator.blocks import WAITING, Block
-from legroom.memory.allocator.device import HIGHEST_SEGMENT
+from legroom.memory.allocator.blocks import PENDING_FREE, Block
+from legroom.memory.allocator.device import FIRST_SEGMENT_ADDRESS
 from legroom.memory.allocator.settings import AllocatorSettings
 
 Row = Sequence[Any]
 """[action, address, size, stream]."""
 
-_TAKES: Final = ("segment_alloc", "segment_map")
-_GIVES_BACK: Final = ("segment_free", "segment_unmap")
-_KEPT_EXAMPLES: Final = 20
+_RESERVES: Final = ("segment_alloc", "segment_map")
+_RELEASES: Final = ("segment_free", "segment_unmap")
+_MAX_EXAMPLES: Final = 20
 _OTHER_STREAM: Final = -1
 
 
 @dataclass(slots=True)
 class Replay:
-    """What came of it."""
+    """The result of a replay."""
 
     allocator: Allocator
-    """As the history left it."""
+    """The allocator after the replay."""
     events: int = 0
-    """Requests and frees that were replayed."""
+    """The number of replayed requests and frees."""
     mismatches: int = 0
     examples: list[str] = field(default_factory=list)
-    """The first mismatches, in words."""
+    """Descriptions of the first mismatches."""
 
-    def disagree(self, row: int, what: str) -> None:
+    def add_mismatch(self, row: int, what: str) -> None:
         self.mismatches += 1
-        if len(self.examples) < _KEPT_EXAMPLES:
+        if len(self.examples) < _MAX_EXAMPLES:
             self.examples.append(f"row {row}: {what}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """A recording, as tests/gpu/record_histories.py writes it."""
+    """A recording of tests/gpu/record_histories.py."""
 
     name: str
     rows: list[list[Any]]
     settings: AllocatorSettings
     total: int
-    """The device's memory ..."""
+    """The total memory of the device."""
     capacity: int
-    """... and what of it this process could have."""
+    """The part of it that this process could use."""
     peaks: tuple[int, int]
-    """Allocated, reserved."""
+    """Allocated and reserved bytes."""
     stats: dict[str, int]
-    """memory_stats() at the end; empty where not recorded."""
+    """The final `memory_stats()`; empty if not recorded."""
     segments: list[dict[str, Any]]
-    """memory_snapshot() at the end, cut down; empty where not recorded."""
+    """Parts of the final `memory_snapshot()`; empty if not recorded."""
     errors: list[dict[str, Any]]
-    """Each OutOfMemoryError: its text, and the figures around it."""
+    """The message of each OutOfMemoryError, and the statistics at that time."""
 
     @classmethod
     def read(cls, path: Path) -> "History":
@@ -106,17 +106,17 @@ def replay(
     with_addresses: bool = True,
     peaks: tuple[int, int] | None = None,
 ) -> Replay:
-    """Replays `rows` from an empty allocator on.
+    """Replay `rows`, starting with an empty allocator.
 
-    `with_addresses`: segments are placed where CUDA placed them, and every address and every segment must agree;
-    otherwise only what does not depend on addresses is compared: failures, and the `peaks` (allocated, reserved)
-    that were measured. Mind that `settings.ties` is "address" for recordings of torch before 2.13.
+    `with_addresses`: segments are placed at the recorded addresses, and every address and segment must agree.
+    Otherwise, only failures and the measured `peaks` (allocated, reserved) are compared, because they do not depend on
+    addresses. `settings.ties` must be "address" for recordings of torch before 2.13.
     """
     return _Replayer(rows, settings, capacity, total, with_addresses).run(peaks)
 
 
 class _Replayer:
-    """Reads rows in groups: what the allocator did of itself, then the request that made it do so."""
+    """Processes rows in groups: the actions of the allocator, then the request that caused them."""
 
     def __init__(
         self,
@@ -129,23 +129,23 @@ class _Replayer:
         self.rows = rows
         self.with_addresses = with_addresses
         self.live: dict[int, Block] = {}
-        self.waiting: dict[int, Block] = {}
-        """Both by the recorded address."""
+        self.pending: dict[int, Block] = {}
+        """By recorded address, like `live`."""
         self.completed: list[int] = []
         """Addresses whose free completed since the last request."""
         self.expected: list[tuple[Any, ...]] = []
-        """What the recorded allocator took from the device and gave back since the last request ..."""
+        """The segment actions of the recorded allocator since the last request."""
         self.done: list[tuple[Any, ...]] = []
-        """... and the replayed one."""
-        self.unknown_address = HIGHEST_SEGMENT
-        self.calls_are_marked = any(row[0] in ("empty_cache", "set_limit") for row in rows)
+        """The segment actions of the simulated allocator since the last request."""
+        self.unknown_address = FIRST_SEGMENT_ADDRESS
+        self.has_call_rows = any(row[0] in ("empty_cache", "set_limit") for row in rows)
         self.collects_garbage = settings is not None and settings.garbage_collection_threshold > 0
         self.allocator = Allocator(
             capacity,
             settings=settings,
             total=total,
             base_address=self._recorded_address if with_addresses else None,
-            streams_keep_up=False,
+            streams_are_synchronous=False,
             trace=lambda *row: self.done.append(row),
         )
         self.result = Replay(self.allocator)
@@ -165,16 +165,16 @@ class _Replayer:
                 number += at_once
             elif action == "free_completed":
                 self.completed.append(address)
-            elif action in _TAKES or action in _GIVES_BACK:
+            elif action in _RESERVES or action in _RELEASES:
                 self.expected.append((action, address, size, stream))
             elif action == "empty_cache":
                 number = self._empty_cache(number)
             elif action == "set_limit":
                 self.allocator.set_limit(size)
             number += 1
-        self._settle(number)
+        self._finish_group(number)
         if peaks is not None and peaks != (self.allocator.peak_allocated, self.allocator.peak_reserved):
-            self.result.disagree(
+            self.result.add_mismatch(
                 number,
                 f"peaks are {peaks}, replayed {self.allocator.peak_allocated, self.allocator.peak_reserved}",
             )
@@ -182,48 +182,48 @@ class _Replayer:
 
     def _request(self, number: int, succeeded: bool, address: int, size: int, stream: int) -> None:
         self.result.events += 1
-        gave_back = any(row[0] in _GIVES_BACK for row in self.expected)
-        if gave_back and not self.calls_are_marked and self.allocator.limit is None:
+        released = any(row[0] in _RELEASES for row in self.expected)
+        if released and not self.has_call_rows and self.allocator.limit is None:
             self._empty_cache_unmarked(number)
-            gave_back = False
+            released = False
         # Under a limit, frees complete where the allocator waits for all streams, after the search has failed.
-        if not (gave_back or not succeeded) or self.collects_garbage:
+        if not (released or not succeeded) or self.collects_garbage:
             self._complete(number)
         try:
             block = self.allocator.malloc(size, stream)
         except AllocationFailed:
             if succeeded:
-                self.result.disagree(number, f"{size} bytes could be allocated, replayed they could not")
+                self.result.add_mismatch(number, f"{size} bytes could be allocated, replayed they could not")
         else:
             if succeeded:
                 self.live[address] = block
                 if self.with_addresses and block.address != address:
-                    self.result.disagree(
+                    self.result.add_mismatch(
                         number, f"{size} bytes lie at {address:#x}, replayed at {block.address:#x}"
                     )
             else:
-                self.result.disagree(number, f"{size} bytes could not be allocated, replayed they could")
+                self.result.add_mismatch(number, f"{size} bytes could not be allocated, replayed they could")
                 self.allocator.free(block)
         self._compare(number)
         self._complete(number)
 
     def _free(self, number: int, address: int, at_once: bool) -> None:
         self.result.events += 1
-        self._settle(number)
+        self._finish_group(number)
         block = self.live.pop(address, None)
         if block is None:
-            self.result.disagree(number, f"{address:#x} is freed and was not allocated")
+            self.result.add_mismatch(number, f"{address:#x} is freed and was not allocated")
             return
         if not at_once:
             self.allocator.record_stream(block, _OTHER_STREAM)
-            self.waiting[address] = block
+            self.pending[address] = block
         self.allocator.free(block)
 
     def _empty_cache(self, number: int) -> int:
-        """The last row that the call caused."""
-        self._settle(number)
+        """Replay `empty_cache`, and return the number of the last row that it caused."""
+        self._finish_group(number)
         while number + 1 < len(self.rows) and (
-            self.rows[number + 1][0] in _GIVES_BACK or self.rows[number + 1][0] == "free_completed"
+            self.rows[number + 1][0] in _RELEASES or self.rows[number + 1][0] == "free_completed"
         ):
             number += 1
             row = self.rows[number]
@@ -232,42 +232,42 @@ class _Replayer:
             else:
                 self.expected.append(tuple(row))
         self.allocator.empty_cache()
-        self._settle(number)
+        self._finish_group(number)
         return number
 
     def _empty_cache_unmarked(self, number: int) -> None:
-        """Memory was given back, and nothing but the program can have asked for it."""
-        given = [row for row in self.expected if row[0] in _GIVES_BACK]
-        taken = [row for row in self.expected if row[0] in _TAKES]
-        self.expected = given
+        """Memory was released, which only a call of the program can have caused."""
+        released = [row for row in self.expected if row[0] in _RELEASES]
+        reserved = [row for row in self.expected if row[0] in _RESERVES]
+        self.expected = released
         self.allocator.empty_cache()
-        self._settle(number)
-        self.expected = taken
+        self._finish_group(number)
+        self.expected = reserved
 
-    def _settle(self, number: int) -> None:
-        """Before the next group: what is left over of this one."""
+    def _finish_group(self, number: int) -> None:
+        """Process the remaining actions of a group."""
         self._compare(number)
         self._complete(number)
 
     def _complete(self, number: int) -> None:
         for address in self.completed:
-            block = self.waiting.pop(address, None)
+            block = self.pending.pop(address, None)
             if block is None:
-                self.result.disagree(number, f"{address:#x} completed its free and was not waiting")
-            elif block.state == WAITING:
+                self.result.add_mismatch(number, f"{address:#x} completed its free and was not waiting")
+            elif block.state == PENDING_FREE:
                 self.allocator.complete_free(block)
         self.completed.clear()
 
     def _compare(self, number: int) -> None:
         if self.with_addresses and self.expected != self.done:
-            self.result.disagree(number, f"segments {self.expected}, replayed {self.done}")
+            self.result.add_mismatch(number, f"segments {self.expected}, replayed {self.done}")
         self.expected = []
         self.done.clear()
 
     def _recorded_address(self, size: int, stream: int) -> int:
-        """Of the segment that the recorded allocator took next."""
+        """The address of the next recorded segment."""
         row = self.expected[len(self.done)] if len(self.done) < len(self.expected) else None
-        if row is not None and row[0] in _TAKES:
+        if row is not None and row[0] in _RESERVES:
             return int(row[1])
         self.unknown_address += size
         return self.unknown_address
