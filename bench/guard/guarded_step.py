@@ -33,7 +33,8 @@ from torch import Tensor, nn
 
 import legroom
 from bench.lib.command_line import command_line
-from bench.lib.models.reference import MODELS, Spec
+from bench.lib.models.parts import Spec
+from bench.lib.models.reference import MODELS
 from bench.lib.optimizers import OPTIMIZERS
 from bench.lib.table import print_table
 from legroom.train.sizes.micro_batch_size import micro_batch_sizes

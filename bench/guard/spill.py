@@ -68,7 +68,6 @@ def compare(what: str, model: torch.nn.Module, forward: Step) -> list[dict[str, 
         row = {"name": name, **run(model, forward, optimizer, enter, STEPS)}
         if isinstance(spill, legroom.Spill):
             row["host_peak"], row["seconds"] = spill.peak_host_bytes, spill.seconds
-            row["in_hooks"] = spill._in_hooks
             row["moved_per_step"] = spill.moved_bytes // (WARM_UP + STEPS)
         row["same_bits"] = same(reference, gradients(model, forward, inside))
         rows.append(row)

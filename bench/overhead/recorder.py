@@ -22,7 +22,8 @@ from bench.lib.table import print_table
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.allocator.allocator import Allocator
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.virtual.gpu import VirtualDevice, VirtualGPU
+from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.observe.virtual.host import VirtualDevice
 
 
 class NoOpMode(TorchDispatchMode):
