@@ -12,7 +12,12 @@ The command line prints the message without a traceback and exits with 2. `torch
 so handlers written for a real GPU also catch the errors of a virtual GPU.
 """
 
-from legroom.installation import install_command
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 
 class LegroomError(Exception):
@@ -45,3 +50,42 @@ class MissingExtra(LegroomError, ImportError):  # noqa: N818
 
 class Unsupported(LegroomError, NotImplementedError):  # noqa: N818
     """An operation that a virtual GPU does not support."""
+
+
+# --- installing optional dependencies
+
+SOURCES = Path(__file__).resolve().parents[2]
+"""The root of the checkout, if this file is in one."""
+
+
+def install_command(extra: str) -> str:
+    """The `pip install` command, quoted for a shell."""
+    if (SOURCES / "pyproject.toml").is_file():
+        return f"pip install -e {_quoted(SOURCES, extra)}"
+    origin = _origin()
+    url = origin.get("url", "")
+    if "dir_info" in origin:
+        folder = Path(url2pathname(urlparse(url).path))
+        if folder.is_dir():
+            return f"pip install {_quoted(folder, extra)}"
+    elif "vcs_info" in origin:
+        system, commit = origin["vcs_info"]["vcs"], origin["vcs_info"]["commit_id"]
+        return f"pip install {shlex.quote(f'legroom[{extra}] @ {system}+{url}@{commit}')}"
+    elif url:
+        return f"pip install {shlex.quote(f'legroom[{extra}] @ {url}')}"
+    return f"pip install 'legroom[{extra}]'"
+
+
+def _quoted(folder: Path, extra: str) -> str:
+    here = "." if folder == Path.cwd() else str(folder)
+    return shlex.quote(f"{here}[{extra}]")
+
+
+def _origin() -> dict[str, Any]:
+    """The path or URL of the installation, as recorded by pip; empty for a package index."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        return dict(json.loads(distribution("legroom").read_text("direct_url.json") or "{}"))
+    except (PackageNotFoundError, ValueError):
+        return {}

@@ -13,10 +13,12 @@ from legroom.errors import (
     MissingExtra,
     Unsupported,
     UsageError,
+    install_command,
 )
-from legroom.installation import install_command
 
-ALL = [value for value in vars(errors).values() if inspect.isclass(value)]
+ALL = [
+    value for value in vars(errors).values() if inspect.isclass(value) and value.__module__ == errors.__name__
+]
 
 
 @pytest.mark.parametrize("error", ALL)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from legroom import installation
-from legroom.installation import install_command
+from legroom import errors
+from legroom.errors import install_command
 
 
 class Distribution:
@@ -25,7 +25,7 @@ class Distribution:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """An installation outside a checkout, with a given origin."""
-    monkeypatch.setattr(installation, "SOURCES", tmp_path / "site-packages")
+    monkeypatch.setattr(errors, "SOURCES", tmp_path / "site-packages")
 
     def from_origin(origin: dict[str, Any] | None) -> None:
         monkeypatch.setattr(metadata, "distribution", lambda name: Distribution(origin))
@@ -35,7 +35,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 def test_a_checkout_is_installed_from_its_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
-    monkeypatch.setattr(installation, "SOURCES", tmp_path)
+    monkeypatch.setattr(errors, "SOURCES", tmp_path)
     assert install_command("tune") == f"pip install -e '{tmp_path}[tune]'"
     monkeypatch.chdir(tmp_path)
     assert install_command("tune") == "pip install -e '.[tune]'"
@@ -74,6 +74,6 @@ def test_without_an_installation_the_package_name_is_used(
     def missing(name: str) -> None:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation, "SOURCES", tmp_path)
+    monkeypatch.setattr(errors, "SOURCES", tmp_path)
     monkeypatch.setattr(metadata, "distribution", missing)
     assert install_command("tune") == "pip install 'legroom[tune]'"

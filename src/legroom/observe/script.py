@@ -15,16 +15,16 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any, NoReturn
 
 from legroom.errors import UsageError
 from legroom.memory.annotations import ExitReason
-from legroom.observe.warned_lines import user_line_warnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,49 @@ def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
     finally:
         if os._exit is leave:
             os._exit = real
+
+
+_LEGROOM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_TORCH_DISPATCH = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
+
+
+@contextmanager
+def user_line_warnings() -> Iterator[None]:
+    """Show warnings with the user's line, as without Legroom. A program that replaces `warnings.showwarning` is not affected.
+
+    Python attributes a warning from C++ to the innermost Python frame. In a recorded program, that is a frame of Legroom
+    or of torch's dispatch code.
+    """
+    original = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        if _is_internal(filename):
+            frame: FrameType | None = sys._getframe(1)
+            while frame is not None and _is_internal(frame.f_code.co_filename):
+                frame = frame.f_back
+            if frame is not None:
+                filename, lineno = frame.f_code.co_filename, frame.f_lineno
+        original(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        if warnings.showwarning is show:
+            warnings.showwarning = original
+
+
+def _is_internal(filename: str) -> bool:
+    return (
+        filename.startswith(_LEGROOM) or filename.endswith(_TORCH_DISPATCH) or filename == warnings.__file__
+    )
 
 
 # --- handling exceptions --------------------------------------------------------------------------------------------

@@ -31,9 +31,8 @@ from legroom.memory.allocator.blocks import (
 )
 from legroom.memory.allocator.device import AddressSpace, DeviceMemory, Trace
 from legroom.memory.allocator.expandable_segments import reachable_size
-from legroom.memory.allocator.segments import NO_SIZE, SegmentSource
+from legroom.memory.allocator.segments import NO_SIZE, SegmentSource, describe_segments, releasable_bytes
 from legroom.memory.allocator.settings import MIN_BLOCK_SIZE, AllocatorSettings
-from legroom.memory.allocator.snapshot import describe_segments, releasable_bytes
 from legroom.memory.allocator.statistics import Statistics
 
 

@@ -1,12 +1,22 @@
-"""Reserves segments on the device and releases them, in the same order as torch."""
+"""Reserves segments on the device and releases them, in the same order as torch, and describes them."""
 
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
-from legroom.memory.allocator.blocks import SMALL_SEGMENT, SMALL_SIZE, Block, Pool, Segment
+from legroom.memory.allocator.blocks import (
+    ALLOCATED,
+    FREE,
+    SMALL_SEGMENT,
+    SMALL_SIZE,
+    STATE_NAMES,
+    UNMAPPED,
+    Block,
+    Pool,
+    Segment,
+)
 from legroom.memory.allocator.device import DeviceMemory
-from legroom.memory.allocator.expandable_segments import ExpandableSegments
+from legroom.memory.allocator.expandable_segments import ExpandableSegments, free_pages
 from legroom.memory.allocator.settings import MIN_LARGE_ALLOC, AllocatorSettings
 from legroom.memory.allocator.statistics import Statistics
 from legroom.units import MiB
@@ -157,3 +167,54 @@ class SegmentSource:
         self.statistics.device_frees += 1
         if block.size >= self.max_split_size:
             self.statistics.oversize_segments.add(-1)
+
+
+def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
+    """The segments by address. An expandable segment has one entry per mapped range."""
+    in_order = sorted(segments, key=lambda segment: segment.address)
+    return [_describe(run) for segment in in_order for run in _mapped_runs(segment)]
+
+
+def releasable_bytes(block: Block) -> int:
+    """The bytes of a free block that can be released."""
+    if block.segment.expandable:
+        begin, end = free_pages(block)
+        return end - begin
+    return block.size if block.is_entire_segment else 0
+
+
+def _mapped_runs(segment: Segment) -> list[list[Block]]:
+    """The blocks of a segment, grouped by mapped range."""
+    runs: list[list[Block]] = [[]]
+    block: Block | None = segment.head
+    while block is not None:
+        if block.state == UNMAPPED:
+            runs.append([])
+        else:
+            runs[-1].append(block)
+        block = block.next
+    return [run for run in runs if run]
+
+
+def _describe(run: list[Block]) -> dict[str, Any]:
+    first = run[0]
+    active = [block for block in run if block.state != FREE]
+    return {
+        "address": first.address,
+        "total_size": sum(block.size for block in run),
+        "allocated_size": sum(block.size for block in run if block.state == ALLOCATED),
+        "active_size": sum(block.size for block in active),
+        "requested_size": sum(block.requested for block in active),
+        "stream": first.stream,
+        "segment_type": "small" if first.pool.is_small else "large",
+        "is_expandable": first.segment.expandable,
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested if block.state != FREE else 0,
+                "state": STATE_NAMES[block.state],
+            }
+            for block in run
+        ],
+    }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import legroom
-from legroom.observe.warned_lines import user_line_warnings
+from legroom.observe.script import user_line_warnings
 
 
 def warns(value: torch.Tensor) -> float:
