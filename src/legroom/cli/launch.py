@@ -215,17 +215,17 @@ def _memory_report(end: "LaunchEnd") -> "RunReport | None":
     from legroom.diagnose.report.run_report import report_from_capture
     from legroom.memory.capture.capture import read_capture
 
-    told = report_from_capture(read_capture(cause.files.capture), path=str(cause.files.capture))
-    return told if told.failed_with_oom else None
+    report = report_from_capture(read_capture(cause.files.capture), path=str(cause.files.capture))
+    return report if report.failed_with_oom else None
 
 
 def _as_json(end: "LaunchEnd", plan: "LaunchPlan", folder: "RunFolder") -> dict[str, object]:
-    told = _memory_report(end)
+    report = _memory_report(end)
     return {
         "schema": schemas.LAUNCH,
         **end.as_json(),
         "world_size": plan.world_size,
         "torchrun": plan.torchrun,
         "logs": str(folder.path),
-        "oom": told.as_json() if told is not None else None,
+        "oom": report.as_json() if report is not None else None,
     }

@@ -43,7 +43,7 @@ class Script:
         return Path(self.name).resolve().stem
 
     @property
-    def words(self) -> list[str]:
+    def command_line(self) -> list[str]:
         """The command line after `python`."""
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 

@@ -118,7 +118,7 @@ class _ScriptJob:
 
     @property
     def _command(self) -> str:
-        return shlex.join(self.script.words)
+        return shlex.join(self.script.command_line)
 
     def _search_and_plan(
         self, traced: TracedScript, current: Estimate, ahead: dict[int, PendingTrace]
@@ -179,7 +179,7 @@ class _ScriptJob:
 
         def trace_at(size: int) -> Trace:
             script = setting.script_with(size)
-            self.show_progress(f"searching the largest batch size: {shlex.join(script.words)}")
+            self.show_progress(f"searching the largest batch size: {shlex.join(script.command_line)}")
             process = start_tracing(script, self.gpu, steps=self.steps)
             with TracedScript(process, self.gpu) as traced:
                 trace = traced.trace()

@@ -161,7 +161,7 @@ class Recording:
         assert self._session is not None
         script = self._script
         command = RunCommand(
-            tuple(self._options), tuple(script.words[: 2 if script.is_module else 1]), script.arguments
+            tuple(self._options), tuple(script.command_line[: 2 if script.is_module else 1]), script.arguments
         )
         return {
             **command.as_header(),

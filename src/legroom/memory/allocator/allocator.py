@@ -132,8 +132,8 @@ class Allocator:
 
             statistics = pool.statistics
             segment = block.segment
-            charged = block.size
-            remainder = charged - rounded
+            block_size = block.size
+            remainder = block_size - rounded
             if remainder >= pool.min_remainder and rounded < pool.split_below:
                 remaining = block
                 address = remaining.address
@@ -145,7 +145,7 @@ class Allocator:
                 else:
                     segment.head = block
                 block.next = remaining
-                charged = rounded
+                block_size = rounded
                 remaining.previous = block
                 remaining.address = address = address + rounded
                 remaining.size = remainder
@@ -165,15 +165,15 @@ class Allocator:
                     self._statistics.update_inactive_peaks()
                     self._inactive_has_risen = False
                 statistics.inactive_down += 1
-                statistics.inactive_bytes_down += charged
+                statistics.inactive_bytes_down += block_size
 
             block.state = ALLOCATED
             block.requested = size
             statistics.allocated_count += 1
-            statistics.allocated_bytes_total += charged
+            statistics.allocated_bytes_total += block_size
             statistics.requested_total += size
             self._has_risen = True
-            if charged >= self._max_split_size:
+            if block_size >= self._max_split_size:
                 self._statistics.oversize_allocations.add(1)
             return block
         finally:

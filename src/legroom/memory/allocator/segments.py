@@ -129,10 +129,10 @@ class SegmentSource:
         if target <= 0:
             return
         searches = self.large.searches
-        whole = [block for block in self.large.free_blocks() if block.is_entire_segment]
-        candidates = [block for block in whole if not block.segment.expandable]
-        total_age = sum(searches - block.idle_since for block in whole)
-        count = len(whole)
+        entire = [block for block in self.large.free_blocks() if block.is_entire_segment]
+        candidates = [block for block in entire if not block.segment.expandable]
+        total_age = sum(searches - block.idle_since for block in entire)
+        count = len(entire)
         reclaimed = 0
         while reclaimed < target and count > 0:
             average = total_age / count

@@ -92,7 +92,7 @@ class CudaApi:
     def snapshot(self, entries: int) -> dict[str, Any]:
         """All blocks, and the history since the last call. From now on, the last `entries` entries are recorded."""
         with _without_compiler_import():
-            taken: dict[str, Any] = torch.cuda.memory._snapshot()
+            snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         self._options["max_entries"] = entries
         record = torch.cuda.memory._record_memory_history
         if "clear_history" in inspect.signature(record).parameters:
@@ -100,7 +100,7 @@ class CudaApi:
         else:
             record(None)
             record("all", **self._options)
-        return taken
+        return snapshot
 
     def stop(self) -> None:
         torch.cuda.memory._record_memory_history(None)
@@ -195,12 +195,12 @@ def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]
     For cuBLAS: 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of CUBLAS_WORKSPACE_CONFIG
     (`:KiB:count:KiB:count`). For cuBLASLt: 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
     """
-    words = environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
-    if len(words) % 2 == 0 and all(word.isdecimal() for word in words):
-        numbers = [int(word) for word in words]
+    values = environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
+    if len(values) % 2 == 0 and all(value.isdecimal() for value in values):
+        numbers = [int(value) for value in values]
         cublas = sum(size * count for size, count in zip(numbers[::2], numbers[1::2], strict=True))
     else:
         cublas = 32 * 1024 if capability[0] >= 9 else 8320
-    words_of_lt = environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-    cublas_lt = int(words_of_lt) if words_of_lt.isdecimal() else 1024
+    lt_size = environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+    cublas_lt = int(lt_size) if lt_size.isdecimal() else 1024
     return frozenset(size * 1024 for size in (cublas, cublas_lt) if size)

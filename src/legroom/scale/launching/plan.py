@@ -87,7 +87,7 @@ class LaunchPlan:
         words.append(f"--nproc-per-node={self.nproc}")
         if self.max_restarts:
             words.append(f"--max-restarts={self.max_restarts}")
-        return " ".join([*words, shlex.join(self.script.words)])
+        return " ".join([*words, shlex.join(self.script.command_line)])
 
     @property
     def run_id(self) -> str:

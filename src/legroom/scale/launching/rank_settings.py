@@ -59,4 +59,4 @@ def environment(plan: LaunchPlan, folder: RunFolder) -> Mapping[str, str]:
 
 def rank_command(plan: LaunchPlan) -> list[str]:
     """What is started for every rank."""
-    return [sys.executable, "-u", "-m", "legroom.run.launched_rank", *plan.script.words]
+    return [sys.executable, "-u", "-m", "legroom.run.launched_rank", *plan.script.command_line]
