@@ -1,6 +1,6 @@
 """Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores everything.
 
-Engines only run the trials; all decisions are made here. It is called from a single thread. Everything that it is told is stored
+Engines only run the trials; all decisions are made here. It is called from a single thread. Every event is stored
 before it answers, so a `StudyRunner` that is created from that storage continues in the same way.
 """
 
@@ -94,7 +94,7 @@ class StudyRunner:
     @property
     def awaits_estimate(self) -> bool:
         """Whether a memory estimate is running or queued."""
-        return any(not asked.done() for asked in self._pending.values())
+        return any(not estimate.done() for estimate in self._pending.values())
 
     @property
     def has_unseen_configs(self) -> bool:

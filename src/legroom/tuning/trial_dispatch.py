@@ -131,10 +131,10 @@ class TrialDispatcher:
         if end.final is not None:
             self._runner.reported(number, end.final)
         decision = trial.decision
-        least = self._larger_gpu_size(number, trial) if end.state is TrialState.OUT_OF_MEMORY else None
-        if least is not None:
-            self._alone[number] = least
-            which = "a larger GPU" if least else "a GPU"
+        min_size = self._larger_gpu_size(number, trial) if end.state is TrialState.OUT_OF_MEMORY else None
+        if min_size is not None:
+            self._alone[number] = min_size
+            which = "a larger GPU" if min_size else "a GPU"
             self._runner.requeue(number, TrialState.WAITING, f"{end.reason}; restarts with {which} to itself")
         elif end.state is TrialState.STOPPED and decision.action is Action.PAUSE:
             self._runner.requeue(number, TrialState.PAUSED, decision.reason)
@@ -204,8 +204,8 @@ class TrialDispatcher:
         """Whether another trial would share a CPU core with an estimate that other trials wait for. That would delay all of them. (Estimates of micro-batches
         have a lower priority than trials, so they do not count.)"""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
-        takes_all = (self.running + 1) * self._job.ranks >= processors()
-        return self.running > 0 and takes_all and is_traced_here and self._runner.has_unseen_configs
+        uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
+        return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs
 
     def _next_placement(self, waiting: dict[int, Admission]) -> TrialPlacement | None:
         """The next trial that can start. The order chosen by the searcher comes before the packer's plan."""

@@ -147,7 +147,7 @@ def test_an_ordering_searcher_gets_all_random_estimates_and_chooses_the_order(
 
 
 class Splitting(SizeGate):
-    """A gate that cuts batches of 64 into pieces of 64 / x rows."""
+    """A gate that splits batches of 64 into x micro-batches."""
 
     def request(self, config: Config) -> "Future[Admission]":
         answer: Future[Admission] = Future()

@@ -101,12 +101,12 @@ def _table(study: Study) -> Iterator[RenderableType]:
 
 
 def _failures(study: Study) -> Iterator[RenderableType]:
-    lost = [trial for trial in study.trials if trial.state in FAILED_STATES]
-    if not lost:
+    failed = [trial for trial in study.trials if trial.state in FAILED_STATES]
+    if not failed:
         return
     yield from section("Failed trials")
-    for reason in dict.fromkeys(trial.reason for trial in lost):
-        same = [trial for trial in lost if trial.reason == reason]
+    for reason in dict.fromkeys(trial.reason for trial in failed):
+        same = [trial for trial in failed if trial.reason == reason]
         numbers = ", ".join(str(trial.number) for trial in same[:8]) + (" …" if len(same) > 8 else "")
         if len(same) == 1:
             which = f"trial {numbers} ({format_config(same[0], study.space.parameter_names)})"

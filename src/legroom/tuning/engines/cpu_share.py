@@ -77,7 +77,7 @@ class TrialThreads:
 
 
 def _allow_openmp_threads(allowed: bool) -> None:
-    """Allow or forbid OpenMP to use several threads. On ARM, linear layers and convolutions use all cores whatever torch is told, and two
+    """Allow or forbid OpenMP to use several threads. On ARM, linear layers and convolutions use all cores regardless of `torch.set_num_threads`, and two
     parallel trials take 1.3 times as long as necessary. If no OpenMP library is found, nothing changes."""
     for library, most in _openmp():
         library.omp_set_max_active_levels(most if allowed else 0)

@@ -143,32 +143,32 @@ class _LogLinearModel:
     """Leave-one-out residuals of the logarithms."""
 
     @classmethod
-    def of(cls, rows: list[list[float]], observation: list[float]) -> Self:
+    def of(cls, features: list[list[float]], values: list[float]) -> Self:
         import numpy
 
-        table, logs = numpy.array(rows), numpy.log(numpy.array(observation))
+        table, logs = numpy.array(features), numpy.log(numpy.array(values))
         count = len(logs)
         means = table.mean(axis=0)
         means[0] = 0.0
         table = table - means
-        alone = numpy.zeros(table.shape[1])
-        alone[0] = logs.mean()
+        weights = numpy.zeros(table.shape[1])
+        weights[0] = logs.mean()
         residuals = (logs - logs.mean()) * count / max(1, count - 1)
         if count >= MIN_TRIALS:
             ridge = RIDGE * numpy.eye(table.shape[1])
             ridge[0, 0] = 0.0  # the intercept is not penalized
             solved = numpy.linalg.solve(table.T @ table + ridge, table.T)
-            own = (table * solved.T).sum(axis=1)  # leverage of each trial
-            missed = (logs - table @ (solved @ logs)) / numpy.maximum(1 - own, 1e-6)
-            if (missed**2).sum() < (1 - MIN_EXPLAINED) * (residuals**2).sum():
-                alone, residuals = solved @ logs, missed
-        return cls(alone, means, float(logs.min()), float(logs.max()), residuals.tolist())
+            leverage = (table * solved.T).sum(axis=1)
+            left_out = (logs - table @ (solved @ logs)) / numpy.maximum(1 - leverage, 1e-6)
+            if (left_out**2).sum() < (1 - MIN_EXPLAINED) * (residuals**2).sum():
+                weights, residuals = solved @ logs, left_out
+        return cls(weights, means, float(logs.min()), float(logs.max()), residuals.tolist())
 
     def samples(self, features: Sequence[float]) -> list[float]:
         """Equally likely values."""
         predicted = float(self.weights @ (features - self.means))
         middle = min(max(predicted, self.lowest), self.highest)
-        return [math.exp(middle + residuals) for residuals in self.residuals]
+        return [math.exp(middle + residual) for residual in self.residuals]
 
 
 def _products(paces: Sequence[float], reports: Sequence[float], rng: random.Random) -> list[float]:

@@ -117,32 +117,38 @@ def _seconds(candidates: Points, observed: Observations) -> Numbers:
 class _GaussianProcesses:
     """Gaussian processes (Matérn 5/2), one per sample of the length scales, computed together. The first axis is the sample."""
 
-    def __init__(self, points: Points, values: Numbers, lengths: Numbers, noises: Numbers) -> None:
-        self._points, self._values, self._runtimes, self._noises = points, values, lengths, noises
-        self._weights, self._scale, self._middle = numpy.ones(len(lengths)), numpy.ones(len(lengths)), 0.0
+    def __init__(self, points: Points, values: Numbers, length_scales: Numbers, noises: Numbers) -> None:
+        self._points, self._values, self._length_scales, self._noises = points, values, length_scales, noises
+        self._weights, self._scale, self._middle = (
+            numpy.ones(len(length_scales)),
+            numpy.ones(len(length_scales)),
+            0.0,
+        )
         self._solve()
 
     @classmethod
     def of(cls, points: Points, values: Numbers, rng: numpy.random.RandomState) -> "_GaussianProcesses":
         """Sample length scales, and weight them by the likelihood of the values. Those with hardly any weight are dropped."""
-        lengths = numpy.exp(rng.normal(math.log(LENGTH_MEDIAN), LENGTH_SPREAD, size=(DRAWN, points.shape[1])))
+        length_scales = numpy.exp(
+            rng.normal(math.log(LENGTH_MEDIAN), LENGTH_SPREAD, size=(DRAWN, points.shape[1]))
+        )
         noises = numpy.exp(rng.uniform(math.log(MIN_NOISE), math.log(MAX_NOISE), size=DRAWN))
         middle, spread = float(values.mean()), float(values.std()) or 1.0
-        every = cls(points, (values - middle) / spread, lengths, noises)
-        log_likelihood = every._log_likelihood()
+        all_samples = cls(points, (values - middle) / spread, length_scales, noises)
+        log_likelihood = all_samples._log_likelihood()
         best = numpy.argsort(-log_likelihood)[:KEPT]
-        kept = cls(points, values - middle, lengths[best], noises[best])
+        selected = cls(points, values - middle, length_scales[best], noises[best])
         shares = numpy.exp(log_likelihood[best] - log_likelihood[best[0]])
-        kept._weights, kept._middle = shares / shares.sum(), middle
-        kept._scale = spread * numpy.sqrt((every._squared_error()[best] + 1) / (len(values) + 1))
-        return kept
+        selected._weights, selected._middle = shares / shares.sum(), middle
+        selected._scale = spread * numpy.sqrt((all_samples._squared_error()[best] + 1) / (len(values) + 1))
+        return selected
 
     def with_more(self, points: Points, values: Numbers) -> "_GaussianProcesses":
         """The same length scales, with additional observations."""
         more = _GaussianProcesses(
             numpy.vstack([self._points, points]),
             numpy.concatenate([self._values, values - self._middle]),
-            self._runtimes,
+            self._length_scales,
             self._noises,
         )
         more._weights, more._scale, more._middle = self._weights, self._scale, self._middle
@@ -162,14 +168,14 @@ class _GaussianProcesses:
 
     def predict(self, points: Points) -> tuple[Numbers, Numbers]:
         """Mean and standard deviation, one row per sample."""
-        near = _kernel(points, self._points, self._runtimes)
+        near = _kernel(points, self._points, self._length_scales)
         mean = self._middle + (near @ self._solved[..., None])[..., 0]
         logs = (near @ self._inverse.transpose(0, 2, 1)) ** 2
         deviation = self._scale[:, None] * numpy.sqrt(numpy.maximum(1 - logs.sum(axis=-1), 1e-9))
         return mean, deviation
 
     def _solve(self) -> None:
-        kernel = _kernel(self._points, self._points, self._runtimes)
+        kernel = _kernel(self._points, self._points, self._length_scales)
         kernel += self._noises[:, None, None] * numpy.eye(len(self._points))
         self._root = numpy.linalg.cholesky(kernel)
         self._inverse = numpy.linalg.inv(self._root)
@@ -187,9 +193,9 @@ class _GaussianProcesses:
         return log_likelihood
 
 
-def _kernel(ones: Points, others: Points, lengths: Numbers) -> Numbers:
+def _kernel(ones: Points, others: Points, length_scales: Numbers) -> Numbers:
     """Matérn 5/2 kernel, one matrix per sample of the length scales."""
-    one, other = ones[None] / lengths[:, None], others[None] / lengths[:, None]
+    one, other = ones[None] / length_scales[:, None], others[None] / length_scales[:, None]
     squares = (one**2).sum(axis=-1)[:, :, None] + (other**2).sum(axis=-1)[:, None, :]
     distance = numpy.sqrt(5 * numpy.maximum(squares - 2 * one @ other.transpose(0, 2, 1), 0))
     kernel: Numbers = (1 + distance + distance**2 / 3) * numpy.exp(-distance)

@@ -65,7 +65,7 @@ class HyperoptSearcher:
         if self._config(document) != config:  # population-based training has changed it
             for p in self._space.parameters:
                 if p.name in config:
-                    document["misc"]["vals"][p.name] = [_drawn(p.domain, config[p.name])]
+                    document["misc"]["vals"][p.name] = [_sampled(p.domain, config[p.name])]
         if result.value is None and result.shortage is None:
             document["state"] = JOB_STATE_ERROR
         else:
@@ -74,9 +74,9 @@ class HyperoptSearcher:
         self._trials.refresh()
 
     def _config(self, document: dict[str, Any]) -> Config:
-        drawn = document["misc"]["vals"]
+        sampled = document["misc"]["vals"]
         return self._space.with_constants(
-            {p.name: _value(p.domain, drawn[p.name][0]) for p in self._space.parameters}
+            {p.name: _value(p.domain, sampled[p.name][0]) for p in self._space.parameters}
         )
 
 
@@ -94,18 +94,18 @@ def _expression(name: str, domain: AnyDomain) -> Any:
     return hp.uniformint(name, domain.low, domain.high)  # for powers of two, the exponent
 
 
-def _value(domain: AnyDomain, drawn: Any) -> Any:
+def _value(domain: AnyDomain, sampled: Any) -> Any:
     """A value of the domain from HyperOpt's sample."""
     if isinstance(domain, Categorical):
-        return domain.options[int(drawn)]
+        return domain.options[int(sampled)]
     if isinstance(domain, FloatRange):
-        value = min(domain.high, max(domain.low, float(drawn)))
+        value = min(domain.high, max(domain.low, float(sampled)))
         return domain.from_unit(domain.to_unit(value)) if domain.step else value
-    whole = min(domain.high, max(domain.low, int(drawn)))
-    return 2**whole if isinstance(domain, PowerRange) else whole
+    integer = min(domain.high, max(domain.low, int(sampled)))
+    return 2**integer if isinstance(domain, PowerRange) else integer
 
 
-def _drawn(domain: AnyDomain, value: Any) -> Any:
+def _sampled(domain: AnyDomain, value: Any) -> Any:
     """The inverse of `_value`."""
     if isinstance(domain, Categorical):
         return domain.options.index(value)

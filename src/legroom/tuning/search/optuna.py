@@ -54,7 +54,7 @@ class OptunaSearcher:
             self._study.tell(trial, result.value)
 
     def _trial_of(self, number: int, config: Config) -> optuna.Trial:
-        """The trial that was asked for. If population-based training changed its configuration, another trial replaces it."""
+        """The trial that was proposed. If population-based training changed its configuration, another trial replaces it."""
         known = [parameter for parameter in self._space.parameters if parameter.name in config]
         params = {p.name: _internal_value(p.domain, config[p.name]) for p in known}
         trial = self._asked.pop(number)
@@ -62,10 +62,10 @@ class OptunaSearcher:
             return trial
         self._study.tell(trial, state=TrialState.FAIL)
         self._study.enqueue_trial(params)
-        moved = self._study.ask()
+        replacement = self._study.ask()
         for parameter in known:
-            _suggested(moved, parameter.name, parameter.domain)
-        return moved
+            _suggested(replacement, parameter.name, parameter.domain)
+        return replacement
 
 
 def _sampler(seed: int) -> TPESampler:

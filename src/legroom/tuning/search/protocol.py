@@ -28,7 +28,7 @@ class Result:
 class Searcher(Protocol):
     """Proposes configurations.
 
-    It is told the result of every trial, and proposes trials in the order of their numbers. It stores nothing: a resumed study creates a
+    It receives the result of every trial, and proposes trials in the order of their numbers. It stores nothing: a resumed study creates a
     new searcher and repeats all calls in the same order, after which it must continue in the same way.
     """
 

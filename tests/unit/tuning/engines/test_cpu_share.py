@@ -1,4 +1,4 @@
-"""TrialThreads of trials: shared by those that are at work, unless someone chose them."""
+"""CPU threads of trials: divided among running trials, unless the user sets them."""
 
 from collections import OrderedDict
 from collections.abc import Iterator

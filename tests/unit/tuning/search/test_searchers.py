@@ -166,7 +166,7 @@ def test_bayes_uses_its_model_after_a_few_results() -> None:
 
 
 def test_bayes_uses_its_model_before_all_random_points_have_ended() -> None:
-    """One that is used_by_others back, or failed, must not make it draw at random until all have."""
+    """A delayed or failed trial must not cause further random proposals."""
     _, at_random = proposed(11)
     searcher, configs = proposed(10)
     for number in range(MIN_RESULTS - 1):

@@ -102,9 +102,9 @@ def _relay(actors: Sequence[Any], channel: TuneChannel) -> TrialExit:
     group = RankGroup(len(actors))
     listening = {actor.next_message.remote(): rank for rank, actor in enumerate(actors)}
     while not group.is_over and not channel.is_closed:
-        for said in ray.wait(list(listening), timeout=POLL_SECONDS)[0]:
-            rank = listening.pop(said)
-            message = _receive(said, rank)
+        for reference in ray.wait(list(listening), timeout=POLL_SECONDS)[0]:
+            rank = listening.pop(reference)
+            message = _receive(reference, rank)
             answers: Answers
             if isinstance(message, ReportMessage):
                 answers = group.reported(rank, message, channel.report)
@@ -116,12 +116,12 @@ def _relay(actors: Sequence[Any], channel: TuneChannel) -> TrialExit:
     return TrialExit(state=TrialState.STOPPED) if channel.is_closed else group.end
 
 
-def _receive(said: Any, rank: int) -> ReportMessage | TrialExit:
+def _receive(reference: Any, rank: int) -> ReportMessage | TrialExit:
     import ray
     from ray.exceptions import RayError
 
     try:
-        message: ReportMessage | TrialExit = ray.get(said)
+        message: ReportMessage | TrialExit = ray.get(reference)
     except RayError:
         reason = f"The process of rank {rank} exited without a result: it was killed, or the machine ran out of memory"
         return TrialExit(state=TrialState.FAILED, reason=reason)

@@ -50,8 +50,8 @@ def strategy_for(ranks: int) -> str:
     """The placement strategy for ranks without GPUs: on one machine, if one has enough CPUs."""
     import ray
 
-    most = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
-    return "STRICT_PACK" if most >= ranks else "PACK"
+    max_cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
+    return "STRICT_PACK" if max_cpus >= ranks else "PACK"
 
 
 def cluster_gpus() -> list[TrialGpu]:
@@ -59,15 +59,15 @@ def cluster_gpus() -> list[TrialGpu]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    look = ray.remote(num_cpus=0)(_gpus_here)
-    asked = {
-        node["NodeManagerAddress"]: look.options(
+    list_gpus = ray.remote(num_cpus=0)(_gpus_here)
+    answers = {
+        node["NodeManagerAddress"]: list_gpus.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         ).remote()
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"] and node["Resources"].get("GPU")
     }
-    found = [(machine, gpu) for machine, answer in asked.items() for gpu in ray.get(answer)]
+    found = [(machine, gpu) for machine, answer in answers.items() for gpu in ray.get(answer)]
     return [replace(gpu, machine=machine, index=index) for index, (machine, gpu) in enumerate(found)]
 
 

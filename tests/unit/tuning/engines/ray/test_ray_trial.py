@@ -9,7 +9,7 @@ from legroom.tuning.engines.ray.trial import kill_process
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, bool]]:
-    """What the fork server was killed to end."""
+    """Processes that the fork server was requested to kill."""
     killed: list[tuple[str, int, bool]] = []
     monkeypatch.setattr(
         trial, "wait_for_exit", lambda server, process, *, kill: killed.append((server, process, kill))

@@ -1,4 +1,4 @@
-"""Ray's workers where trials run beside them: what is changed in Ray Tune for it, and that it is as it was afterwards."""
+"""Patches of Ray Tune that reuse workers, and their removal."""
 
 import pytest
 
