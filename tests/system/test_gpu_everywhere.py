@@ -119,14 +119,14 @@ def test_in_estimate(gpu: str, write, legroom) -> None:
     assert answer["capacity_bytes"] - context == ANSWERS[gpu].usable
 
 
-@commands
+@pytest.mark.parametrize("gpu", ["t4"])
 @pytest.mark.parametrize("option", ["--watch", "--dry-run"])
 def test_in_launch(option: str, gpu: str, write, legroom) -> None:
     done = legroom("launch", "--gpu", gpu, option, "--format", "json", write(SCRIPT), *ANSWERS[gpu].words)
     assert done.returncode == 0, done.stderr
 
 
-@commands
+@pytest.mark.parametrize("gpu", ["t4"])
 def test_in_tune(gpu: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     study = legroom.tune(
