@@ -32,28 +32,29 @@ from bench.rules.recordings import write_versions
 from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
-    Desk,
-    Kind,
-    Refusal,
-    RefusedError,
-    Setting,
-    Type,
-    choice,
-    desk_of,
+    AttributeType,
+    AttributeValue,
+    ConvOperation,
+    DescriptorSet,
+    DescriptorType,
+    RejectedError,
+    SkippedKernel,
+    descriptor_set,
+    enum_value,
     find_library,
 )
-from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
-from legroom.observe.cuda_rules.convolution.gpu_only_kernels import WAYS, asked, first_hidden
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, KernelChoice, describe_gpu
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import ALGORITHMS, first_gpu_only, kernel_problem
 from legroom.observe.cuda_rules.convolution.recorded_table import (
     UNIT,
-    Layer,
-    Question,
+    ConvLayer,
+    ConvQuery,
+    convolution_of,
     output_sizes,
+    recorded_workspaces,
     table,
-    told,
 )
-from legroom.observe.cuda_rules.convolution.recorded_table import described as described_layer
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, tensor_bytes
 
 H200 = find_gpu("h200")
 Answer = tuple[int, int, dict[int, int]]
@@ -73,20 +74,27 @@ class WithHandle(Cudnn):
         if status:
             raise RuntimeError(f"cudnnCreate: status {status}")
 
-    def choose_or_miss(self, question: Question, operation: Kind) -> tuple[Choice | None, list[Refusal]]:
+    def select_kernel(
+        self, question: ConvQuery, operation: ConvOperation
+    ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
         """With a GPU no kernel is skipped."""
-        return self.choose(question, operation), []
+        return self.select(question, operation), []
 
     def sizes_of(
-        self, taken: Choice, passed_over: list[Refusal], question: Question, operation: Kind, c: Convolution
+        self,
+        taken: KernelChoice,
+        passed_over: list[SkippedKernel],
+        question: ConvQuery,
+        operation: ConvOperation,
+        c: Convolution,
     ) -> tuple[int, ...]:
         """A real GPU reports the size of its kernels' partial sums."""
         return (taken.workspace,)
 
-    def _bound(
-        self, desk: Desk
-    ) -> tuple[Mapping[int, Setting], Mapping[int, Setting], Mapping[int, Setting]]:
-        handle = (Type.HANDLE, (ctypes.c_void_p * 1)(self._handle.value))
+    def _device_attributes(
+        self, descriptors: DescriptorSet
+    ) -> tuple[Mapping[int, AttributeValue], Mapping[int, AttributeValue], Mapping[int, AttributeValue]]:
+        handle = (AttributeType.HANDLE, (ctypes.c_void_p * 1)(self._handle.value))
         return {Attribute.GRAPH_HANDLE: handle}, {}, {Attribute.PLAN_HANDLE: handle}
 
 
@@ -132,15 +140,17 @@ ENOUGH = 0.8
 def description_of_device(functions: Any) -> str:
     """Return the properties of the first GPU in cuDNN's format."""
     try:
-        with desk_of(functions) as desk:
-            device = desk.make(Kind.DEVICE, {Attribute.DEVICE_ID: choice(Type.INT32, 0)})
-            return desk.string(device, Attribute.DEVICE_JSON)
-    except RefusedError as error:
+        with descriptor_set(functions) as descriptors:
+            device = descriptors.create(
+                DescriptorType.DEVICE, {Attribute.DEVICE_ID: enum_value(AttributeType.INT32, 0)}
+            )
+            return descriptors.string(device, Attribute.DEVICE_JSON)
+    except RejectedError as error:
         print("the GPU does not describe itself:", error)
-        return described(H200)
+        return describe_gpu(H200)
 
 
-Known = tuple[Question, tuple[int, ...]]
+Known = tuple[ConvQuery, tuple[int, ...]]
 
 
 def measured(count: int, seed: int) -> list[Known]:
@@ -154,7 +164,9 @@ def measured(count: int, seed: int) -> list[Known]:
     found: list[Known] = []
     for layer, row in random.Random(seed).sample(rows, min(count, len(rows))):
         sizes = tuple(output_sizes(layer, layer.padding or ()))
-        found.append((Question(layer, row[0], sizes), tuple(told(row, described_layer(layer, row[0])))))
+        found.append(
+            (ConvQuery(layer, row[0], sizes), tuple(recorded_workspaces(row, convolution_of(layer, row[0]))))
+        )
     return found
 
 
@@ -167,7 +179,7 @@ def compare(ways: dict[str, Cudnn], functions: Any, measured_layers: list[Known]
     others: list[Any] = []
     spent = dict.fromkeys(ways, 0.0)
     for question, sizes in measured_layers:
-        c = described_layer(question.layer, question.batch)
+        c = convolution_of(question.layer, question.batch)
         for operation, size in zip(OPERATIONS, sizes, strict=True):
             agreed = True
             for way, cudnn in ways.items():
@@ -176,7 +188,7 @@ def compare(ways: dict[str, Cudnn], functions: Any, measured_layers: list[Known]
                 spent[way] += time.perf_counter() - begun
                 key = (way, operation.name.lower(), kind_of(question.layer))
                 seen[key] += 1
-                same = answer is not None and abs(answer - size) <= max(2 * UNIT, whole(c) // 100)
+                same = answer is not None and abs(answer - size) <= max(2 * UNIT, tensor_bytes(c) // 100)
                 right[key] += same
                 agreed = agreed and same
             if not agreed and len(others) < _LISTED:
@@ -211,23 +223,23 @@ _LISTED = 300
 def answered(
     cudnn: Cudnn,
     functions: Any,
-    question: Question,
-    operation: Kind,
+    question: ConvQuery,
+    operation: ConvOperation,
     refused: collections.Counter[str],
     most: int = 1,
 ) -> list[Answer]:
     """Return the first few choices with their knobs; fewer if cuDNN refuses."""
     found: list[Answer] = []
     try:
-        with desk_of(functions) as desk:
-            for one in itertools.islice(cudnn.list_choices(desk, question, operation), most):
+        with descriptor_set(functions) as descriptors:
+            for one in itertools.islice(cudnn.candidates(descriptors, question, operation), most):
                 found.append((one.workspace, one.engine, one.knobs))
-    except RefusedError as error:
+    except RejectedError as error:
         refused[str(error)] += 1
     return found
 
 
-def kind_of(layer: Layer) -> str:
+def kind_of(layer: ConvLayer) -> str:
     if layer.groups > 1:
         return "groups"
     if max(layer.kernel) == 1:
@@ -258,7 +270,7 @@ def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int
         for row, question in requests(index, count, seed):
             if time.monotonic() > end:
                 break
-            c = described_layer(question.layer, question.batch, row[-1])
+            c = convolution_of(question.layer, question.batch, row[-1])
             sizes, engines = zip(
                 *(answer_of(cudnn, question, c, operation) for operation in OPERATIONS), strict=True
             )
@@ -269,25 +281,25 @@ def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int
 
 
 def answer_of(
-    cudnn: Cudnn, question: Question, c: Convolution, operation: Kind
+    cudnn: Cudnn, question: ConvQuery, c: Convolution, operation: ConvOperation
 ) -> tuple[int, tuple[int | None, dict[int, int]]]:
     """Return bytes, engine and knobs; no engine if cuDNN does not say or the size is unknown. Kernels that need a GPU
     count."""
-    taken, passed_over = cudnn.choose_or_miss(question, operation)
+    taken, passed_over = cudnn.select_kernel(question, operation)
     sizes = cudnn.sizes_of(taken, passed_over, question, operation, c) if taken else ()
     if not taken or not sizes:
         return 0, (None, {})
-    one = asked(operation, question.layer, c, question.output_sizes)
-    way = first_hidden(one, passed_over)
+    one = kernel_problem(operation, question.layer, c, question.output_sizes)
+    way = first_gpu_only(one, passed_over)
     if way is None:
         return sizes[0], (taken.engine, taken.knobs)
     return sizes[0], (
-        next(number for (kind, number), how in WAYS.items() if (kind, how) == (one.operation, way)),
+        next(number for (kind, number), how in ALGORITHMS.items() if (kind, how) == (one.operation, way)),
         {},
     )
 
 
-def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], Question]]:
+def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], ConvQuery]]:
     """Yield every `count`-th convolution of an endless fixed list, as a row of the survey and as a question."""
     for seed in range(100 * first + 500, 100 * first + 600):
         drawn = [
@@ -298,14 +310,14 @@ def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], Qu
         mixed = sorted(set(drawn), key=repr)
         random.Random(seed).shuffle(mixed)
         for layer, batch, dtype, last in mixed[index::count]:
-            named = Layer(
+            named = ConvLayer(
                 dtype, last, layer.inputs, layer.outputs, layer.sizes, layer.kernel, layer.stride, layer.dilation,
                 layer.groups, layer.transposed, layer.padding,
             )  # fmt: skip
             sizes = tuple(size + layer.grown for size in output_sizes(named, layer.padding))
             torchs_own = layer.groups == layer.inputs > 1 and not last
             if min(sizes) >= 1 and not torchs_own:
-                yield [dtype, "last" if last else "first", batch, *layer], Question(named, batch, sizes)
+                yield [dtype, "last" if last else "first", batch, *layer], ConvQuery(named, batch, sizes)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,18 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.rules.convolution.trees import Tree, grow
 from legroom.observe.cuda_rules.convolution import decision_forest
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
+from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
-from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, LEAF, Head, features, vote
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
-from legroom.observe.cuda_rules.convolution.split_k import turned
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
-from legroom.observe.cuda_rules.convolution.workspace_formulas import recipe_of
+from legroom.observe.cuda_rules.convolution.decision_forest import FOREST, LEAF, ForestHeader, features, vote
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    ConvLayer,
+    ConvQuery,
+    convolution_of,
+    output_sizes,
+)
+from legroom.observe.cuda_rules.convolution.split_k import actual_operation
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, tensor_bytes
+from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_for
 
 LARGEST = 4 << 30
 """Bytes. Larger workspaces are not learned: kernels split such convolutions, and they are rare."""
@@ -39,7 +44,7 @@ LARGEST = 4 << 30
 class Answered(NamedTuple):
     """One recorded answer about a convolution."""
 
-    question: Question
+    question: ConvQuery
     c: Convolution
     sizes: tuple[int, ...]
     engines: tuple[Any, ...]
@@ -49,11 +54,11 @@ class Answered(NamedTuple):
         """Whether its layer is in the held-out tenth."""
         return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
 
-    def recipe(self, place: int) -> str:
+    def formula(self, place: int) -> str:
         """The label."""
         engine, knobs = self.engines[place]
         settings = {int(name): value for name, value in knobs.items()}
-        return recipe_of(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])
+        return formula_for(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])
 
 
 def main(argv: list[str]) -> int:
@@ -90,8 +95,8 @@ def main(argv: list[str]) -> int:
     labels = [np.concatenate([part.labels[kind] for part in parts]) for kind in OPERATIONS]
     tested = [one for part in parts for one in part.held_out]
     print(f"{len(features_of[-1])} convolutions for training, {len(tested)} held out", flush=True)
-    recipes = [sorted(set(names.tolist())) for names in labels]
-    numbered = [np.searchsorted(known, names) for known, names in zip(recipes, labels, strict=True)]
+    formulas = [sorted(set(names.tolist())) for names in labels]
+    numbered = [np.searchsorted(known, names) for known, names in zip(formulas, labels, strict=True)]
     TRAINING_DATA[:] = zip(features_of, numbered, strict=True)
     wanted = [
         (place, seed, options.leaves[place])
@@ -102,28 +107,28 @@ def main(argv: list[str]) -> int:
         grown = pool.starmap(grow_tree, wanted, chunksize=1)
     trees = iter(grown)
     forests = [list(islice(trees, count)) for count in options.trees]
-    write(options.out, recipes, forests)
+    write(options.out, formulas, forests)
     print(f"{options.out.stat().st_size / 1024:.0f} KiB", flush=True)
     judge(options, tested)
     return 0
 
 
 class TrainingPart(NamedTuple):
-    """A part of the recorded answers: features and recipes by operation. Transposed convolutions count as the
+    """A part of the recorded answers: features and formulas by operation. Transposed convolutions count as the
     operation that they run."""
 
-    features_of: dict[Kind, Any]
-    labels: dict[Kind, Any]
+    features_of: dict[ConvOperation, Any]
+    labels: dict[ConvOperation, Any]
     held_out: list[Answered]
 
 
 TRAINING_DATA: list[tuple[Any, Any]] = []
-"""Features and recipe numbers of every convolution, by operation; forked processes read them here."""
+"""Features and formula numbers of every convolution, by operation; forked processes read them here."""
 
 
 def read_part(share: tuple[list[Path], int, int, int]) -> TrainingPart:
-    seen: dict[Kind, list[list[float]]] = {kind: [] for kind in OPERATIONS}
-    labels: dict[Kind, list[str]] = {kind: [] for kind in OPERATIONS}
+    seen: dict[ConvOperation, list[list[float]]] = {kind: [] for kind in OPERATIONS}
+    labels: dict[ConvOperation, list[str]] = {kind: [] for kind in OPERATIONS}
     held_out: list[Answered] = []
     for one in answered(*share):
         if one.held_out:
@@ -132,9 +137,9 @@ def read_part(share: tuple[list[Path], int, int, int]) -> TrainingPart:
         for place, operation in enumerate(OPERATIONS):
             if one.engines[place][0] is None:
                 continue
-            kind = turned(operation, one.c.transposed)
+            kind = actual_operation(operation, one.c.transposed)
             seen[kind].append(features(one.question, one.c, operation))
-            labels[kind].append(one.recipe(place))
+            labels[kind].append(one.formula(place))
     return TrainingPart(
         {kind: np.array(rows, dtype=np.float32) for kind, rows in seen.items()},
         {kind: np.array(names) for kind, names in labels.items()},
@@ -159,13 +164,16 @@ def answered(folders: list[Path], most: int, part: int, parts: int) -> Iterator[
         dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *rest = json.loads(line)  # fmt: skip
         if max(rest[:3]) > LARGEST:
             continue
-        layer = Layer(
+        layer = ConvLayer(
             dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups,
             transposed, tuple(padding),
         )  # fmt: skip
         made = tuple(size + grown for size in output_sizes(layer, padding))
         yield Answered(
-            Question(layer, batch, made), described(layer, batch, grown), tuple(rest[:3]), tuple(rest[3:])
+            ConvQuery(layer, batch, made),
+            convolution_of(layer, batch, grown),
+            tuple(rest[:3]),
+            tuple(rest[3:]),
         )
 
 
@@ -198,22 +206,24 @@ def _row(key: tuple[str, str], found: list[tuple[float, float]]) -> list[str]:
 def _errors(sizes: list[int], one: Answered, place: int) -> tuple[float, float]:
     """Return the errors of the likeliest and of the largest size, relative to the bytes that the convolution reads and
     writes."""
-    real, scale = one.sizes[place], whole(one.c)
+    real, scale = one.sizes[place], tensor_bytes(one.c)
     return (sizes[0] - real) / scale, (max(sizes) - real) / scale
 
 
-def write(path: Path, recipes: list[list[str]], forests: list[list[Tree]]) -> None:
+def write(path: Path, formulas: list[list[str]], forests: list[list[Tree]]) -> None:
     """Write the file that `decision_forest` reads."""
     heads: list[str] = []
     bodies: list[bytes] = []
-    for names, trees in zip(recipes, forests, strict=True):
+    for names, trees in zip(formulas, forests, strict=True):
         features_of, values, right = (np.concatenate(parts) for parts in zip(*trees, strict=True))
         leaves = features_of == LEAF
         limits, numbers = np.unique(values[~leaves].astype("<f4"), return_inverse=True)
         compared = np.zeros(len(values), "<u2")
         compared[leaves], compared[~leaves] = values[leaves], numbers
         starts = np.cumsum([0, *(len(tree.features) for tree in trees)])
-        heads.append(json.dumps(Head(names, len(limits), starts[:-1].tolist(), len(features_of))) + "\n")
+        heads.append(
+            json.dumps(ForestHeader(names, len(limits), starts[:-1].tolist(), len(features_of))) + "\n"
+        )
         bodies += [
             limits.tobytes(),
             features_of.astype("u1").tobytes(),

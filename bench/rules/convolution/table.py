@@ -16,12 +16,12 @@ from typing import Any
 
 from bench.lib.command_line import command_line
 from legroom.observe.cuda_rules.convolution.recorded_table import (
-    KINDS,
     TABLE,
     UNIT,
-    Layer,
+    WORKSPACE_KINDS,
+    ConvLayer,
     Row,
-    described,
+    convolution_of,
     size_of,
     table,
     written,
@@ -55,14 +55,14 @@ def measured(folder: Path) -> Iterator[list[Any]]:
             yield from (row for row in map(json.loads, file) if row[-1] is not None)
 
 
-def encode(measurement: list[Any]) -> tuple[Layer, Row]:
+def encode(measurement: list[Any]) -> tuple[ConvLayer, Row]:
     """Encode a measurement as the table stores it: the layer, and its batch with kinds and remainders."""
     dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *bytes_ = measurement  # fmt: skip
-    layer = Layer(
+    layer = ConvLayer(
         dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups, transposed,
         tuple(padding),
     )  # fmt: skip
-    convolution = described(layer, batch, grown)
+    convolution = convolution_of(layer, batch, grown)
     forward, input_gradient, weight_gradient = (explain(size, convolution) for size in bytes_)
     return layer, (batch, *forward, *input_gradient, *weight_gradient)
 
@@ -70,20 +70,24 @@ def encode(measurement: list[Any]) -> tuple[Layer, Row]:
 def explain(size: int, convolution: Convolution) -> tuple[int, int]:
     """Return the kind that leaves the smallest remainder, and that remainder. Simpler kinds win if both leave little.
 
-    Kind and remainder together must round up to the allocator's block size, not beyond: half a KiB more may not fit where the
+    WorkspaceKind and remainder together must round up to the allocator's block size, not beyond: half a KiB more may not fit where the
     real one did.
     """
     size = -(-size // UNIT) * UNIT
     best = min(
-        range(len(KINDS)),
-        key=lambda index: (rest_of(size, index, convolution) // (4 * UNIT), sum(KINDS[index][:3]), index),
+        range(len(WORKSPACE_KINDS)),
+        key=lambda index: (
+            rest_of(size, index, convolution) // (4 * UNIT),
+            sum(WORKSPACE_KINDS[index][:3]),
+            index,
+        ),
     )
     rest = rest_of(size, best, convolution)
     return best, rest // UNIT
 
 
 def rest_of(size: int, index: int, convolution: Convolution) -> int:
-    rest = size - size_of(KINDS[index], convolution)
+    rest = size - size_of(WORKSPACE_KINDS[index], convolution)
     return rest if rest >= 0 else 1 << 60  # a kind larger than the measured size explains nothing
 
 

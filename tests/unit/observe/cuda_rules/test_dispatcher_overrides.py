@@ -1,4 +1,4 @@
-"""Kernels of ours beside those that torch itself wrote in Python."""
+"""Replacing kernels that torch registered in Python."""
 
 import torch
 

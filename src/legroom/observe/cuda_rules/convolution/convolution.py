@@ -1,9 +1,9 @@
-"""Convolutions: cuDNN's workspaces, in the order in which torch asks for them.
+"""Memory plans of convolutions: copies, results and cuDNN's workspaces in the order in which torch allocates them.
 
-Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. Forward: the input in one piece, where it is not (`input.contiguous`
-in `_convolution`), the result, then the workspace. Backward: the input again, where the weights' gradient is wanted, kept to the end;
-the input's gradient and its workspace, the weights' gradient and its workspace, then the bias's gradient, which is a
-sum (see reductions). Depthwise convolutions in the usual layout have kernels of torch's own.
+Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. Forward: a contiguous copy of the input if needed (`input.contiguous`
+in `_convolution`), the result, then the workspace. Backward: the same copy until the end if the weight gradient is computed;
+the input gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is a
+sum (see `reductions`). torch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules.convolution.decide import Guess, guess, ruled
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question
+from legroom.observe.cuda_rules.convolution.decide import WorkspaceGuess, by_rules, guess_workspaces
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.ops import reductions
 from legroom.observe.cuda_rules.plan import (
@@ -34,102 +34,97 @@ def _forward(call: OpCall) -> MemoryPlan:
     arguments = call.arguments
     input, weight = arguments["input"], arguments["weight"]
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
-    found = _describe(arguments, input, weight, result)
-    taken = _workspaces(found, arguments, input, weight, result, call.gpu)
-    copies = _copies(found, input=input), _copies(found, weight=weight)
-    steps = [*copies[0], OutputAlloc(0), *copies[1], *_held("workspace", taken, 0)]
-    return MemoryPlan(steps, _notes(taken))
+    c = _sizes_of(arguments, input, weight, result)
+    guess = _workspaces(c, arguments, input, weight, result, call.gpu)
+    copies = _copies(c, input=input), _copies(c, weight=weight)
+    steps = [*copies[0], OutputAlloc(0), *copies[1], *_workspace("workspace", guess, 0)]
+    return MemoryPlan(steps, _notes(guess))
 
 
 def _backward(call: OpCall) -> MemoryPlan:
     arguments = call.arguments
     gradient, input, weight = arguments["grad_output"], arguments["input"], arguments["weight"]
     mask = arguments["output_mask"] or (True, True, True)
-    found = _describe(arguments, input, weight, gradient)
-    taken = _workspaces(found, arguments, input, weight, gradient, call.gpu)
-    whole = _copies(found, input=input) if mask[1] or input.dim() == 3 else []
-    copies = [*whole, *_copies(found, gradient=gradient)]
+    c = _sizes_of(arguments, input, weight, gradient)
+    guess = _workspaces(c, arguments, input, weight, gradient, call.gpu)
+    input_copies = _copies(c, input=input) if mask[1] or input.dim() == 3 else []
+    copies = [*input_copies, *_copies(c, gradient=gradient)]
     steps: list[MemoryStep] = [*copies]
-    if found.depthwise and not _depthwise_by_cudnn(found, input, weight):
-        steps += [OutputAlloc(_position(mask, index)) for index in (1, 0) if mask[index]]
+    if c.depthwise and not _uses_cudnn_depthwise(c, input, weight):
+        steps += [OutputAlloc(_result_index(mask, index)) for index in (1, 0) if mask[index]]
     else:
         if mask[0]:
-            copied = _copies(found, weight=weight)
-            steps += [OutputAlloc(0), *copied, *_held("input gradient", taken, 1)]
+            copied = _copies(c, weight=weight)
+            steps += [OutputAlloc(0), *copied, *_workspace("input gradient", guess, 1)]
             steps += [ScratchFree(copy.name) for copy in copied]
         if mask[1]:
-            steps += [OutputAlloc(_position(mask, 1)), *_held("weight gradient", taken, 2)]
-    steps += [ScratchFree(copy.name) for copy in copies if copy not in whole]
+            steps += [OutputAlloc(_result_index(mask, 1)), *_workspace("weight gradient", guess, 2)]
+    steps += [ScratchFree(copy.name) for copy in copies if copy not in input_copies]
     if mask[2]:
-        steps.append(OutputAlloc(_position(mask, 2)))
+        steps.append(OutputAlloc(_result_index(mask, 2)))
         dims = [0, *range(2, gradient.dim())]
         steps += numbered("bias", reductions.of_tensor(gradient, dims, call.gpu, accumulator=4))
-    return MemoryPlan(steps, _notes(taken))
+    return MemoryPlan(steps, _notes(guess))
 
 
-def _notes(guess: Guess) -> tuple[str, ...]:
+def _notes(guess: WorkspaceGuess) -> tuple[str, ...]:
     notes = (BENCHMARK, torch.backends.cudnn.benchmark), (CUDNN_CRASHED, guess.crashed)
     return tuple(note for note, applies in notes if applies)
 
 
 def _workspaces(
-    found: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
-) -> Guess:
-    """Depthwise convolutions that torch computes itself take what the rule says; all others are cuDNN's."""
-    if found.depthwise and not found.channels_last and input.dtype != torch.float16:
-        return ruled(found, gpu)
-    spread = len(weight.shape) - 2
+    c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
+) -> WorkspaceGuess:
+    """By the rules for depthwise convolutions that torch computes itself; cuDNN computes all others."""
+    if c.depthwise and not c.channels_last and input.dtype != torch.float16:
+        return by_rules(c, gpu)
+    dimensions = len(weight.shape) - 2
     dtype = str(input.dtype).removeprefix("torch.")
     if dtype == "float32" and not torch.backends.cudnn.allow_tf32:
         dtype = "float32_strict"
-    layer = Layer(
-        dtype, found.channels_last, found.inputs, found.outputs, tuple(input.shape[2:]),
-        tuple(weight.shape[2:]), _each(arguments["stride"], spread), _each(arguments["dilation"], spread),
-        found.groups, found.transposed, _each(arguments["padding"], spread),
+    layer = ConvLayer(
+        dtype, c.channels_last, c.inputs, c.outputs, tuple(input.shape[2:]),
+        tuple(weight.shape[2:]), _per_dimension(arguments["stride"], dimensions), _per_dimension(arguments["dilation"], dimensions),
+        c.groups, c.transposed, _per_dimension(arguments["padding"], dimensions),
     )  # fmt: skip
-    question = Question(layer, found.batch, tuple(output.shape[2:]), torch.backends.cudnn.deterministic)
-    return guess(question, found, gpu)
+    query = ConvQuery(layer, c.batch, tuple(output.shape[2:]), torch.backends.cudnn.deterministic)
+    return guess_workspaces(query, c, gpu)
 
 
-def _each(values: Any, dimensions: int) -> tuple[int, ...]:
-    """A setting as operations take it: one number for every dimension, or one for all."""
-    each: tuple[int, ...] = tuple(values)
-    return each * dimensions if len(each) == 1 else each
+def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
+    """A setting with one number per dimension. Operations also accept one number for all."""
+    numbers: tuple[int, ...] = tuple(values)
+    return numbers * dimensions if len(numbers) == 1 else numbers
 
 
-def _depthwise_by_cudnn(found: Convolution, input: Any, weight: Any) -> bool:
-    """Channels last always; else only float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels
-    allocate the weights' gradient first."""
-    if found.channels_last:
+def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
+    """Always for channels-last tensors; otherwise only for float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels
+    allocate the weight gradient first."""
+    if c.channels_last:
         return True
-    return (
-        input.dtype == torch.float16
-        and found.stride == 1
-        and weight.shape[-1] in (1, 3, 5)
-        and found.inputs >= 32
-    )
+    return input.dtype == torch.float16 and c.stride == 1 and weight.shape[-1] in (1, 3, 5) and c.inputs >= 32
 
 
-def _position(mask: Any, index: int) -> int:
-    """Results that were not asked for are not there to be counted."""
-    return sum(bool(wanted) for wanted in mask[:index])
+def _result_index(mask: Any, index: int) -> int:
+    """The index of a gradient among the results. Gradients that are not needed are not results."""
+    return sum(bool(is_needed) for is_needed in mask[:index])
 
 
-def _held(name: str, taken: Guess, which: int) -> list[MemoryStep]:
-    """A workspace that cuDNN asks for. Where there is no room for it, torch goes on to the next kernel of cuDNN's list, and to
-    the generic ones, which need none, at its end (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the failure)."""
-    size, others = taken.likely[which], tuple(sizes[which] for sizes in taken.others)
+def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]:
+    """Allocate and free a workspace. If it does not fit, torch tries the next kernel of cuDNN's list, and finally
+    generic kernels without workspace (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the error)."""
+    size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):
-        others = ()  # they all agree
+        others = ()  # all are equal
     return [ScratchAlloc(name, size, others, optional=True), ScratchFree(name)] if size or others else []
 
 
-def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:
+def _sizes_of(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -> Convolution:
     transposed = bool(arguments.get("transposed"))
     groups = arguments.get("groups") or max(1, input.shape[1] // weight.shape[1])
     return Convolution(
         element=input.element_size(),
-        channels_last=_last(input) or _last(weight),
+        channels_last=_is_channels_last(input) or _is_channels_last(weight),
         batch=input.shape[0],
         inputs=input.shape[1],
         outputs=output.shape[1],
@@ -142,23 +137,23 @@ def _describe(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -
     )
 
 
-def _copies(found: Convolution, **tensors: Any) -> list[ScratchAlloc]:
-    """What does not lie in the layout that the convolution runs in is copied first."""
+def _copies(c: Convolution, **tensors: Any) -> list[ScratchAlloc]:
+    """Copies of tensors that do not have the memory format of the convolution."""
     steps: list[ScratchAlloc] = []
     for name, tensor in tensors.items():
-        wanted = torch.contiguous_format
-        if found.channels_last and tensor.dim() in (4, 5):
-            wanted = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-        if not tensor.is_contiguous(memory_format=wanted):
+        memory_format = torch.contiguous_format
+        if c.channels_last and tensor.dim() in (4, 5):
+            memory_format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        if not tensor.is_contiguous(memory_format=memory_format):
             steps.append(ScratchAlloc(name, size_of(tensor)))
     return steps
 
 
-def _last(tensor: Any) -> bool:
+def _is_channels_last(tensor: Any) -> bool:
     if tensor.dim() not in (4, 5) or tensor.is_contiguous():
         return False
-    form = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    return bool(tensor.is_contiguous(memory_format=form))
+    memory_format = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return bool(tensor.is_contiguous(memory_format=memory_format))
 
 
 MAX_DEFORMABLE_IMAGES = 32

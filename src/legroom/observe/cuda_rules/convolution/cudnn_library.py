@@ -1,8 +1,7 @@
-"""cuDNN's library as far as it is asked about convolutions: finding it, and making, filling and reading its descriptors.
+"""The functions of the cuDNN library that are used for queries: loading it, and creating and reading its descriptors.
 
-Everything in cuDNN's graph API is an opaque descriptor with numbered attributes; the numbers are those of cudnn_graph.h. A `Desk`
-holds the descriptors of one question and throws them away with it. Every call is checked: what cuDNN does not accept is `RefusedError`, never
-a wrong number.
+Everything in cuDNN's graph API is an opaque descriptor with numbered attributes; the numbers are those of cudnn_graph.h. A `DescriptorSet`
+creates the descriptors of one query and destroys them with it. Every call is checked: if cuDNN rejects one, `RejectedError` is raised.
 """
 
 import ctypes
@@ -15,12 +14,20 @@ from typing import Any, NamedTuple
 
 from legroom.observe.cuda_rules.convolution.cudnn_location import CUBLAS_LT, library_paths
 
-OLDEST = 90_800
+OLDEST_VERSION = 90_800
 """The first version that can be queried about a GPU that is not present (9.8)."""
 
 
-class Kind(IntEnum):
-    """Of descriptors."""
+class ConvOperation(IntEnum):
+    """The operations of a convolution, as descriptor types."""
+
+    FORWARD = 10
+    WEIGHT_GRADIENT = 11
+    INPUT_GRADIENT = 12
+
+
+class DescriptorType(IntEnum):
+    """The other descriptor types that are used here."""
 
     CONVOLUTION = 1
     ENGINE = 2
@@ -28,16 +35,13 @@ class Kind(IntEnum):
     HEURISTIC = 4
     PLAN = 5
     KNOB = 7
-    FORWARD = 10
-    WEIGHT_GRADIENT = 11
-    INPUT_GRADIENT = 12
     GRAPH = 15
     TENSOR = 17
     DEVICE = 38
 
 
 class Attribute(IntEnum):
-    """What a descriptor is made of."""
+    """Attributes of descriptors."""
 
     CONVOLUTION_COMPUTES_IN = 100
     CONVOLUTION_MODE = 101
@@ -74,8 +78,8 @@ class Attribute(IntEnum):
     DEVICE_JSON = 2702
 
 
-class Type(IntEnum):
-    """Of attributes."""
+class AttributeType(IntEnum):
+    """The types of attribute values."""
 
     HANDLE = 0
     DATA = 1
@@ -91,166 +95,172 @@ class Type(IntEnum):
 
 
 class Knob(IntEnum):
-    """Settings of kernels that matter here."""
+    """Kernel settings ("knobs" in cuDNN) that are used here."""
 
     COPIES = 0
-    """Of the weights' gradient."""
+    """Copies of the weight gradient."""
     TILE = 2
     BUFFERS = 12
-    """Copies of what is summed up, in tiles."""
+    """Copies of the accumulated result, in tiles."""
     NO_WORKSPACE = 25
     CLUSTER_ROWS = 27
     CLUSTER_COLUMNS = 28
 
 
-class RefusedError(Exception):
-    """cuDNN did not accept what it was given, and why."""
+class RejectedError(Exception):
+    """cuDNN rejected a call, with its reason."""
 
 
-Setting = tuple[Type, Any]
-"""An attribute's type, and its values as C has them."""
+AttributeValue = tuple[AttributeType, Any]
+"""The type of an attribute, and its values as a C array."""
 
 
-def numbers(*values: int) -> Setting:
-    return Type.INT64, (ctypes.c_int64 * len(values))(*values)
+def int_values(*values: int) -> AttributeValue:
+    return AttributeType.INT64, (ctypes.c_int64 * len(values))(*values)
 
 
-def choice(type: Type, value: int) -> Setting:
-    """One of an enumeration."""
+def enum_value(type: AttributeType, value: int) -> AttributeValue:
+    """One member of a C enumeration."""
     return type, (ctypes.c_int * 1)(value)
 
 
-def factor(value: float) -> Setting:
-    return Type.FLOAT, (ctypes.c_float * 1)(value)
+def float_value(value: float) -> AttributeValue:
+    return AttributeType.FLOAT, (ctypes.c_float * 1)(value)
 
 
-def text(value: str) -> Setting:
+def string_value(value: str) -> AttributeValue:
     encoded = value.encode()
-    return Type.CHARACTER, (ctypes.c_char * len(encoded)).from_buffer_copy(encoded)
+    return AttributeType.CHARACTER, (ctypes.c_char * len(encoded)).from_buffer_copy(encoded)
 
 
-def these(*descriptors: int) -> Setting:
-    return Type.DESCRIPTOR, (ctypes.c_void_p * len(descriptors))(*descriptors)
+def descriptor_values(*descriptors: int) -> AttributeValue:
+    return AttributeType.DESCRIPTOR, (ctypes.c_void_p * len(descriptors))(*descriptors)
 
 
-class Desk:
-    """The descriptors of one question."""
+class DescriptorSet:
+    """The descriptors of one query."""
 
     def __init__(self, functions: Any) -> None:
         self._functions = functions
-        self._made: list[int] = []
+        self._descriptors: list[int] = []
 
-    def make(self, kind: int, settings: Mapping[int, Setting]) -> int:
-        """A finished descriptor with these attributes."""
-        made = self._new(kind)
-        for name, (type, values) in settings.items():
+    def create(self, kind: int, attributes: Mapping[int, AttributeValue]) -> int:
+        """A finalized descriptor with these attributes."""
+        descriptor = self._new(kind)
+        for name, (type, values) in attributes.items():
             status = self._functions.cudnnBackendSetAttribute(
-                ctypes.c_void_p(made), int(name), int(type), ctypes.c_int64(len(values)), values
+                ctypes.c_void_p(descriptor), int(name), int(type), ctypes.c_int64(len(values)), values
             )
             self._check(status, f"attribute {name}")
-        self._check(self._functions.cudnnBackendFinalize(ctypes.c_void_p(made)), f"descriptor {kind}")
-        return made
+        self._check(self._functions.cudnnBackendFinalize(ctypes.c_void_p(descriptor)), f"descriptor {kind}")
+        return descriptor
 
-    def descriptors(self, of: int, name: Attribute, kind: Kind, most: int) -> list[int]:
-        """The first few that an attribute lists."""
+    def descriptors(self, of: int, name: Attribute, kind: int, most: int) -> list[int]:
+        """The first descriptors of an attribute, at most `most`."""
         found = [self._new(kind) for _ in range(most)]
-        room = (ctypes.c_void_p * most)(*found)
-        return found[: min(most, self._read(of, name, Type.DESCRIPTOR, room))]
+        buffer = (ctypes.c_void_p * most)(*found)
+        return found[: min(most, self._read(of, name, AttributeType.DESCRIPTOR, buffer))]
 
-    def choices(self, of: int, name: Attribute, type: Type, most: int = 32) -> list[int]:
-        """The members of an enumeration that an attribute lists."""
-        room = (ctypes.c_int * most)()
-        return list(room[: self._read(of, name, type, room)])
+    def enums(self, of: int, name: Attribute, type: AttributeType, most: int = 32) -> list[int]:
+        """The enumeration members of an attribute."""
+        buffer = (ctypes.c_int * most)()
+        return list(buffer[: self._read(of, name, type, buffer)])
 
     def number(self, of: int, name: Attribute) -> int:
-        room = (ctypes.c_int64 * 1)()
-        self._read(of, name, Type.INT64, room)
-        return int(room[0])
+        buffer = (ctypes.c_int64 * 1)()
+        self._read(of, name, AttributeType.INT64, buffer)
+        return int(buffer[0])
 
     def string(self, of: int, name: Attribute, most: int = 65_536) -> str:
-        room = (ctypes.c_char * most)()
-        return room.raw[: self._read(of, name, Type.CHARACTER, room)].rstrip(b"\0").decode()
+        buffer = (ctypes.c_char * most)()
+        return buffer.raw[: self._read(of, name, AttributeType.CHARACTER, buffer)].rstrip(b"\0").decode()
 
-    def clear(self) -> None:
-        while self._made:
-            self._functions.cudnnBackendDestroyDescriptor(ctypes.c_void_p(self._made.pop()))
+    def destroy(self) -> None:
+        while self._descriptors:
+            self._functions.cudnnBackendDestroyDescriptor(ctypes.c_void_p(self._descriptors.pop()))
 
     def _new(self, kind: int) -> int:
-        made = ctypes.c_void_p()
+        created = ctypes.c_void_p()
         self._check(
-            self._functions.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(made)), f"descriptor {kind}"
+            self._functions.cudnnBackendCreateDescriptor(int(kind), ctypes.byref(created)),
+            f"descriptor {kind}",
         )
-        self._made.append(made.value or 0)
-        return made.value or 0
+        self._descriptors.append(created.value or 0)
+        return created.value or 0
 
-    def _read(self, of: int, name: Attribute, type: Type, room: Any) -> int:
-        """Fills `room`, and says how many values there are."""
+    def _read(self, of: int, name: Attribute, type: AttributeType, buffer: Any) -> int:
+        """Fills `buffer` and returns the number of values."""
         count = ctypes.c_int64()
         status = self._functions.cudnnBackendGetAttribute(
-            ctypes.c_void_p(of), int(name), int(type), ctypes.c_int64(len(room)), ctypes.byref(count), room
+            ctypes.c_void_p(of),
+            int(name),
+            int(type),
+            ctypes.c_int64(len(buffer)),
+            ctypes.byref(count),
+            buffer,
         )
         self._check(status, f"attribute {name}")
         return count.value
 
     def _check(self, status: int, what: str) -> None:
         if status:
-            said = ctypes.create_string_buffer(1000)
-            self._functions.cudnnGetLastErrorString(said, ctypes.c_size_t(len(said)))
-            raise RefusedError(f"{what}: status {status}, {said.value.decode(errors='replace')}")
+            message = ctypes.create_string_buffer(1000)
+            self._functions.cudnnGetLastErrorString(message, ctypes.c_size_t(len(message)))
+            raise RejectedError(f"{what}: status {status}, {message.value.decode(errors='replace')}")
 
 
-class Refusal(NamedTuple):
-    """A kernel that cuDNN put into its list and then passed over."""
+class SkippedKernel(NamedTuple):
+    """A kernel that cuDNN considered and skipped."""
 
     engine: int
     """cuDNN's number for it."""
-    words: str
-    """Why, as its log says."""
+    reason: str
+    """From cuDNN's log."""
 
 
 @contextmanager
-def overhear(functions: Any) -> Iterator[list[str]]:
-    """What cuDNN writes into its log meanwhile: one text for each call, complete when this ends."""
-    heard: list[str] = []
+def captured_log(functions: Any) -> Iterator[list[str]]:
+    """cuDNN's log messages within the block, one per call. The list is complete after the block."""
+    messages: list[str] = []
 
     def write(_severity: int, _data: Any, _call: Any, message: int) -> None:
         lines = []
-        while line := ctypes.string_at(message):  # each line ends with a zero, the last one with two
+        while line := ctypes.string_at(message):  # each line ends with a zero byte, the last one with two
             lines.append(line.decode(errors="replace"))
             message += len(line) + 1
-        heard.append("\n".join(lines))
+        messages.append("\n".join(lines))
 
-    listener = _LISTENER(write)
+    callback = _CALLBACK(write)
     before = ctypes.c_uint(), ctypes.c_void_p(), ctypes.c_void_p()
     functions.cudnnGetCallback(*map(ctypes.byref, before))
-    functions.cudnnSetCallback(ctypes.c_uint(_INFORMATION), None, listener)
+    functions.cudnnSetCallback(ctypes.c_uint(_INFORMATION), None, callback)
     try:
-        yield heard
+        yield messages
     finally:
         functions.cudnnSetCallback(*before)
 
 
-_LISTENER = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _INFORMATION = 1 << 3
 
 
-def refusals(heard: list[str]) -> list[Refusal]:
-    """The kernels that were passed over, in cuDNN's order."""
+def skipped_kernels(messages: list[str]) -> list[SkippedKernel]:
+    """The skipped kernels in these log messages, in cuDNN's order."""
     return [
-        Refusal(int(found[1]), found[2])
-        for text in heard
-        if "support_checks" in text
-        for found in re.finditer(r'"engineId":(\d+)(.*?)(?=engineConfig:|$)', text, re.DOTALL)
+        SkippedKernel(int(found[1]), found[2])
+        for message in messages
+        if "support_checks" in message
+        for found in re.finditer(r'"engineId":(\d+)(.*?)(?=engineConfig:|$)', message, re.DOTALL)
     ]
 
 
 @contextmanager
-def desk_of(functions: Any) -> Iterator[Desk]:
-    desk = Desk(functions)
+def descriptor_set(functions: Any) -> Iterator[DescriptorSet]:
+    descriptors = DescriptorSet(functions)
     try:
-        yield desk
+        yield descriptors
     finally:
-        desk.clear()
+        descriptors.destroy()
 
 
 @lru_cache(maxsize=1)
@@ -271,7 +281,7 @@ def load_library(paths: Sequence[str]) -> Any | None:
             cuda = functions.cudnnGetCudartVersion() // 1000
         except (OSError, AttributeError):
             continue
-        if functions.cudnnGetVersion() >= OLDEST and _loads_cublas(cuda, cublas):
+        if functions.cudnnGetVersion() >= OLDEST_VERSION and _loads_cublas(cuda, cublas):
             return functions
     return None
 

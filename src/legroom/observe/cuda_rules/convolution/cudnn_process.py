@@ -28,7 +28,7 @@ from legroom.observe.cuda_rules.convolution.cudnn_location import (
     library_paths,
     packaged_version,
 )
-from legroom.observe.cuda_rules.convolution.recorded_table import Question
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.versions import RULES_VERSION
 
@@ -78,9 +78,9 @@ class CudnnProcess:
         """Whether this version chooses the kernels that the recorded table holds."""
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
-    def ask(self, question: Question, c: Convolution, gpu: GpuSpec) -> Answer | None:
-        """The workspaces of one convolution. None if cuDNN crashed or is not queried any more."""
-        return self._ask((question, c, gpu))
+    def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:
+        """The workspaces of one convolution; None if cuDNN crashed, or crashed too often before."""
+        return self._ask((query, c, gpu))
 
     def close(self) -> None:
         """Ends the process if this process started it. It also ends when nothing is connected to it any more."""

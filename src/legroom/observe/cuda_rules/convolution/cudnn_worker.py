@@ -9,7 +9,7 @@ from typing import Any
 
 from legroom.observe.cuda_rules.convolution.cudnn_library import load_library
 from legroom.observe.cuda_rules.convolution.cudnn_process import MAX_MESSAGE, TIMEOUT, Answer
-from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, tells_all
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, logs_skipped_kernels
 
 
 def main(paths: Sequence[str], descriptor: int) -> None:
@@ -34,7 +34,7 @@ def _answer(functions: Any | None, query: Any) -> Answer:
     version = int(functions.cudnnGetVersion())
     if query is None:
         return Answer(version)
-    question, c, gpu = query
+    conv_query, c, gpu = query
     cudnn = Cudnn(functions, gpu)
-    sizes = tuple(cudnn.workspaces(question, operation, c) for operation in OPERATIONS)
-    return Answer(version, tells_all(functions), sizes)
+    sizes = tuple(cudnn.workspaces(conv_query, operation, c) for operation in OPERATIONS)
+    return Answer(version, logs_skipped_kernels(functions), sizes)

@@ -14,16 +14,16 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution import workspace as workspace
 from legroom.observe.cuda_rules.convolution.cudnn_process import Answer, cudnn_process
 from legroom.observe.cuda_rules.convolution.cudnn_query import HOPPER, OPERATIONS
-from legroom.observe.cuda_rules.convolution.decision_forest import Voted, vote
-from legroom.observe.cuda_rules.convolution.recorded_table import Question, look_up
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, Workspaces, whole
+from legroom.observe.cuda_rules.convolution.decision_forest import Vote, vote
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery, look_up
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, ConvWorkspaces, tensor_bytes
 
 
-class Guess(NamedTuple):
+class WorkspaceGuess(NamedTuple):
     """The workspaces of a convolution, as far as they are known."""
 
-    likely: Workspaces
-    others: tuple[Workspaces, ...] = ()
+    likely: ConvWorkspaces
+    others: tuple[ConvWorkspaces, ...] = ()
     """Alternatives, likelier ones first. Empty if the sizes are certain."""
     crashed: bool = False
     """Whether cuDNN crashed when it was queried about this convolution."""
@@ -37,93 +37,103 @@ class _Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def guess(question: Question, c: Convolution, gpu: GpuSpec) -> Guess:
-    recorded = look_up(question.layer, c) if gpu.capability == HOPPER else None
-    library = cudnn_process() if gpu.capability >= OLDEST else None
+def guess_workspaces(query: ConvQuery, c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:
+    recorded = look_up(query.layer, c) if gpu.capability == HOPPER else None
+    library = cudnn_process() if gpu.capability >= OLDEST_CAPABILITY else None
     if library is not None and library.version is None and not library.crashes:
         library = None
     if recorded is not None and (library is None or library.is_recorded_version):
-        return Guess(recorded)
-    answer = library.ask(question, c, gpu) if library else None
+        return WorkspaceGuess(recorded)
+    answer = library.ask(query, c, gpu) if library else None
     crashed = library is not None and answer is None
     if recorded is not None and crashed:
-        return Guess(recorded, crashed=True)
-    by_rule = ruled(c, gpu)
-    columns = [_of_operation(question, c, index, gpu, answer, recorded) for index in range(len(OPERATIONS))]
-    likely = Workspaces(
+        return WorkspaceGuess(recorded, crashed=True)
+    by_rule = by_rules(c, gpu)
+    columns = [_operation_sizes(query, c, index, gpu, answer, recorded) for index in range(len(OPERATIONS))]
+    likely = ConvWorkspaces(
         *(found.likely if found else rule for found, rule in zip(columns, by_rule.likely, strict=True))
     )
-    ranks = max((len(found.others) for found in columns if found), default=0)
+    count = max((len(found.others) for found in columns if found), default=0)
     others = [
-        Workspaces(*(_at(found, rank, size) for found, size in zip(columns, likely, strict=True)))
-        for rank in range(ranks)
+        ConvWorkspaces(
+            *(_alternative(found, rank, size) for found, size in zip(columns, likely, strict=True))
+        )
+        for rank in range(count)
     ]
     if not all(columns):
         others += by_rule.others
-    return Guess(likely, tuple(others), crashed)
+    return WorkspaceGuess(likely, tuple(others), crashed)
 
 
-def _at(found: _Sizes | None, rank: int, likely: int) -> int:
+def _alternative(found: _Sizes | None, rank: int, likely: int) -> int:
     return found.others[rank] if found and rank < len(found.others) else likely
 
 
-def _of_operation(
-    question: Question,
+def _operation_sizes(
+    query: ConvQuery,
     c: Convolution,
     index: int,
     gpu: GpuSpec,
     answer: Answer | None,
-    recorded: Workspaces | None,
+    recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
     """The workspace of one of `OPERATIONS`. None: only the rules have an answer."""
-    said = answer.sizes[index] if answer and answer.sizes else ()
-    if said and answer and answer.logs_skipped_kernels:
-        sizes = said if recorded is None else (*said, recorded[index])
-        return _Sizes(said[0], sizes if len(set(sizes)) > 1 else ())
+    answered = answer.sizes[index] if answer and answer.sizes else ()
+    if answered and answer and answer.logs_skipped_kernels:
+        sizes = answered if recorded is None else (*answered, recorded[index])
+        return _Sizes(answered[0], sizes if len(set(sizes)) > 1 else ())
     if recorded is not None:
-        sizes = (*said, recorded[index])
+        sizes = (*answered, recorded[index])
         return _Sizes(recorded[index], sizes if len(set(sizes)) > 1 else ())
-    is_learnt = gpu.capability == HOPPER and (c.channels_last or not c.depthwise)
-    voted = vote(question, c, OPERATIONS[index]) if is_learnt else []
-    votes = [one.size for one in voted]
-    if said and not _may_be_hidden(c, voted, said[0]):
-        is_larger = bool(voted) and voted[0].share > MOST and votes[0] > said[0] + whole(c) // 50
-        return _Sizes(said[0], (votes[0] if is_larger else said[0], said[-1], *votes))
-    if voted:
-        sane = [one for one in voted if one.size <= GIANT * whole(c) or one.share > MOST] or voted[-1:]
-        high = max(one.size for one in sane if one.share >= SOME or one is sane[0])
-        return _Sizes(sane[0].size, (high, *votes))
+    is_covered = gpu.capability == HOPPER and (c.channels_last or not c.depthwise)
+    candidates = vote(query, c, OPERATIONS[index]) if is_covered else []
+    votes = [one.size for one in candidates]
+    if answered and not _may_be_gpu_only(c, candidates, answered[0]):
+        is_larger = (
+            bool(candidates)
+            and candidates[0].share > MAJORITY
+            and votes[0] > answered[0] + tensor_bytes(c) // 50
+        )
+        return _Sizes(answered[0], (votes[0] if is_larger else answered[0], answered[-1], *votes))
+    if candidates:
+        plausible = [
+            one for one in candidates if one.size <= HUGE * tensor_bytes(c) or one.share > MAJORITY
+        ] or candidates[-1:]
+        high = max(one.size for one in plausible if one.share >= MIN_SHARE or one is plausible[0])
+        return _Sizes(plausible[0].size, (high, *votes))
     return None
 
 
-SOME = 0.3
-"""Share of the trees whose larger size the estimate reckons with: memory that is foreseen too low costs a run, too high only room."""
-MOST = 0.5
-"""Share of the trees whose larger size the estimate reckons with where cuDNN's library says otherwise."""
-GIANT = 4
-"""Times what a convolution reads and writes: so much is believed only if nearly all trees say so."""
+MIN_SHARE = 0.3
+"""A larger size that this fraction of the trees votes for is an alternative. An estimate that is too low costs a run; one that is too high costs little."""
+MAJORITY = 0.5
+"""A larger size than the library's is an alternative if more than this fraction of the trees votes for it."""
+HUGE = 4
+"""A workspace larger than this multiple of input, weights and output needs a majority of the votes."""
 
 
-def _may_be_hidden(c: Convolution, voted: list[Voted], said: int) -> bool:
-    """Whether a kernel is likely that a library which does not tell all leaves out where there is no GPU."""
+def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
+    """Whether a kernel is likely that a library without a log of skipped kernels does not offer."""
     return c.pointwise or any(
-        one.share > MOST and one.recipe[0] in UNSEEN and one.size > said for one in voted[:1]
+        one.share > MAJORITY and one.formula[0] in GPU_ONLY and one.size > answered for one in candidates[:1]
     )
 
 
-UNSEEN = "=R"
-"""Recipes of kernels that cuDNN's library leaves out where there is no GPU: Winograd's way, and those by way of frequencies."""
-OLDEST = (7, 5)
-"""Compute capability: of older GPUs the present cuDNN knows only its general kernels."""
+GPU_ONLY = "=R"
+"""First letters of the formulas of GPU-only kernels (Winograd and FFT) and of unknown kernels."""
+OLDEST_CAPABILITY = (7, 5)
+"""For older GPUs cuDNN 9 has generic kernels only."""
 
 
-def ruled(c: Convolution, gpu: GpuSpec) -> Guess:
-    """By rules that were read off a few thousand convolutions: for what neither library nor forest knows."""
-    sizes = Workspaces(workspace.forward(c), workspace.input_gradient(c), workspace.weight_gradient(c, gpu))
+def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:
+    """The workspaces by rules that were fitted to a few thousand convolutions."""
+    sizes = ConvWorkspaces(
+        workspace.forward(c), workspace.input_gradient(c), workspace.weight_gradient(c, gpu)
+    )
     if not c.depthwise:
-        return Guess(sizes, (workspace.most(c, gpu),))
+        return WorkspaceGuess(sizes, (workspace.upper_bound(c, gpu),))
     if c.channels_last or c.element == 4:
-        return Guess(sizes)
-    # As much as the kernels that read so.
+        return WorkspaceGuess(sizes)
+    # cuDNN may use the channels-last kernels.
     last = workspace.weight_gradient(replace(c, channels_last=True), gpu)
-    return Guess(sizes, (sizes._replace(weight_gradient=last),))
+    return WorkspaceGuess(sizes, (sizes._replace(weight_gradient=last),))

@@ -1,8 +1,8 @@
-"""Which recipe a convolution's workspace follows, as decision trees have it that were grown on what a real H200 answered.
+"""A random forest that predicts the workspace formula of a convolution, trained on answers of cuDNN on a real H200.
 
-A forest for each operation (`convolutions_h200.forest.gz`, made by `bench/rules/convolution/forest.py`): the trees ask for a convolution's sizes, its
-matrix product and how many tiles that has, and each votes for a recipe. Recipes that come to the same bytes share their votes. It is asked where cuDNN's own
-library is not there, or does not see all kernels because there is no GPU.
+There is one forest per operation (`convolutions_h200.forest.gz`, written by `bench/rules/convolution/forest.py`). Trees branch on the sizes of a convolution, its
+matrix product and its number of tiles, and each votes for a formula. Formulas with the same result share their votes. The forest is used if the cuDNN
+library is not installed, or does not log the kernels that it skips without a GPU.
 """
 
 import gzip
@@ -15,63 +15,63 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
+from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
-from legroom.observe.cuda_rules.convolution.gpu_only_kernels import asked
-from legroom.observe.cuda_rules.convolution.recorded_table import Question
-from legroom.observe.cuda_rules.convolution.split_k import product_of, turned
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, whole
-from legroom.observe.cuda_rules.convolution.workspace_formulas import cooked
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import kernel_problem
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery
+from legroom.observe.cuda_rules.convolution.split_k import actual_operation, product_of
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, tensor_bytes
+from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes
 
 FOREST = Path(__file__).with_name("convolutions_h200.forest.gz")
 LEAF = 255
-"""Instead of a feature's number: here a tree ends."""
+"""In place of a feature index: the node is a leaf."""
 
 
-class Voted(NamedTuple):
-    """A size, and the share of the trees that voted for it."""
+class Vote(NamedTuple):
+    """A size, and the fraction of trees that voted for it."""
 
     size: int
     share: float
-    recipe: str
+    formula: str
 
 
-def vote(question: Question, c: Convolution, operation: Kind) -> list[Voted]:
-    """What the trees think, the likeliest first, where they are not at one the middle size; nothing where there is no forest."""
-    forest = _forests().get(turned(operation, c.transposed))
+def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
+    """The votes of the trees, most votes first, then closest to the median. Empty without a forest."""
+    forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:
         return []
-    seen = features(question, c, operation)
+    inputs = features(query, c, operation)
     votes: dict[str, int] = {}
-    for recipe in forest.walk(seen):
-        votes[recipe] = votes.get(recipe, 0) + 1
-    near = whole(c) // 50
-    sizes = {recipe: cooked(recipe, question, c, operation) for recipe in votes}
-    middle = sorted(sizes[recipe] for recipe in votes for _ in range(votes[recipe]))[forest.trees // 2]
-    found: list[Voted] = []
-    for recipe, size in sizes.items():
-        support = sum(count for other, count in votes.items() if abs(sizes[other] - size) <= near)
-        found.append(Voted(size, support / forest.trees, recipe))
-    return sorted(found, key=lambda one: (-one.share, -votes[one.recipe], abs(one.size - middle)))
+    for formula in forest.predict(inputs):
+        votes[formula] = votes.get(formula, 0) + 1
+    tolerance = tensor_bytes(c) // 50
+    sizes = {formula: formula_bytes(formula, query, c, operation) for formula in votes}
+    median = sorted(sizes[formula] for formula in votes for _ in range(votes[formula]))[forest.trees // 2]
+    found: list[Vote] = []
+    for formula, size in sizes.items():
+        support = sum(count for other, count in votes.items() if abs(sizes[other] - size) <= tolerance)
+        found.append(Vote(size, support / forest.trees, formula))
+    return sorted(found, key=lambda one: (-one.share, -votes[one.formula], abs(one.size - median)))
 
 
-def features(question: Question, c: Convolution, operation: Kind) -> list[float]:
-    """What trees may ask for. A transposed convolution is turned around, and over one dimension pictures are one pixel high."""
-    layer = question.layer
-    one = asked(operation, layer, c, question.output_sizes)
-    inner, outer, kernel = (_deep(sizes) for sizes in (one.before, one.after, one.kernel))
-    inputs, outputs = one.inputs // c.groups, one.outputs // c.groups
+def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[float]:
+    """The features of an operation. A transposed convolution is the gradient of an ordinary one; the height is 1 for 1D convolutions."""
+    layer = query.layer
+    problem = kernel_problem(operation, layer, c, query.output_sizes)
+    inner, outer, kernel = (_3d(sizes) for sizes in (problem.input_size, problem.output_size, problem.kernel))
+    inputs, outputs = problem.inputs // c.groups, problem.outputs // c.groups
     before, after = prod(inner), prod(outer)
     p = product_of(c, operation)
     rows, columns, depth = p.rows, p.columns * p.column_taps, p.depth * p.depth_taps
     tiles = _tiles(rows, columns, 128, 128)
     taps = _tiles(outputs, inputs, 128, 128) * c.kernel_area
-    read, written = c.batch * one.inputs * before, c.batch * one.outputs * after
+    read, written = c.batch * problem.inputs * before, c.batch * problem.outputs * after
     return [
-        _NUMBERS.index(layer.dtype), layer.channels_last, len(one.before), c.batch, inputs, outputs, c.groups,
+        _DTYPES.index(layer.dtype), layer.channels_last, len(problem.input_size), c.batch, inputs, outputs, c.groups,
         before, after, c.kernel_area, *kernel, *outer, *inner,
-        max(layer.stride), min(layer.stride), max(one.padding), min(one.padding), max(layer.dilation),
-        _even(inputs), _even(outputs), _even(after), _even(outer[-1]), _even(before),
+        max(layer.stride), min(layer.stride), max(problem.padding), min(problem.padding), max(layer.dilation),
+        _power_of_two(inputs), _power_of_two(outputs), _power_of_two(after), _power_of_two(outer[-1]), _power_of_two(before),
         rows, columns, depth, rows * columns, rows * depth, columns * depth, rows * columns * depth,
         tiles, _tiles(rows, columns, 256, 128), _tiles(rows, columns, 128, 256), _tiles(rows, columns, 64, 64),
         taps, _tiles(outputs, inputs, 64, 64) * c.kernel_area, tiles % 132, taps % 132,
@@ -80,78 +80,85 @@ def features(question: Question, c: Convolution, operation: Kind) -> list[float]
     ]  # fmt: skip
 
 
-def _deep(sizes: tuple[int, ...]) -> tuple[int, int, int]:
+def _3d(sizes: tuple[int, ...]) -> tuple[int, int, int]:
     """Depth, height and width."""
     depth, height, width = (1,) * (3 - len(sizes)) + tuple(sizes)
     return depth, height, width
 
 
-_NUMBERS = ("float32", "float32_strict", "float16", "bfloat16")
+_DTYPES = ("float32", "float32_strict", "float16", "bfloat16")
 
 
 def _tiles(rows: int, columns: int, height: int, width: int) -> int:
     return -(-rows // height) * -(-columns // width)
 
 
-def _even(number: int) -> int:
-    """The largest power of two that divides it, up to 64."""
+def _power_of_two(number: int) -> int:
+    """The largest power of two that divides a number, at most 64."""
     return min(number & -number, 64)
 
 
 class _Forest:
-    """Trees, one after the other, each node before its branches: the left one follows at once."""
+    """Trees in one array, each node before its branches. The left branch follows its node."""
 
     def __init__(
         self,
-        recipes: list[str],
-        limits: Sequence[float],
+        formulas: list[str],
+        thresholds: Sequence[float],
         starts: list[int],
-        asked: bytes,
+        feature_indices: bytes,
         values: Sequence[int],
         right: Sequence[int],
     ) -> None:
         self.trees = len(starts)
-        self._recipes = recipes
-        self._limits = limits
+        self._formulas = formulas
+        self._thresholds = thresholds
         self._starts = starts
-        self._asked = asked
+        self._feature_indices = feature_indices
         self._values = values
         self._right = right
 
-    def walk(self, seen: list[float]) -> Iterator[str]:
-        """The recipe of each tree."""
-        asked, values, limits, right = self._asked, self._values, self._limits, self._right
+    def predict(self, inputs: list[float]) -> Iterator[str]:
+        """The formula that each tree votes for."""
+        feature_indices, values, thresholds, right = (
+            self._feature_indices,
+            self._values,
+            self._thresholds,
+            self._right,
+        )
         for node in self._starts:
-            while (feature := asked[node]) != LEAF:
-                node += 1 if seen[feature] <= limits[values[node]] else right[node]
-            yield self._recipes[values[node]]
+            while (feature := feature_indices[node]) != LEAF:
+                node += 1 if inputs[feature] <= thresholds[values[node]] else right[node]
+            yield self._formulas[values[node]]
 
 
-class Head(NamedTuple):
-    """What the file says of one operation's forest before its nodes."""
+class ForestHeader(NamedTuple):
+    """The header of the forest of one operation."""
 
-    recipes: list[str]
-    limits: int
-    """How many different limits its nodes have."""
+    formulas: list[str]
+    thresholds: int
+    """The number of distinct thresholds."""
     starts: list[int]
-    """Where each tree begins."""
+    """The first node of each tree."""
     nodes: int
 
 
 @lru_cache(maxsize=1)
-def _forests() -> dict[Kind, _Forest]:
-    """The file: a line of JSON for each operation (`Head`), then for each its limits, and of its nodes the features, what they are compared with
-    (the number of a limit, or of a leaf's recipe) and how far to the right branch."""
+def _forests() -> dict[ConvOperation, _Forest]:
+    """The file has one line of JSON per operation (`ForestHeader`), then for each operation its thresholds, and for its nodes the feature indices, the
+    indices of thresholds (or of formulas, for leaves), and the distances to the right branch."""
     if not FOREST.exists():
         return {}
-    found: dict[Kind, _Forest] = {}
+    found: dict[ConvOperation, _Forest] = {}
     with gzip.open(FOREST) as file:
-        heads = [Head(*json.loads(file.readline())) for _ in OPERATIONS]
-        for operation, head in zip(OPERATIONS, heads, strict=True):
-            limits = _read(file, "f", head.limits)
-            asked = file.read(head.nodes)
-            values, right = _read(file, "H", head.nodes), _read(file, "I", head.nodes)
-            found[operation] = _Forest(head.recipes, limits, head.starts, asked, values, right)
+        headers = [ForestHeader(*json.loads(file.readline())) for _ in OPERATIONS]
+        for operation, header in zip(OPERATIONS, headers, strict=True):
+            thresholds = _read(file, "f", header.thresholds)
+            feature_indices = file.read(header.nodes)
+            values, right = _read(file, "H", header.nodes), _read(file, "I", header.nodes)
+            found[operation] = _Forest(
+                header.formulas, thresholds, header.starts, feature_indices, values, right
+            )
     return found
 
 

@@ -1,9 +1,9 @@
-"""Kernels that cuDNN puts first, but cannot offer where there is no GPU: which they are, and what they take.
+"""Kernels that cuDNN skips without a GPU, and their workspaces.
 
-Some kernels have to be compiled by the driver or leave their products to cuBLAS. Asked about a GPU that is only described, cuDNN
-passes over them, and only its log says so (`convolution_library.overhear`). On a real one it would have taken the first of them that can compute the convolution.
-What they take does not depend on the GPU: pieces of pictures as Winograd's or Fourier's way has them, or the weights' gradient once
-for each picture. Read off 19,000 answers of an H200's cuDNN 9.19; the numbers of kernels are that version's.
+The driver compiles some kernels, and others call cuBLAS. For a GPU that is only described, cuDNN
+skips them and only logs it (`cudnn_library.captured_log`). A real GPU would run the first of them that can compute the convolution.
+Their workspaces do not depend on the GPU: tiles of images as in Winograd or FFT algorithms, or one weight gradient
+per image. Derived from 19,000 answers of cuDNN 9.19 on an H200; the kernel numbers are those of that version.
 """
 
 from collections.abc import Callable
@@ -11,63 +11,69 @@ from enum import Enum, auto
 from math import prod
 from typing import NamedTuple
 
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind, Refusal
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer
-from legroom.observe.cuda_rules.convolution.split_k import turned
-from legroom.observe.cuda_rules.convolution.workspace import AT_ONCE, Convolution, one_group, over, up
+from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation, SkippedKernel
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer
+from legroom.observe.cuda_rules.convolution.split_k import actual_operation
+from legroom.observe.cuda_rules.convolution.workspace import (
+    PARALLEL_GROUPS,
+    Convolution,
+    ceil_div,
+    one_group,
+    round_up,
+)
 
 
-class Way(Enum):
-    """How a kernel computes."""
+class Algorithm(Enum):
+    """The algorithm of a kernel. The names are stored in the forest file."""
 
     PRODUCT = auto()
-    """cuBLAS multiplies."""
+    """A matrix product by cuBLAS."""
     WINOGRAD = auto()
     FOURIER = auto()
-    """Of whole pictures."""
+    """FFT of whole images."""
     FOURIER_TILES = auto()
-    """Of pieces of 32 × 32."""
+    """FFT of tiles of 32 × 32."""
     COMPILED = auto()
-    """Directly, by a kernel that is compiled for it and keeps nothing."""
+    """A direct kernel that is compiled at run time and needs no workspace."""
     SUMMED = auto()
-    """The same, but for a weight of one channel its sums are kept."""
+    """The same, but with partial sums for depthwise convolutions."""
 
 
-WAYS = {
-    (Kind.FORWARD, 3): Way.FOURIER,
-    (Kind.FORWARD, 5): Way.COMPILED,
-    (Kind.FORWARD, 6): Way.WINOGRAD,
-    (Kind.FORWARD, 58): Way.PRODUCT,
-    (Kind.INPUT_GRADIENT, 6): Way.COMPILED,
-    (Kind.INPUT_GRADIENT, 7): Way.WINOGRAD,
-    (Kind.INPUT_GRADIENT, 50): Way.FOURIER_TILES,
-    (Kind.INPUT_GRADIENT, 63): Way.PRODUCT,
-    (Kind.WEIGHT_GRADIENT, 16): Way.SUMMED,
-    (Kind.WEIGHT_GRADIENT, 17): Way.WINOGRAD,
-    (Kind.WEIGHT_GRADIENT, 18): Way.FOURIER,
-    (Kind.WEIGHT_GRADIENT, 19): Way.COMPILED,
-    (Kind.WEIGHT_GRADIENT, 62): Way.PRODUCT,
+ALGORITHMS = {
+    (ConvOperation.FORWARD, 3): Algorithm.FOURIER,
+    (ConvOperation.FORWARD, 5): Algorithm.COMPILED,
+    (ConvOperation.FORWARD, 6): Algorithm.WINOGRAD,
+    (ConvOperation.FORWARD, 58): Algorithm.PRODUCT,
+    (ConvOperation.INPUT_GRADIENT, 6): Algorithm.COMPILED,
+    (ConvOperation.INPUT_GRADIENT, 7): Algorithm.WINOGRAD,
+    (ConvOperation.INPUT_GRADIENT, 50): Algorithm.FOURIER_TILES,
+    (ConvOperation.INPUT_GRADIENT, 63): Algorithm.PRODUCT,
+    (ConvOperation.WEIGHT_GRADIENT, 16): Algorithm.SUMMED,
+    (ConvOperation.WEIGHT_GRADIENT, 17): Algorithm.WINOGRAD,
+    (ConvOperation.WEIGHT_GRADIENT, 18): Algorithm.FOURIER,
+    (ConvOperation.WEIGHT_GRADIENT, 19): Algorithm.COMPILED,
+    (ConvOperation.WEIGHT_GRADIENT, 62): Algorithm.PRODUCT,
 }
-"""By operation, as it is in truth for transposed convolutions, and cuDNN's number. No other kernel needs a GPU to be offered."""
+"""(`actual_operation`, cuDNN's number of a kernel) → its algorithm. All other kernels are offered without a GPU."""
 
 
-class Asked(NamedTuple):
-    """One operation of a convolution, as these kernels see it: a transposed one is turned around."""
+class KernelProblem(NamedTuple):
+    """One operation of a convolution for these kernels. A transposed convolution is the gradient of an ordinary one."""
 
-    operation: Kind
-    layer: Layer
+    operation: ConvOperation
+    layer: ConvLayer
     c: Convolution
     inputs: int
     outputs: int
-    before: tuple[int, ...]
-    """Sizes of a picture; over one dimension they are one pixel high."""
-    after: tuple[int, ...]
+    input_size: tuple[int, ...]
+    """The size of an image; the height is 1 for 1D convolutions."""
+    output_size: tuple[int, ...]
     kernel: tuple[int, ...]
     padding: tuple[int, ...]
 
     @property
-    def pictures(self) -> int:
-        """Channels of all that is read and written."""
+    def planes(self) -> int:
+        """The number of channels of all inputs and outputs."""
         return self.c.batch * (self.inputs + self.outputs)
 
     @property
@@ -75,155 +81,179 @@ class Asked(NamedTuple):
         return self.inputs * self.outputs // self.c.groups
 
 
-def asked(operation: Kind, layer: Layer, c: Convolution, output_sizes: tuple[int, ...]) -> Asked:
+def kernel_problem(
+    operation: ConvOperation, layer: ConvLayer, c: Convolution, output_sizes: tuple[int, ...]
+) -> KernelProblem:
     inner, outer, inputs, outputs = layer.sizes, output_sizes, c.inputs, c.outputs
     if c.transposed:
         inner, outer, inputs, outputs = outer, inner, outputs, inputs
     padding = layer.padding or (0,) * len(layer.sizes)
-    lone = len(layer.sizes) == 1
-    return Asked(
-        turned(operation, c.transposed), layer, c, inputs, outputs,
-        (1, *inner) if lone else inner, (1, *outer) if lone else outer,
-        (1, *layer.kernel) if lone else layer.kernel, (0, *padding) if lone else padding,
+    is_1d = len(layer.sizes) == 1
+    return KernelProblem(
+        actual_operation(operation, c.transposed), layer, c, inputs, outputs,
+        (1, *inner) if is_1d else inner, (1, *outer) if is_1d else outer,
+        (1, *layer.kernel) if is_1d else layer.kernel, (0, *padding) if is_1d else padding,
     )  # fmt: skip
 
 
-def first_hidden(one: Asked, refused: list[Refusal]) -> Way | None:
-    """The first of the kernels that cuDNN passed over which a real GPU would have run."""
-    for refusal in refused:
-        way = WAYS.get((one.operation, refusal.engine))
-        if way is not None and _RUNS[way](one, refusal):
-            return way
+def first_gpu_only(problem: KernelProblem, skipped: list[SkippedKernel]) -> Algorithm | None:
+    """The algorithm of the first skipped kernel that a real GPU would run."""
+    for kernel in skipped:
+        algorithm = ALGORITHMS.get((problem.operation, kernel.engine))
+        if algorithm is not None and _CAN_RUN[algorithm](problem, kernel):
+            return algorithm
     return None
 
 
-def _multiplies(one: Asked, _: Refusal) -> bool:
-    largest = max(one.inputs * prod(one.before), one.outputs * prod(one.after)) * one.c.batch
-    plain = one.c.pointwise and max(one.layer.stride) == 1 and not any(one.padding) and one.c.groups == 1
-    return plain and largest < 2**31 and one.layer.dtype != "float32_strict"
+def _can_multiply(problem: KernelProblem, _: SkippedKernel) -> bool:
+    largest = (
+        max(problem.inputs * prod(problem.input_size), problem.outputs * prod(problem.output_size))
+        * problem.c.batch
+    )
+    is_plain = (
+        problem.c.pointwise
+        and max(problem.layer.stride) == 1
+        and not any(problem.padding)
+        and problem.c.groups == 1
+    )
+    return is_plain and largest < 2**31 and problem.layer.dtype != "float32_strict"
 
 
-def _transforms_pieces(one: Asked, _: Refusal) -> bool:
-    as_usual = not one.c.channels_last or one.operation == Kind.WEIGHT_GRADIENT
-    return as_usual and one.kernel in ((3, 3), (5, 5)) and _steps_by_one(one)
+def _can_use_winograd(problem: KernelProblem, _: SkippedKernel) -> bool:
+    supports_layout = not problem.c.channels_last or problem.operation == ConvOperation.WEIGHT_GRADIENT
+    return supports_layout and problem.kernel in ((3, 3), (5, 5)) and _has_unit_steps(problem)
 
 
-def _transforms_pictures(one: Asked, _: Refusal) -> bool:
-    return max(_padded(one)) <= _LARGEST_PICTURE and one.layer.dtype != "bfloat16" and _steps_by_one(one)
+def _can_use_fft(problem: KernelProblem, _: SkippedKernel) -> bool:
+    return (
+        max(_padded(problem)) <= _MAX_FFT_SIZE
+        and problem.layer.dtype != "bfloat16"
+        and _has_unit_steps(problem)
+    )
 
 
-def _transforms_tiles(one: Asked, _: Refusal) -> bool:
-    return max(one.kernel) <= TILE and one.layer.dtype != "bfloat16" and _steps_by_one(one)
+def _can_use_tiled_fft(problem: KernelProblem, _: SkippedKernel) -> bool:
+    return max(problem.kernel) <= TILE and problem.layer.dtype != "bfloat16" and _has_unit_steps(problem)
 
 
-def _is_compiled(_: Asked, refusal: Refusal) -> bool:
-    return _NO_DRIVER in refusal.words
+def _can_compile(_: KernelProblem, kernel: SkippedKernel) -> bool:
+    return _NO_DRIVER in kernel.reason
 
 
-_RUNS: dict[Way, Callable[[Asked, Refusal], bool]] = {
-    Way.PRODUCT: _multiplies,
-    Way.WINOGRAD: _transforms_pieces,
-    Way.FOURIER: _transforms_pictures,
-    Way.FOURIER_TILES: _transforms_tiles,
-    Way.COMPILED: _is_compiled,
-    Way.SUMMED: _is_compiled,
+_CAN_RUN: dict[Algorithm, Callable[[KernelProblem, SkippedKernel], bool]] = {
+    Algorithm.PRODUCT: _can_multiply,
+    Algorithm.WINOGRAD: _can_use_winograd,
+    Algorithm.FOURIER: _can_use_fft,
+    Algorithm.FOURIER_TILES: _can_use_tiled_fft,
+    Algorithm.COMPILED: _can_compile,
+    Algorithm.SUMMED: _can_compile,
 }
 _NO_DRIVER = "libcuda == nullptr"
-"""What the log says where only the driver is missing."""
-_LARGEST_PICTURE = 256
+"""The reason in the log if only the driver is missing."""
+_MAX_FFT_SIZE = 256
 
 
-def _steps_by_one(one: Asked) -> bool:
-    return len(one.kernel) == 2 and max(one.layer.stride) == max(one.layer.dilation) == 1
+def _has_unit_steps(problem: KernelProblem) -> bool:
+    return len(problem.kernel) == 2 and max(problem.layer.stride) == max(problem.layer.dilation) == 1
 
 
-def bytes_of(way: Way, one: Asked) -> int | None:
-    """Bytes; None where they were not found out."""
-    if way == Way.COMPILED:
+def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | None:
+    """Bytes; None if unknown."""
+    if algorithm == Algorithm.COMPILED:
         return 0
-    if way == Way.SUMMED:
-        return _summed(one)
-    if one.c.groups > 1:
-        return _in_groups(way, one)
-    if one.c.channels_last and way == Way.PRODUCT:
+    if algorithm == Algorithm.SUMMED:
+        return _summed(problem)
+    if problem.c.groups > 1:
+        return _in_groups(algorithm, problem)
+    if problem.c.channels_last and algorithm == Algorithm.PRODUCT:
         return None
-    if way == Way.PRODUCT and 1 in (one.c.batch, prod(one.after)):
+    if algorithm == Algorithm.PRODUCT and 1 in (problem.c.batch, prod(problem.output_size)):
         return None  # a single product, which cuBLAS may split
-    match way:
-        case Way.PRODUCT:
-            return one.c.batch * one.kernels * 4 if one.operation == Kind.WEIGHT_GRADIENT else 0
-        case Way.WINOGRAD:
-            size = _winograd(one)
-        case Way.FOURIER:
-            size = _fourier(one)
-        case Way.FOURIER_TILES:
-            size = _fourier_tiles(one)
-    return size + _as_usual(one) if one.c.channels_last else size
+    match algorithm:
+        case Algorithm.PRODUCT:
+            return (
+                problem.c.batch * problem.kernels * 4
+                if problem.operation == ConvOperation.WEIGHT_GRADIENT
+                else 0
+            )
+        case Algorithm.WINOGRAD:
+            size = _winograd(problem)
+        case Algorithm.FOURIER:
+            size = _fourier(problem)
+        case Algorithm.FOURIER_TILES:
+            size = _fourier_tiles(problem)
+    return size + _contiguous_copies(problem) if problem.c.channels_last else size
 
 
-def _in_groups(way: Way, one: Asked) -> int | None:
-    """These kernels know no groups: some run side by side, and Fourier's are given copies of theirs."""
-    c = one_group(one.c)
-    alone = one._replace(c=c, inputs=one.inputs // one.c.groups, outputs=one.outputs // one.c.groups)
-    size = bytes_of(way, alone)
+def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
+    """These kernels have no group support: some groups run at once, and FFT kernels copy theirs."""
+    c = one_group(problem.c)
+    single = problem._replace(
+        c=c, inputs=problem.inputs // problem.c.groups, outputs=problem.outputs // problem.c.groups
+    )
+    size = algorithm_workspace(algorithm, single)
     if size is None:
         return None
-    if way in (Way.FOURIER, Way.FOURIER_TILES) and c.batch > 1 and not c.channels_last:
+    if algorithm in (Algorithm.FOURIER, Algorithm.FOURIER_TILES) and c.batch > 1 and not c.channels_last:
         size += c.converted(weight=False) + 16
-    return min(one.c.groups, AT_ONCE) * size
+    return min(problem.c.groups, PARALLEL_GROUPS) * size
 
 
-def _summed(one: Asked) -> int:
-    """Of weights that see one channel each eight sums for each picture, of 32 channels together."""
-    return 0 if not one.c.depthwise else 8 * one.c.batch * up(one.inputs, 32) * prod(one.kernel) * 4
+def _summed(problem: KernelProblem) -> int:
+    """For depthwise convolutions eight partial sums per image, with channels padded to 32."""
+    return (
+        0
+        if not problem.c.depthwise
+        else 8 * problem.c.batch * round_up(problem.inputs, 32) * prod(problem.kernel) * 4
+    )
 
 
-def _as_usual(one: Asked) -> int:
-    """All that these kernels read and write, in the usual layout."""
-    return one.c.converted() + 16
+def _contiguous_copies(problem: KernelProblem) -> int:
+    """Contiguous copies of all inputs and outputs."""
+    return problem.c.converted() + 16
 
 
-def _winograd(one: Asked) -> int:
-    """Pieces of all pictures and the weights so, in single precision. For kernels of 3 × 3 pieces are of 6 × 6 and 4 × 4 of
-    their pixels count; for 5 × 5 of 13 × 13 and 9 × 9."""
-    side, step = (6, 4) if one.kernel == (3, 3) else (13, 9)
-    sizes = one.before if one.operation == Kind.INPUT_GRADIENT else one.after
-    batch = one.c.batch
-    if side == 13 or one.operation != Kind.WEIGHT_GRADIENT:
-        batch = up(batch, 16)
-    pieces = batch * prod(over(size, step) for size in sizes)
-    return side * side * 4 * ((one.inputs + one.outputs) * pieces + one.kernels)
+def _winograd(problem: KernelProblem) -> int:
+    """Transformed tiles of all images, and the transformed weights, in float32. For 3 × 3 kernels a tile of 6 × 6 yields 4 × 4
+    pixels; for 5 × 5 a tile of 13 × 13 yields 9 × 9."""
+    side, step = (6, 4) if problem.kernel == (3, 3) else (13, 9)
+    sizes = problem.input_size if problem.operation == ConvOperation.INPUT_GRADIENT else problem.output_size
+    batch = problem.c.batch
+    if side == 13 or problem.operation != ConvOperation.WEIGHT_GRADIENT:
+        batch = round_up(batch, 16)
+    tiles = batch * prod(ceil_div(size, step) for size in sizes)
+    return side * side * 4 * ((problem.inputs + problem.outputs) * tiles + problem.kernels)
 
 
-def _fourier(one: Asked) -> int:
-    """Frequencies of what is read and of what is made, whichever are more, twice, as they are turned around; and the weights, or the
-    gradient, once more as they are."""
+def _fourier(problem: KernelProblem) -> int:
+    """Twice the frequencies of the inputs or of the outputs, whichever are more, because they are transposed; and a float32 copy of the weights
+    or the gradient."""
     side = 16
-    while side < max(_padded(one)):
+    while side < max(_padded(problem)):
         side *= 2
-    batch = one.c.batch
-    if one.operation == Kind.FORWARD:
-        held = max(batch * one.inputs + one.kernels, batch * one.outputs)
-        plain = one.kernels * prod(one.kernel) * 4
+    batch = problem.c.batch
+    if problem.operation == ConvOperation.FORWARD:
+        transforms = max(batch * problem.inputs + problem.kernels, batch * problem.outputs)
+        copy = problem.kernels * prod(problem.kernel) * 4
     else:
-        held = max(one.pictures, one.kernels)
-        plain = batch * one.outputs * prod(one.after) * 4
-    return 2 * _frequencies(side) * held + plain
+        transforms = max(problem.planes, problem.kernels)
+        copy = batch * problem.outputs * prod(problem.output_size) * 4
+    return 2 * _frequencies(side) * transforms + copy
 
 
-def _fourier_tiles(one: Asked) -> int:
-    """Frequencies of one tile of everything; of pictures that have several, of two."""
-    tiles = 1 if max(_padded(one)) <= TILE else 2
-    return _frequencies(TILE) * (tiles * one.pictures + one.kernels)
+def _fourier_tiles(problem: KernelProblem) -> int:
+    """Frequencies of one tile of everything, and of two for images with several tiles."""
+    tiles = 1 if max(_padded(problem)) <= TILE else 2
+    return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)
 
 
 TILE = 32
 
 
 def _frequencies(side: int) -> int:
-    """Bytes of a picture's: half of them, as pictures are real."""
+    """Bytes of the frequencies of one real image: half of them are stored."""
     return 8 * side * (side // 2 + 1)
 
 
-def _padded(one: Asked) -> list[int]:
-    return [size + 2 * edge for size, edge in zip(one.before, one.padding, strict=True)]
+def _padded(problem: KernelProblem) -> list[int]:
+    return [size + 2 * padding for size, padding in zip(problem.input_size, problem.padding, strict=True)]

@@ -1,25 +1,26 @@
-"""What cuDNN's kernels copy before they begin, because they read or write pictures in another layout or with other channels.
+"""Copies that cuDNN's kernels make first, because they need another layout or padded channels.
 
-Kernels are alike in few ways of reading, each named by a letter. Read off 424,000 answers of an H200's cuDNN 9.19: the bytes are exact for nearly all.
+Kernels use a few combinations of copies, each named by a letter (`LAYOUTS`). Derived from 424,000 answers of cuDNN 9.19 on an H200; nearly
+all are exact to the byte.
 """
 
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, up, width_of_groups
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, group_width, round_up
 
 
-def converted(reading: str, c: Convolution) -> int:
-    """Bytes of all copies that a kernel makes which reads so."""
-    inputs, outputs, weights = tuple(READINGS[reading][c.channels_last])
+def copy_bytes(layout: str, c: Convolution) -> int:
+    """Bytes of all copies of a kernel with this layout."""
+    inputs, outputs, weights = tuple(LAYOUTS[layout][c.channels_last])
     near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
     if c.transposed:
         near, far = far, near
     values = _values(*near, c, inputs) + _values(*far, c, outputs) + copied_weights(c, weights)
-    return values * (4 if reading == "L" else c.element)
+    return values * (4 if layout == "L" else c.element)
 
 
-def _values(channels: int, pixels: int, c: Convolution, how: str) -> int:
-    """How many numbers of one tensor are copied; `pixels` are those of the whole batch."""
+def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
+    """The number of copied elements of one tensor. `pixels`: of all images of the batch."""
     padded = _padded(channels, c)
-    match how:
+    match rule:
         case "A":
             return padded * pixels if pixels > c.batch else 0
         case "O":
@@ -34,22 +35,22 @@ def _values(channels: int, pixels: int, c: Convolution, how: str) -> int:
 
 
 def _padded(channels: int, c: Convolution) -> int:
-    """Channels as these kernels read them: 16 bytes at a time; in groups that are of one width for input and output."""
+    """Channels padded to 16 bytes, or to the width of a group."""
     if c.groups == 1:
-        return up(channels, 16 // c.element)
-    return c.groups * width_of_groups(c)
+        return round_up(channels, 16 // c.element)
+    return c.groups * group_width(c)
 
 
-def copied_weights(c: Convolution, how: str) -> int:
-    """How many weights are copied, as `READINGS` tells it."""
+def copied_weights(c: Convolution, rule: str) -> int:
+    """The number of copied weights, by a rule of `LAYOUTS`."""
     inputs, outputs = (c.outputs, c.inputs) if c.transposed else (c.inputs, c.outputs)
     padded = _padded(inputs, c) // c.groups * _padded(outputs, c) * c.kernel_area
-    is_odd = padded > c.weights
-    match how:
+    is_padded = padded > c.weights
+    match rule:
         case "A":
-            return padded if is_odd or not c.pointwise else 0
+            return padded if is_padded or not c.pointwise else 0
         case "O":
-            return padded if is_odd else 0
+            return padded if is_padded else 0
         case "P":
             return padded
         case "F":
@@ -57,7 +58,7 @@ def copied_weights(c: Convolution, how: str) -> int:
     return 0
 
 
-READINGS = {
+LAYOUTS = {
     "P": ("AAA", "OOO"),
     "N": ("...", "UUF"),
     "M": ("...", "UUF"),
@@ -78,9 +79,10 @@ READINGS = {
     "q": ("...", "UU."),
     "0": ("...", "..."),
 }
-"""What is converted of input, output and weights: for pictures in the usual layout, and channels last.
+"""Layout → the rules for input, output and weights: for contiguous tensors, and for channels-last ones.
 
-`A`: all, channels padded to 16 bytes, but for pictures of one pixel (of kernels of one pixel the weights only where they are padded). `O`: only what must be padded. `P`: padded in any case.
-`F`: all, as it is. `U`: the same, but for a single pixel or channel, which looks the same in either layout. `G`: the same, but for a single picture, whose groups lie in one piece. `.`: nothing.
-`L` converts to single precision too. Small letters: kernels that know no groups read one like this; without groups they read as the large letter says.
+`A`: copied with channels padded to 16 bytes, except images of one pixel (weights of pointwise convolutions only if they are padded). `O`: copied only if padded.
+`P`: copied and padded in any case. `F`: copied without padding. `U`: the same, except for a single pixel or channel, for which both layouts are equal.
+`G`: the same, except for a single image, whose groups are contiguous. `.`: not copied. Layout `L` also converts to float32. Lower-case layouts: one group of a
+kernel without group support; without groups such a kernel has the upper-case layout.
 """

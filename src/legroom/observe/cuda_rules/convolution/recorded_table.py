@@ -1,9 +1,9 @@
-"""Workspaces that cuDNN was seen to take, for convolutions of well-known networks and of random ones.
+"""Recorded workspaces for convolutions of well-known networks and of random ones.
 
-cuDNN chooses its kernels by a heuristic that is not published, so where a layer was measured its choice is looked up, not
-guessed. The table (`convolutions_h200.jsonl.gz`, made by `bench/rules/convolution/table.py`) holds for each layer, at several
-batch sizes, what was converted and what remained, which is what the survey saw. It
-tells about Hopper, on which it was measured.
+cuDNN's choice of kernels is not documented, so measured layers are looked up. The table (`convolutions_h200.jsonl.gz`, written by
+`bench/rules/convolution/table.py`) has for each layer, at several
+batch sizes, the converted tensors and the remaining bytes. It is valid for
+Hopper GPUs, on which it was measured.
 """
 
 import gzip
@@ -14,21 +14,21 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, Workspaces
+from legroom.observe.cuda_rules.convolution.workspace import Convolution, ConvWorkspaces
 
 TABLE = Path(__file__).with_name("convolutions_h200.jsonl.gz")
 UNIT = 512
-"""Bytes: what the allocator rounds to. Remainders are kept in it."""
+"""Bytes. The allocator rounds to it, and remainders are stored in it."""
 
 Row = tuple[int, int, int, int, int, int, int]
-"""Batch size and, for the result and the two gradients, a kind and a remainder."""
+"""Batch size and, for the forward pass and the two gradients, an index into `WORKSPACE_KINDS` and a remainder."""
 
 
-class Layer(NamedTuple):
-    """A convolution without its batch, as the table names it."""
+class ConvLayer(NamedTuple):
+    """A convolution without its batch size: the key of the table."""
 
     dtype: str
-    """As torch names it; `float32_strict` where sums may not be rounded to TF32 (`torch.backends.cudnn.allow_tf32`)."""
+    """torch's name; `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
     channels_last: bool
     inputs: int
     outputs: int
@@ -39,45 +39,45 @@ class Layer(NamedTuple):
     groups: int
     transposed: bool
     padding: tuple[int, ...] | None = None
-    """None: it was not noted; mostly such that the size is kept."""
+    """None: not recorded; mostly such that the image size is unchanged."""
 
 
-class Question(NamedTuple):
-    """A convolution as torch puts it to cuDNN."""
+class ConvQuery(NamedTuple):
+    """A convolution, as torch passes it to cuDNN."""
 
-    layer: Layer
+    layer: ConvLayer
     batch: int
     output_sizes: tuple[int, ...]
     deterministic: bool = False
     """`torch.backends.cudnn.deterministic`."""
 
 
-class Kind(NamedTuple):
-    """What a workspace is made of."""
+class WorkspaceKind(NamedTuple):
+    """The tensors in a workspace."""
 
     input: bool
     weight: bool
     output: bool
     padding: int
-    """Channels are padded to a multiple of it."""
+    """Channels are padded to a multiple of this."""
     copies: bool
-    """One copy of the weights in single precision for each picture of the batch."""
+    """A float32 copy of the weights per image."""
 
 
-KINDS = (
+WORKSPACE_KINDS = (
     *(
-        Kind(input, weight, output, padding, False)
+        WorkspaceKind(input, weight, output, padding, False)
         for padding in (1, 4, 8)
         for input in (False, True)
         for weight in (False, True)
         for output in (False, True)
         if padding == 1 or input or output
     ),
-    Kind(False, False, False, 1, True),
+    WorkspaceKind(False, False, False, 1, True),
 )
 
 
-def size_of(kind: Kind, c: Convolution) -> int:
+def kind_bytes(kind: WorkspaceKind, c: Convolution) -> int:
     if kind.copies:
         return c.batch * c.weights * 4
     size = c.converted(input=kind.input, weight=False, output=kind.output, to=kind.padding)
@@ -86,25 +86,26 @@ def size_of(kind: Kind, c: Convolution) -> int:
     return size
 
 
-def told(row: Row, c: Convolution) -> Workspaces:
-    """What a measured row says of its own layer."""
-    sizes = [size_of(KINDS[row[place]], c) + row[place + 1] * UNIT for place in (1, 3, 5)]
-    return Workspaces(*sizes)
+def recorded_workspaces(row: Row, c: Convolution) -> ConvWorkspaces:
+    """The workspaces of a row of the table, for its layer."""
+    sizes = [kind_bytes(WORKSPACE_KINDS[row[index]], c) + row[index + 1] * UNIT for index in (1, 3, 5)]
+    return ConvWorkspaces(*sizes)
 
 
-def look_up(layer: Layer, c: Convolution) -> Workspaces | None:
-    """What was measured for this layer at this size of batch; None where it was not."""
+def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
+    """The recorded workspaces of this layer at this batch size; None if it was not measured."""
     known = family_rows(family_of(layer))
     rows = [*known.get(layer, []), *known.get(layer._replace(padding=None), [])]
-    return next((told(row, c) for row in rows if row[0] == c.batch), None)
+    return next((recorded_workspaces(row, c) for row in rows if row[0] == c.batch), None)
 
 
-def described(layer: Layer, batch: int, grown: int = 0) -> Convolution:
-    """A layer as rules see it. Where no padding was noted, the size is kept, or pictures are cut up. `grown`: lines that a transposed
-    one adds at the edge."""
+def convolution_of(layer: ConvLayer, batch: int, output_padding: int = 0) -> Convolution:
+    """The sizes of a layer. Without a recorded padding, the image size is unchanged, or images are split into patches."""
     padding: Sequence[int] | None = layer.padding
     if padding is None:
-        same = [gap * (reach - 1) // 2 for gap, reach in zip(layer.dilation, layer.kernel, strict=True)]
+        same = [
+            dilation * (size - 1) // 2 for dilation, size in zip(layer.dilation, layer.kernel, strict=True)
+        ]
         padding = [0] * len(same) if tuple(layer.kernel) == tuple(layer.stride) else same
     return Convolution(
         element=4 if layer.dtype.startswith("float32") else 2,
@@ -113,7 +114,7 @@ def described(layer: Layer, batch: int, grown: int = 0) -> Convolution:
         inputs=layer.inputs,
         outputs=layer.outputs,
         input_area=prod(layer.sizes),
-        output_area=prod(size + grown for size in output_sizes(layer, padding)),
+        output_area=prod(size + output_padding for size in output_sizes(layer, padding)),
         kernel_area=prod(layer.kernel),
         stride=max(layer.stride),
         groups=layer.groups,
@@ -121,7 +122,7 @@ def described(layer: Layer, batch: int, grown: int = 0) -> Convolution:
     )
 
 
-def output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
+def output_sizes(layer: ConvLayer, padding: Sequence[int]) -> list[int]:
     edges = zip(layer.sizes, layer.kernel, layer.stride, padding, layer.dilation, strict=True)
     if layer.transposed:
         return [
@@ -130,11 +131,11 @@ def output_sizes(layer: Layer, padding: Sequence[int]) -> list[int]:
     return [(size + 2 * edge - gap * (reach - 1) - 1) // step + 1 for size, reach, step, edge, gap in edges]
 
 
-class Family(NamedTuple):
-    """Layers that may be compared with each other: of one width of numbers, layout and number of dimensions, with the same kernel and stride."""
+class LayerFamily(NamedTuple):
+    """Layers with the same dtype size, layout, number of dimensions, kernel and stride. The file has one line per family."""
 
-    numbers: str
-    """`half` for both of 16 bits, else the dtype."""
+    precision: str
+    """`half` for both 16-bit dtypes, else the dtype."""
     channels_last: bool
     dimensions: int
     transposed: bool
@@ -142,28 +143,28 @@ class Family(NamedTuple):
     stride: tuple[int, ...]
 
 
-def family_of(layer: Layer) -> Family:
-    numbers = layer.dtype if layer.dtype.startswith("float32") else "half"
-    return Family(
-        numbers, layer.channels_last, len(layer.sizes), layer.transposed, layer.kernel, layer.stride
+def family_of(layer: ConvLayer) -> LayerFamily:
+    precision = layer.dtype if layer.dtype.startswith("float32") else "half"
+    return LayerFamily(
+        precision, layer.channels_last, len(layer.sizes), layer.transposed, layer.kernel, layer.stride
     )
 
 
-def table() -> Iterator[tuple[Layer, list[Row]]]:
-    """Every measured layer."""
+def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
+    """Every recorded layer with its rows."""
     for family in _lines():
         yield from family_rows(family).items()
 
 
 @lru_cache(maxsize=256)
-def family_rows(family: Family) -> dict[Layer, list[Row]]:
-    """What was measured of one family, by layer. Read when it is asked for: a network needs few families, and all take seconds."""
+def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
+    """The recorded layers of one family. Parsed on demand: a network needs few families, and parsing all takes seconds."""
     line = _lines().get(family)
-    found: dict[Layer, list[Row]] = {}
+    found: dict[ConvLayer, list[Row]] = {}
     for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in (
         json.loads(line) if line else ()
     ):
-        layer = Layer(
+        layer = ConvLayer(
             dtype, family.channels_last, inputs, outputs, tuple(sizes), family.kernel, family.stride, tuple(dilation), groups,
             family.transposed, None if padding is None else tuple(padding),
         )  # fmt: skip
@@ -172,24 +173,24 @@ def family_rows(family: Family) -> dict[Layer, list[Row]]:
 
 
 @lru_cache(maxsize=1)
-def _lines() -> dict[Family, str]:
-    """The file: a line for each family, its name and its layers, which are not read yet."""
+def _lines() -> dict[LayerFamily, str]:
+    """Family → its line of the file, not parsed yet."""
     if not TABLE.exists():
         return {}
-    found: dict[Family, str] = {}
+    found: dict[LayerFamily, str] = {}
     with gzip.open(TABLE, "rt") as file:
         for line in file:
             name, _, layers = line.partition("\t")
-            numbers, last, dimensions, transposed, kernel, stride = json.loads(name)
-            found[Family(numbers, last, dimensions, transposed, tuple(kernel), tuple(stride))] = layers
+            precision, last, dimensions, transposed, kernel, stride = json.loads(name)
+            found[LayerFamily(precision, last, dimensions, transposed, tuple(kernel), tuple(stride))] = layers
     return found
 
 
-def written(layers: Iterable[tuple[Layer, list[Row]]]) -> str:
-    """The file's text for these layers, in an order that does not depend on theirs."""
-    lines: dict[Family, list[list[object]]] = {}
+def table_text(layers: Iterable[tuple[ConvLayer, list[Row]]]) -> str:
+    """The text of the file for these layers, in a canonical order."""
+    lines: dict[LayerFamily, list[list[object]]] = {}
     for layer, rows in layers:
-        named = [
+        fields = [
             layer.dtype,
             layer.inputs,
             layer.outputs,
@@ -199,7 +200,7 @@ def written(layers: Iterable[tuple[Layer, list[Row]]]) -> str:
             layer.padding,
             sorted(rows),
         ]
-        lines.setdefault(family_of(layer), []).append(named)
+        lines.setdefault(family_of(layer), []).append(fields)
     texts = {json.dumps(family): layers for family, layers in lines.items()}
     return "".join(
         f"{name}\t{json.dumps(sorted(layers, key=str), separators=(',', ':'))}\n"

@@ -1,13 +1,12 @@
-"""How much workspace cuDNN takes for one convolution.
+"""Rules for the workspace of a convolution, and what all estimates of it share.
 
-cuDNN's fast kernels read and write pictures channels last. Given the usual layout they first convert the input and the
-weights and convert the result back, each into the workspace: so a convolution holds its input, weights and output a
-second time. A kernel of one pixel needs no conversion, as it is a matrix product in either layout; nor do convolutions
-over very few values, which have kernels of their own. Gradients of weights are summed over all pixels by many blocks at
-once, each into a copy of the weights in single precision.
+cuDNN's fast kernels read and write channels-last images. For contiguous tensors they convert the input and the
+weights, and convert the result back, in the workspace: a second copy of input, weights and output.
+Pointwise convolutions need no conversion, because they are matrix products in either layout. Convolutions
+over very few values have special kernels. Many blocks sum the gradients of weights over all pixels, each into a float32 copy of the weights.
 
-Which kernel is taken is decided by a heuristic that is not published. What follows was read off 5,500 convolutions
-measured on an H200 (cuDNN 9.19), half of them of shapes drawn at random; the thresholds are theirs.
+cuDNN's choice of kernels is not documented. These rules and thresholds were fitted to 5,500 convolutions
+measured on an H200 (cuDNN 9.19), half of them with random shapes.
 """
 
 from dataclasses import dataclass, replace
@@ -16,21 +15,21 @@ from typing import NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
-"""Rows and columns of the piece of a matrix product that one block computes."""
+"""Rows and columns of the tile of a matrix product that one block computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """One convolution, as far as memory goes. For a transposed one, `inputs` are the channels of what it is given."""
+    """The sizes of one convolution. For a transposed one, `inputs` are the channels of its argument."""
 
     element: int
-    """Bytes of one value."""
+    """Bytes per element."""
     channels_last: bool
     batch: int
     inputs: int
     outputs: int
     input_area: int
-    """Pixels of one picture, in one to three dimensions."""
+    """Pixels of one image, in one to three dimensions."""
     output_area: int
     kernel_area: int
     stride: int
@@ -43,7 +42,7 @@ class Convolution:
 
     @property
     def weights(self) -> int:
-        """How many weights there are."""
+        """The number of weights."""
         return self.inputs * self.outputs * self.kernel_area // self.groups
 
     @property
@@ -51,42 +50,42 @@ class Convolution:
         return self.kernel_area == 1
 
     def padded_weights(self, to: int = 1) -> int:
-        """How many weights there are once channels are padded to a multiple of `to`."""
-        return up(self.inputs, to) * up(self.outputs, to) * self.kernel_area // self.groups
+        """The number of weights, with channels padded to a multiple of `to`."""
+        return round_up(self.inputs, to) * round_up(self.outputs, to) * self.kernel_area // self.groups
 
     def converted(self, *, input: bool = True, weight: bool = True, output: bool = True, to: int = 1) -> int:
-        """Bytes of second copies. `to`: channels are padded to a multiple of it."""
+        """Bytes of converted copies, with channels padded to a multiple of `to`."""
         size = 0
         if input:
-            size += self.batch * up(self.inputs, to) * self.input_area
+            size += self.batch * round_up(self.inputs, to) * self.input_area
         if weight and not self.pointwise:
             size += self.padded_weights(to)
         if output:
-            size += self.batch * up(self.outputs, to) * self.output_area
+            size += self.batch * round_up(self.outputs, to) * self.output_area
         return size * self.element
 
 
-class Workspaces(NamedTuple):
-    """Bytes for the result and the two gradients."""
+class ConvWorkspaces(NamedTuple):
+    """Bytes for the forward pass and the two gradients."""
 
     forward: int
     input_gradient: int
     weight_gradient: int
 
 
-def most(c: Convolution, gpu: GpuSpec) -> Workspaces:
-    """What a convolution takes where everything is converted: input, weights and output, channels padded, and for the
-    gradient of the weights partial sums. In the survey 3 to 10% of the kernels took more than 2% beyond this; they keep further
-    copies of the weights. Channels last there is nothing to convert but what must be padded."""
+def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
+    """The workspaces if everything is converted: input, weights and output with padded channels, and partial sums for the
+    gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more, for further
+    copies of the weights. Channels-last tensors are only padded."""
     if c.channels_last:
-        return Workspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
+        return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
     to = 16 // c.element
     converted = c.converted(to=to) + (c.padded_weights(to) * c.element if c.pointwise else 0)
-    return Workspaces(converted, converted, converted + partial_weights(c, gpu))
+    return ConvWorkspaces(converted, converted, converted + partial_weights(c, gpu))
 
 
 def forward(c: Convolution) -> int:
-    """Bytes of workspace for the result."""
+    """Bytes for the forward pass."""
     if c.depthwise:
         return 0
     if c.channels_last:
@@ -114,7 +113,7 @@ def forward(c: Convolution) -> int:
 
 
 def input_gradient(c: Convolution) -> int:
-    """Bytes of workspace for the gradient of the input."""
+    """Bytes for the gradient of the input."""
     if c.depthwise:
         return 0
     if c.channels_last:
@@ -128,7 +127,7 @@ def input_gradient(c: Convolution) -> int:
 
 
 def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
-    """Bytes of workspace for the gradient of the weights."""
+    """Bytes for the gradient of the weights."""
     half = c.element == 2
     if c.depthwise:
         return _depthwise_weights(c, gpu)
@@ -143,52 +142,52 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
-    """One matrix product for each picture of the batch, each with its own copy of the weights' gradient; where those
-    would be many times the pictures themselves, as other convolutions."""
+    """One matrix product per image, each with its own copy of the weight gradient. If those copies
+    would be much larger than the images, as for other convolutions."""
     if c.output_area == 1:
         return 0
     copies = c.batch * c.weights * 4
     converted = c.converted() + c.weights * c.element
     if c.output_area >= TILE:
-        alone = copies <= 1.1 * converted
+        per_image = copies <= 1.1 * converted
     else:
-        alone = copies <= 3.5 * converted and c.batch <= 48
-    return copies if alone else converted + partial // 2
+        per_image = copies <= 3.5 * converted and c.batch <= 48
+    return copies if per_image else converted + partial // 2
 
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Only channels last: eight partial sums for each picture and channel; single precision unrolls large kernels and keeps partial
-    sums for four blocks on each multiprocessor."""
+    """Channels-last only: eight partial sums per image and channel. float32 unrolls large kernels and has partial
+    sums for four blocks per SM."""
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
-        return 8 * c.batch * up(c.inputs, 32) * c.kernel_area * 4
+        return 8 * c.batch * round_up(c.inputs, 32) * c.kernel_area * 4
     if c.kernel_area < 49 or c.output_area < 784:
         return 0
     return 8 * c.converted(output=False, weight=False) + 4 * gpu.sm_count * c.weights * 4 + 40 * c.inputs
 
 
 def one_group(c: Convolution) -> Convolution:
-    """What a kernel sees that knows no groups."""
+    """One group, as kernels without group support see it."""
     return replace(c, inputs=c.inputs // c.groups, outputs=c.outputs // c.groups, groups=1)
 
 
-def width_of_groups(c: Convolution) -> int:
-    """Channels of a group, for a kernel that knows groups: as many for the input as for the output."""
-    return up(max(c.inputs, c.outputs) // c.groups, 4)
+def group_width(c: Convolution) -> int:
+    """Channels of a group for kernels with group support: the same for input and output."""
+    return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 
 
-AT_ONCE = 8
-"""Groups that are computed side by side by kernels that know none, each with a workspace of its own."""
+PARALLEL_GROUPS = 8
+"""The number of groups that kernels without group support compute at once, each with its own workspace."""
 
 
-def whole(c: Convolution) -> int:
-    """Bytes that the convolution reads and writes."""
+def tensor_bytes(c: Convolution) -> int:
+    """Bytes of the input, the weights and the output."""
     return c.converted() + (c.weights * c.element if c.pointwise else 0)
 
 
 def _padding(c: Convolution) -> int:
-    """Channels last already: only what must be padded, to 16 bytes a pixel, is copied."""
+    """Channels-last tensors are copied only if their channels must be padded to 16 bytes."""
     multiple = 16 // c.element
     input, output = bool(c.inputs % multiple), bool(c.outputs % multiple)
     if not input and not output:
@@ -197,20 +196,18 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """As many copies of the weights as keep all multiprocessors busy, where the weights alone do not."""
+    """Copies of the weights that keep all SMs busy, if the weights alone do not."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
-    tiles = up(rows, TILE) // TILE * (up(columns, TILE) // TILE)
+    tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)
     if copies < 2:
         return 0
     return min(copies * rows * columns * 4, gpu.sm_count * TILE * TILE * 4)
 
 
-def over(number: int, divisor: int) -> int:
-    """How many pieces there are, the last one perhaps not whole."""
+def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def up(number: int, multiple: int) -> int:
-    """The next multiple."""
-    return over(number, multiple) * multiple
+def round_up(number: int, multiple: int) -> int:
+    return ceil_div(number, multiple) * multiple

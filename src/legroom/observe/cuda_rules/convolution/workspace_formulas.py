@@ -1,157 +1,174 @@
-"""What a kernel's workspace is made of, told in a few words, so that the same words fit convolutions of other sizes.
+"""Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
 
-cuDNN's kernels differ in what they copy into another layout before they begin, and in what they keep while they sum up. Both follow from the number of
-the kernel and a few of its settings, to the byte: read off 424,000 answers of an H200's cuDNN 9.19, whose numbers these are.
+cuDNN's kernels differ in the copies that they make in another layout, and in their partial sums. Both follow exactly from the number of
+the kernel and a few of its settings. Derived from 424,000 answers of cuDNN 9.19 on an H200; the kernel numbers are those of that version.
 
-| recipe | bytes |
+| formula | bytes |
 |---|---|
 | `0` | none |
-| `P` | what is converted; the letter tells which tensors (`READINGS`) |
-| `P+` | that, and the marks of a kernel that may split its sums and does not |
-| `P/<tile>,<rows>,<columns>` | that, and the partial sums of a kernel with this tile and cluster |
-| `P*<count>` | that, and so many copies of the weights in single precision |
-| `P#<tile>,<count>` | that, and so many copies of them in whole tiles |
-| `=<way>` | as one of the ways of `convolution_hidden` has it |
-| `R<power>` | none of these: `STEP` to this power times all that the convolution reads and writes |
+| `P` | copies; the letter is a layout of `LAYOUTS` |
+| `P+` | copies, and the semaphores of a split-K kernel that does not split |
+| `P/<tile>,<rows>,<columns>` | copies, and the partial sums of a split-K kernel with this tile and cluster |
+| `P*<count>` | copies, and this number of float32 copies of the weights |
+| `P#<tile>,<count>` | copies, and this number of copies of the weights in whole tiles |
+| `=<algorithm>` | the workspace of a GPU-only kernel (`gpu_only_kernels.Algorithm`) |
+| `R<power>` | unknown: `STEP` to this power times the bytes of input, weights and output |
 """
 
 from collections.abc import Mapping
 from math import log
 
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind, Knob
-from legroom.observe.cuda_rules.convolution.gpu_only_kernels import WAYS, Way, asked, bytes_of
-from legroom.observe.cuda_rules.convolution.layout_copies import converted, copied_weights
-from legroom.observe.cuda_rules.convolution.recorded_table import Question
+from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation, Knob
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import (
+    ALGORITHMS,
+    Algorithm,
+    algorithm_workspace,
+    kernel_problem,
+)
+from legroom.observe.cuda_rules.convolution.layout_copies import copied_weights, copy_bytes
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery
 from legroom.observe.cuda_rules.convolution.split_k import (
     TILES,
+    actual_operation,
     partial_sums,
     product_in_groups,
     product_of,
-    turned,
 )
 from legroom.observe.cuda_rules.convolution.workspace import (
-    AT_ONCE,
+    PARALLEL_GROUPS,
     Convolution,
+    ceil_div,
     one_group,
-    over,
-    up,
-    whole,
+    round_up,
+    tensor_bytes,
 )
 
 STEP = 1.1
-NOTHING = "0"
+NO_BYTES = "0"
 
 
-def cooked(recipe: str, question: Question, c: Convolution, operation: Kind) -> int:
-    """Bytes that a recipe gives for one convolution, which is told twice: as torch puts it, and as rules see it."""
-    if recipe == NOTHING:
+def formula_bytes(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
+    """The bytes of a formula for one convolution, which is given as a query and by its sizes."""
+    if formula == NO_BYTES:
         return 0
-    if recipe[0] == "R":
-        return round(STEP ** int(recipe[1:]) * whole(c))
-    if recipe[0] == "=":
-        return bytes_of(Way[recipe[1:]], asked(operation, question.layer, c, question.output_sizes)) or 0
-    if recipe[0].islower() and c.groups == 1:
-        recipe = recipe[0].upper() + recipe[1:]
-    elif recipe[0].islower():
-        return min(c.groups, AT_ONCE) * _made(recipe, question, one_group(c), operation)
-    return _made(recipe, question, c, operation)
+    if formula[0] == "R":
+        return round(STEP ** int(formula[1:]) * tensor_bytes(c))
+    if formula[0] == "=":
+        return (
+            algorithm_workspace(
+                Algorithm[formula[1:]], kernel_problem(operation, query.layer, c, query.output_sizes)
+            )
+            or 0
+        )
+    if formula[0].islower() and c.groups == 1:
+        formula = formula[0].upper() + formula[1:]
+    elif formula[0].islower():
+        return min(c.groups, PARALLEL_GROUPS) * _evaluate(formula, query, one_group(c), operation)
+    return _evaluate(formula, query, c, operation)
 
 
-def _made(recipe: str, question: Question, c: Convolution, operation: Kind) -> int:
-    plain = converted(recipe[0], c)
-    plain += _BOOKED if plain else 0
-    form, settings = recipe[1:2], [int(number) for number in recipe[2:].split(",") if number]
+def _evaluate(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
+    copies = copy_bytes(formula[0], c)
+    copies += _COPY_OVERHEAD if copies else 0
+    form, settings = formula[1:2], [int(number) for number in formula[2:].split(",") if number]
     match form:
         case "+":
-            return plain + _MARKS
+            return copies + _SEMAPHORES
         case "/":
             tile, *cluster = settings
             product = product_in_groups(c, operation)
             return (
-                plain + _MARKS + partial_sums(product, tile, (cluster[0], cluster[1]), question.layer.dtype)
+                copies
+                + _SEMAPHORES
+                + partial_sums(product, tile, (cluster[0], cluster[1]), query.layer.dtype)
             )
         case "*":
-            return plain + _COPYING + settings[0] * 4 * copied_weights(c, "P")
+            return copies + _WEIGHTS_OVERHEAD + settings[0] * 4 * copied_weights(c, "P")
         case "#":
-            return plain + _in_tiles(c, operation, recipe[0] in "UL", *settings)
-    return plain
+            return copies + _tiled_copies(c, operation, formula[0] in "UL", *settings)
+    return copies
 
 
-_BOOKED, _MARKS, _COPYING, _SUMMING = 16, 131, 128, 159
-"""Bytes that kernels keep for themselves: where they convert anything, where they may split sums, where they keep copies of weights, and where these are in tiles."""
+_COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 159
+"""Bytes that kernels need in addition: if they copy anything, if they may split sums, if they copy weights, and if those copies are in tiles."""
 
 
-def _in_tiles(c: Convolution, operation: Kind, as_it_is: bool, tile: int, count: int) -> int:
-    """`count` copies of what is summed up, in whole tiles, and a mark for each of them and for the result's."""
+def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
+    """`count` copies of the result in whole tiles, and a semaphore for each of them and for those of the result."""
     height, width = _TILES[tile]
     if c.groups > 1:
         product = product_in_groups(c, operation)
-        tiles = over(product.rows, height) * over(product.columns, width) * product.column_taps
+        tiles = ceil_div(product.rows, height) * ceil_div(product.columns, width) * product.column_taps
     else:
-        product, multiple = product_of(c, operation), 1 if as_it_is else 16 // c.element
-        columns = up(product.columns, multiple) * product.column_taps
-        tiles = over(product.rows, height) * over(columns, width)
-    return tiles * 4 * (count * height * width + count + 1) + _SUMMING
+        product, multiple = product_of(c, operation), 1 if unpadded else 16 // c.element
+        columns = round_up(product.columns, multiple) * product.column_taps
+        tiles = ceil_div(product.rows, height) * ceil_div(columns, width)
+    return tiles * 4 * (count * height * width + count + 1) + _TILES_OVERHEAD
 
 
-def recipe_of(
-    size: int, engine: int, knobs: Mapping[int, int], question: Question, c: Convolution, operation: Kind
+def formula_for(
+    size: int,
+    engine: int,
+    knobs: Mapping[int, int],
+    query: ConvQuery,
+    c: Convolution,
+    operation: ConvOperation,
 ) -> str:
-    """The recipe of a kernel that cuDNN named, with the size that it took: where the recipe of its number and settings does not come to that, the nearest one."""
-    if size < _LITTLE:
-        return NOTHING
-    known = of_kernel(engine, knobs, c, operation)
-    near = max(_LITTLE, whole(c) // 100)
-    if "/" in known or abs(cooked(known, question, c, operation) - size) <= near:
+    """The formula for a kernel with this workspace: the one of its number and settings if it gives that size, else the closest one."""
+    if size < _NEGLIGIBLE:
+        return NO_BYTES
+    known = kernel_formula(engine, knobs, c, operation)
+    tolerance = max(_NEGLIGIBLE, tensor_bytes(c) // 100)
+    if "/" in known or abs(formula_bytes(known, query, c, operation) - size) <= tolerance:
         return known
     copies = size / (4 * c.weights)
     if (
-        turned(operation, c.transposed) == Kind.WEIGHT_GRADIENT
-        and 2 * size < whole(c)
-        and copies < _MOST_COPIES
+        actual_operation(operation, c.transposed) == ConvOperation.WEIGHT_GRADIENT
+        and 2 * size < tensor_bytes(c)
+        and copies < _MAX_COPIES
     ):
         return f"0*{max(1, round(copies))}"
-    return f"R{max(-40, min(40, round(log(size / whole(c)) / log(STEP))))}"
+    return f"R{max(-40, min(40, round(log(size / tensor_bytes(c)) / log(STEP))))}"
 
 
-_LITTLE = 2048
-_MOST_COPIES = 1000
+_NEGLIGIBLE = 2048
+_MAX_COPIES = 1000
 
 
-def of_kernel(engine: int, knobs: Mapping[int, int], c: Convolution, operation: Kind) -> str:
-    """The recipe of a kernel, from its number and its settings alone."""
-    kernel = (turned(operation, c.transposed), engine)
-    way = WAYS.get(kernel)
-    if way is not None:
-        return f"={way.name}"
-    reading = _READING_OF.get(kernel, "P")
-    if c.groups > 1 and kernel in _ONE_BY_ONE:
-        reading = reading.lower()
+def kernel_formula(engine: int, knobs: Mapping[int, int], c: Convolution, operation: ConvOperation) -> str:
+    """The formula of a kernel, from its number and its settings."""
+    kernel = (actual_operation(operation, c.transposed), engine)
+    algorithm = ALGORITHMS.get(kernel)
+    if algorithm is not None:
+        return f"={algorithm.name}"
+    layout = _LAYOUT_OF.get(kernel, "P")
+    if c.groups > 1 and kernel in _WITHOUT_GROUPS:
+        layout = layout.lower()
     if Knob.CLUSTER_ROWS in knobs:
         if knobs.get(Knob.NO_WORKSPACE, 0):
-            return reading
+            return layout
         if Knob.NO_WORKSPACE not in knobs:
-            return f"{reading}+"
-        return f"{reading}/{knobs[Knob.TILE]},{knobs[Knob.CLUSTER_ROWS]},{knobs[Knob.CLUSTER_COLUMNS]}"
+            return f"{layout}+"
+        return f"{layout}/{knobs[Knob.TILE]},{knobs[Knob.CLUSTER_ROWS]},{knobs[Knob.CLUSTER_COLUMNS]}"
     if Knob.COPIES in knobs:
-        return f"{reading}*{knobs[Knob.COPIES] if kernel not in _SUMS_IN_PLACE else 0}"
+        return f"{layout}*{knobs[Knob.COPIES] if kernel not in _SUMS_IN_PLACE else 0}"
     if Knob.BUFFERS in knobs and knobs.get(Knob.TILE) in _TILES:
-        return f"{reading}#{knobs[Knob.TILE]},{max(1, knobs[Knob.BUFFERS])}"
-    return reading
+        return f"{layout}#{knobs[Knob.TILE]},{max(1, knobs[Knob.BUFFERS])}"
+    return layout
 
 
-_READING_OF = {
-    (Kind.FORWARD, 0): "0", (Kind.FORWARD, 1): "N", (Kind.FORWARD, 28): "0", (Kind.FORWARD, 38): "H", (Kind.FORWARD, 41): "H",
-    (Kind.FORWARD, 46): "I", (Kind.FORWARD, 47): "U", (Kind.FORWARD, 48): "V", (Kind.FORWARD, 57): "0", (Kind.FORWARD, 70): "M",
-    (Kind.INPUT_GRADIENT, 0): "0", (Kind.INPUT_GRADIENT, 1): "N", (Kind.INPUT_GRADIENT, 2): "N", (Kind.INPUT_GRADIENT, 3): "0",
-    (Kind.INPUT_GRADIENT, 25): "N", (Kind.INPUT_GRADIENT, 58): "K", (Kind.INPUT_GRADIENT, 62): "0", (Kind.INPUT_GRADIENT, 65): "K", (Kind.INPUT_GRADIENT, 74): "M",
-    (Kind.WEIGHT_GRADIENT, 0): "0", (Kind.WEIGHT_GRADIENT, 1): "0", (Kind.WEIGHT_GRADIENT, 20): "Q",
-    (Kind.WEIGHT_GRADIENT, 30): "J", (Kind.WEIGHT_GRADIENT, 34): "J", (Kind.WEIGHT_GRADIENT, 48): "J", (Kind.WEIGHT_GRADIENT, 50): "J",
-    (Kind.WEIGHT_GRADIENT, 37): "U", (Kind.WEIGHT_GRADIENT, 39): "U", (Kind.WEIGHT_GRADIENT, 40): "L",
+_LAYOUT_OF = {
+    (ConvOperation.FORWARD, 0): "0", (ConvOperation.FORWARD, 1): "N", (ConvOperation.FORWARD, 28): "0", (ConvOperation.FORWARD, 38): "H", (ConvOperation.FORWARD, 41): "H",
+    (ConvOperation.FORWARD, 46): "I", (ConvOperation.FORWARD, 47): "U", (ConvOperation.FORWARD, 48): "V", (ConvOperation.FORWARD, 57): "0", (ConvOperation.FORWARD, 70): "M",
+    (ConvOperation.INPUT_GRADIENT, 0): "0", (ConvOperation.INPUT_GRADIENT, 1): "N", (ConvOperation.INPUT_GRADIENT, 2): "N", (ConvOperation.INPUT_GRADIENT, 3): "0",
+    (ConvOperation.INPUT_GRADIENT, 25): "N", (ConvOperation.INPUT_GRADIENT, 58): "K", (ConvOperation.INPUT_GRADIENT, 62): "0", (ConvOperation.INPUT_GRADIENT, 65): "K", (ConvOperation.INPUT_GRADIENT, 74): "M",
+    (ConvOperation.WEIGHT_GRADIENT, 0): "0", (ConvOperation.WEIGHT_GRADIENT, 1): "0", (ConvOperation.WEIGHT_GRADIENT, 20): "Q",
+    (ConvOperation.WEIGHT_GRADIENT, 30): "J", (ConvOperation.WEIGHT_GRADIENT, 34): "J", (ConvOperation.WEIGHT_GRADIENT, 48): "J", (ConvOperation.WEIGHT_GRADIENT, 50): "J",
+    (ConvOperation.WEIGHT_GRADIENT, 37): "U", (ConvOperation.WEIGHT_GRADIENT, 39): "U", (ConvOperation.WEIGHT_GRADIENT, 40): "L",
 }  # fmt: skip
-"""Kernels that read otherwise than `P`, by operation, as it is in truth for transposed convolutions, and cuDNN's number."""
-_SUMS_IN_PLACE = {(Kind.WEIGHT_GRADIENT, 47), (Kind.WEIGHT_GRADIENT, 48)}
-"""Kernels that keep no copies, whatever they are set to."""
+"""(`actual_operation`, cuDNN's number of a kernel) → its layout, if it is not `P`."""
+_SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
+"""Kernels that need no copies, whatever their setting."""
 _TILES = {
     **TILES,
     2: (128, 32),
@@ -162,10 +179,10 @@ _TILES = {
     14: (16, 64),
     23: (32, 128),
 }
-"""Rows and columns of tiles, by cuDNN's numbers for them, with those of kernels that have no clusters."""
-_ONE_BY_ONE = {
-    *((Kind.FORWARD, number) for number in (1, 27, 35, 45, 46, 63, 70)),
-    *((Kind.INPUT_GRADIENT, number) for number in (1, 2, 25, 57, 58, 59, 60, 64, 65, 74)),
-    *((Kind.WEIGHT_GRADIENT, number) for number in (20, 33, 34, 45, 47, 48, 49, 50, 67)),
+"""cuDNN's number → rows and columns of a tile, also for kernels without clusters."""
+_WITHOUT_GROUPS = {
+    *((ConvOperation.FORWARD, number) for number in (1, 27, 35, 45, 46, 63, 70)),
+    *((ConvOperation.INPUT_GRADIENT, number) for number in (1, 2, 25, 57, 58, 59, 60, 64, 65, 74)),
+    *((ConvOperation.WEIGHT_GRADIENT, number) for number in (20, 33, 34, 45, 47, 48, 49, 50, 67)),
 }
-"""Kernels that know no groups."""
+"""Kernels without group support."""

@@ -1,4 +1,4 @@
-"""Convolutions: what is looked up, what is guessed, and the order in which torch asks for it."""
+"""Memory plans of convolutions: recorded workspaces, rules, and the order of allocations."""
 
 import pytest
 import torch
@@ -7,13 +7,28 @@ from torch import nn
 from traced_plans import scratch_bytes, step_order, traced
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules.convolution import recorded_table, workspace
-from legroom.observe.cuda_rules.convolution.recorded_table import KINDS, Kind, Layer, look_up, size_of
+from legroom.observe.cuda_rules.convolution import decide, recorded_table, workspace
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    WORKSPACE_KINDS,
+    ConvLayer,
+    WorkspaceKind,
+    kind_bytes,
+    look_up,
+)
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.plan import ScratchAlloc
 from legroom.units import MiB
 
 H200 = find_gpu("h200")
+
+
+@pytest.fixture(autouse=True)
+def _without_cudnn(monkeypatch):
+    """These tests are about the table, the forest and the rules."""
+    monkeypatch.setattr(decide, "cudnn_process", lambda: None)
+    decide.guess_workspaces.cache_clear()
+    yield
+    decide.guess_workspaces.cache_clear()
 
 
 def layer(batch, inputs, outputs, side, kernel, *, stride=1, element=4, last=False, groups=1):
@@ -94,7 +109,7 @@ def test_half_precision_pads_channels_to_eight():
 
 
 def named(c, side, kernel, stride=1, dtype="float32"):
-    return Layer(
+    return ConvLayer(
         dtype, c.channels_last, c.inputs, c.outputs, (side, side), (kernel, kernel), (stride, stride), (1, 1), c.groups,
         c.transposed,
     )  # fmt: skip
@@ -137,16 +152,16 @@ def test_the_table_is_not_used_for_other_gpu_generations():
 
 
 def test_a_workspace_with_weight_copies_per_image_grows_with_the_batch():
-    kind = Kind(False, False, False, 1, True)
+    kind = WorkspaceKind(False, False, False, 1, True)
 
-    assert size_of(kind, layer(20, 8, 8, 14, 1)) == 2 * size_of(kind, layer(10, 8, 8, 14, 1))
+    assert kind_bytes(kind, layer(20, 8, 8, 14, 1)) == 2 * kind_bytes(kind, layer(10, 8, 8, 14, 1))
 
 
 def test_every_row_of_the_table_can_be_read():
     rows = [row for _, rows in recorded_table.table() for row in rows]
 
     assert len(rows) > 20_000
-    assert all(row[place] in range(len(KINDS)) for row in rows for place in (1, 3, 5))
+    assert all(row[place] in range(len(WORKSPACE_KINDS)) for row in rows for place in (1, 3, 5))
 
 
 # In the order in which torch asks

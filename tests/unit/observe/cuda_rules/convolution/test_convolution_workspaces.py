@@ -1,4 +1,4 @@
-"""Convolutions that nobody measured: what cuDNN's library is asked, what trees vote for, and what is made of both."""
+"""Workspaces of convolutions: queries of the cuDNN library, votes of the forest, and the choice between them."""
 
 import gzip
 import json
@@ -11,69 +11,69 @@ from legroom.gpus.catalog import GPUS, find_gpu
 from legroom.observe.cuda_rules.convolution import decide, decision_forest
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
-    Desk,
-    Kind,
-    Refusal,
-    RefusedError,
-    desk_of,
+    ConvOperation,
+    DescriptorSet,
+    DescriptorType,
+    RejectedError,
+    SkippedKernel,
+    descriptor_set,
     find_library,
-    numbers,
+    int_values,
 )
 from legroom.observe.cuda_rules.convolution.cudnn_process import Answer
-from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Choice, Cudnn, described
-from legroom.observe.cuda_rules.convolution.decide import Guess, guess
-from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, Head, Voted, features, vote
-from legroom.observe.cuda_rules.convolution.layout_copies import converted
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question
-from legroom.observe.cuda_rules.convolution.recorded_table import described as described_layer
-from legroom.observe.cuda_rules.convolution.split_k import Product, partial_sums, product_of
-from legroom.observe.cuda_rules.convolution.workspace import Workspaces
-from legroom.observe.cuda_rules.convolution.workspace_formulas import cooked
+from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, KernelChoice, describe_gpu
+from legroom.observe.cuda_rules.convolution.decide import WorkspaceGuess, guess_workspaces
+from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, ForestHeader, Vote, features, vote
+from legroom.observe.cuda_rules.convolution.layout_copies import copy_bytes
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery, convolution_of
+from legroom.observe.cuda_rules.convolution.split_k import MatrixProduct, partial_sums, product_of
+from legroom.observe.cuda_rules.convolution.workspace import ConvWorkspaces
+from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes
 
 H200 = find_gpu("h200")
 
 
-def asked(inputs, outputs, side, kernel, *, batch, dtype="float32", last=False, groups=1, transposed=False):
-    """A convolution that keeps the size of its pictures, as torch puts it and as rules see it."""
-    layer = Layer(
+def conv(inputs, outputs, side, kernel, *, batch, dtype="float32", last=False, groups=1, transposed=False):
+    """A convolution that keeps the image size: its query and its sizes."""
+    layer = ConvLayer(
         dtype, last, inputs, outputs, (side, side), (kernel,) * 2, (1, 1), (1, 1), groups, transposed, (kernel // 2,) * 2
     )  # fmt: skip
-    return Question(layer, batch, (side, side)), described_layer(layer, batch)
+    return ConvQuery(layer, batch, (side, side)), convolution_of(layer, batch)
 
 
-# Partial sums, against what an H200 answered
+# Partial sums, compared with answers of an H200
 
 
 def test_a_result_that_fills_a_third_of_the_gpu_is_split_in_three():
     assert (
-        partial_sums(Product(16 * 300, 96, 500, depth_taps=17), 0, (8, 1), "float32")
+        partial_sums(MatrixProduct(16 * 300, 96, 500, depth_taps=17), 0, (8, 1), "float32")
         == 120 * (128 * 128 + 1) * 4
     )
 
 
 def test_after_a_full_wave_only_the_remaining_tiles_are_split():
-    """144 tiles on 132 blocks: twelve are left, and eleven blocks work on each of them."""
+    """144 tiles on 132 blocks: twelve remain, and eleven blocks compute each of them."""
     assert (
-        partial_sums(Product(256, 512, 294912, column_taps=18), 0, (1, 2), "float32")
+        partial_sums(MatrixProduct(256, 512, 294912, column_taps=18), 0, (1, 2), "float32")
         == 132 * (128 * 128 + 1) * 4
     )
 
 
 def test_a_shallow_product_is_not_split():
-    assert partial_sums(Product(128, 64, 576, column_taps=9), 5, (1, 1), "float32") == 0
+    assert partial_sums(MatrixProduct(128, 64, 576, column_taps=9), 5, (1, 1), "float32") == 0
 
 
 def test_bfloat16_is_split_later_than_float16():
-    """Answers for 96 channels on pictures of 32 × 32 at a batch of 256."""
-    product = Product(256 * 32 * 32, 96, 96, depth_taps=9)
+    """Answers for 96 channels, images of 32 × 32 and batch size 256."""
+    product = MatrixProduct(256 * 32 * 32, 96, 96, depth_taps=9)
 
     assert partial_sums(product, 0, (8, 1), "float16") > partial_sums(product, 0, (8, 1), "bfloat16") == 0
 
 
 def test_a_deep_product_is_split_into_parts_that_are_still_deep():
-    """392 and 400 steps, on 132 blocks: an H200's eleven and twelve parts."""
+    """An H200 uses eleven and twelve parts for 392 and 400 steps on 132 blocks."""
     answers = [
-        partial_sums(Product(128, 128, depth, column_taps=8), 0, (1, 1), "float32")
+        partial_sums(MatrixProduct(128, 128, depth, column_taps=8), 0, (1, 1), "float32")
         for depth in (392 * 32, 400 * 32)
     ]
 
@@ -82,7 +82,7 @@ def test_a_deep_product_is_split_into_parts_that_are_still_deep():
 
 def test_remaining_tiles_are_split_alike_after_one_wave_and_after_many():
     few, many = (
-        partial_sums(Product(128 * tiles, 128, 128, depth_taps=9), 0, (8, 1), "float32")
+        partial_sums(MatrixProduct(128 * tiles, 128, 128, depth_taps=9), 0, (8, 1), "float32")
         for tiles in (120 + 8, 17 * 120 + 8)
     )
 
@@ -90,34 +90,42 @@ def test_remaining_tiles_are_split_alike_after_one_wave_and_after_many():
 
 
 def test_tiles_that_fill_whole_waves_are_not_split():
-    assert partial_sums(Product(128 * 132, 128, 100_000), 0, (1, 1), "float32") == 0
+    assert partial_sums(MatrixProduct(128 * 132, 128, 100_000), 0, (1, 1), "float32") == 0
 
 
 def test_an_unknown_tile_has_no_partial_sums():
-    assert partial_sums(Product(1000, 1000, 100_000), 77, (1, 1), "float32") == 0
+    assert partial_sums(MatrixProduct(1000, 1000, 100_000), 77, (1, 1), "float32") == 0
 
 
 def test_a_transposed_convolution_computes_the_gradient_of_an_ordinary_one():
-    _, plain = asked(64, 32, 16, 3, batch=8)
-    _, turned = asked(32, 64, 16, 3, batch=8, transposed=True)
+    _, plain = conv(64, 32, 16, 3, batch=8)
+    _, actual_operation = conv(32, 64, 16, 3, batch=8, transposed=True)
 
-    assert product_of(turned, Kind.FORWARD) == product_of(plain, Kind.INPUT_GRADIENT)
-    assert product_of(turned, Kind.WEIGHT_GRADIENT) == product_of(plain, Kind.WEIGHT_GRADIENT)
+    assert product_of(actual_operation, ConvOperation.FORWARD) == product_of(
+        plain, ConvOperation.INPUT_GRADIENT
+    )
+    assert product_of(actual_operation, ConvOperation.WEIGHT_GRADIENT) == product_of(
+        plain, ConvOperation.WEIGHT_GRADIENT
+    )
 
 
 # The forest
 
 
-def planted(tmp_path, monkeypatch, *trees, recipes=("0", "P")):
-    """Forests of one node a tree, each voting for one recipe, the same for all operations."""
-    votes = [recipes.index(recipe) for recipe in trees]
-    sown(tmp_path, monkeypatch, recipes, [], range(len(trees)), [LEAF] * len(trees), votes, [0] * len(trees))
+def forest_of_votes(tmp_path, monkeypatch, *trees, formulas=("0", "P")):
+    """Forests whose trees have one node and vote for one formula each, the same for all operations."""
+    votes = [formulas.index(formula) for formula in trees]
+    write_forest(
+        tmp_path, monkeypatch, formulas, [], range(len(trees)), [LEAF] * len(trees), votes, [0] * len(trees)
+    )
 
 
-def sown(tmp_path, monkeypatch, recipes, limits, starts, asked, values, right):
-    """The same forest for every operation, as its file has it."""
-    head = json.dumps(Head(list(recipes), len(limits), list(starts), len(asked))) + "\n"
-    parts = ((limits, "<f4"), (asked, "u1"), (values, "<u2"), (right, "<u4"))
+def write_forest(tmp_path, monkeypatch, formulas, thresholds, starts, feature_indices, values, right):
+    """Write a forest file with the same forest for every operation."""
+    head = (
+        json.dumps(ForestHeader(list(formulas), len(thresholds), list(starts), len(feature_indices))) + "\n"
+    )
+    parts = ((thresholds, "<f4"), (feature_indices, "u1"), (values, "<u2"), (right, "<u4"))
     body = b"".join(numpy.array(numbers, kind).tobytes() for numbers, kind in parts)
     path = tmp_path / "forest.gz"
     path.write_bytes(gzip.compress(head.encode() * 3 + body * 3))
@@ -127,60 +135,62 @@ def sown(tmp_path, monkeypatch, recipes, limits, starts, asked, values, right):
 
 @pytest.fixture(autouse=True)
 def _forget():
-    """Neither a forest nor an answer outlives its test."""
+    """Clear the caches of forests and guesses."""
     yield
     decision_forest._forests.cache_clear()
-    guess.cache_clear()
+    guess_workspaces.cache_clear()
 
 
 def test_the_formula_with_the_most_votes_comes_first(tmp_path, monkeypatch):
-    planted(tmp_path, monkeypatch, "0", "P", "P")
-    question, c = asked(96, 64, 20, 3, batch=32)
+    forest_of_votes(tmp_path, monkeypatch, "0", "P", "P")
+    query, c = conv(96, 64, 20, 3, batch=32)
 
-    first, second = vote(question, c, Kind.FORWARD)
+    first, second = vote(query, c, ConvOperation.FORWARD)
 
-    assert (first.size, first.recipe) == (converted("P", c) + 16, "P")
+    assert (first.size, first.formula) == (copy_bytes("P", c) + 16, "P")
     assert first.share == pytest.approx(2 / 3)
     assert second.size == 0
 
 
 def test_formulas_with_equal_results_share_their_votes(tmp_path, monkeypatch):
-    planted(tmp_path, monkeypatch, "0", "0", "P", "U", "P", recipes=("0", "P", "U"))
-    question, c = asked(96, 64, 20, 3, batch=32)
+    forest_of_votes(tmp_path, monkeypatch, "0", "0", "P", "U", "P", formulas=("0", "P", "U"))
+    query, c = conv(96, 64, 20, 3, batch=32)
 
-    first, *_ = vote(question, c, Kind.FORWARD)
+    first, *_ = vote(query, c, ConvOperation.FORWARD)
 
-    assert (first.recipe, first.share) == ("P", 0.6)
+    assert (first.formula, first.share) == ("P", 0.6)
 
 
 def test_if_all_trees_disagree_the_median_size_is_likeliest(tmp_path, monkeypatch):
-    planted(tmp_path, monkeypatch, "0", "R9", "P", recipes=("0", "P", "R9"))
+    forest_of_votes(tmp_path, monkeypatch, "0", "R9", "P", formulas=("0", "P", "R9"))
 
-    assert vote(*asked(96, 64, 20, 3, batch=32), Kind.FORWARD)[0].recipe == "P"
+    assert vote(*conv(96, 64, 20, 3, batch=32), ConvOperation.FORWARD)[0].formula == "P"
 
 
 def test_a_transposed_convolution_has_the_features_of_the_operation_that_it_computes(tmp_path, monkeypatch):
-    """The gradient of an ordinary one: all that trees may ask for is the same."""
-    plain = features(*asked(64, 32, 16, 3, batch=8), Kind.INPUT_GRADIENT)
+    """It is the gradient of an ordinary one."""
+    plain = features(*conv(64, 32, 16, 3, batch=8), ConvOperation.INPUT_GRADIENT)
 
-    assert features(*asked(32, 64, 16, 3, batch=8, transposed=True), Kind.FORWARD) == plain
+    assert features(*conv(32, 64, 16, 3, batch=8, transposed=True), ConvOperation.FORWARD) == plain
 
 
 def test_a_tree_branches_on_a_feature_of_the_convolution(tmp_path, monkeypatch):
-    """One question, for the batch: up to 10 nothing, above it everything is converted."""
-    batch = features(*asked(96, 64, 20, 3, batch=4321), Kind.FORWARD).index(4321)
-    sown(tmp_path, monkeypatch, ("0", "P"), [10], [0], [batch, LEAF, LEAF], [0, 0, 1], [2, 0, 0])
+    """One branch on the batch size: no workspace up to 10, copies above it."""
+    batch = features(*conv(96, 64, 20, 3, batch=4321), ConvOperation.FORWARD).index(4321)
+    write_forest(tmp_path, monkeypatch, ("0", "P"), [10], [0], [batch, LEAF, LEAF], [0, 0, 1], [2, 0, 0])
 
-    recipes = [vote(*asked(96, 64, 20, 3, batch=batch), Kind.FORWARD)[0].recipe for batch in (10, 11)]
+    formulas = [
+        vote(*conv(96, 64, 20, 3, batch=batch), ConvOperation.FORWARD)[0].formula for batch in (10, 11)
+    ]
 
-    assert recipes == ["0", "P"]
+    assert formulas == ["0", "P"]
 
 
 def test_the_shipped_forest_covers_every_operation():
-    question, c = asked(96, 64, 20, 3, batch=32)
+    query, c = conv(96, 64, 20, 3, batch=32)
 
     for operation in OPERATIONS:
-        votes = vote(question, c, operation)
+        votes = vote(query, c, operation)
         assert votes
         assert sum(one.share > 0.5 for one in votes) <= len(votes)
 
@@ -189,10 +199,10 @@ def test_the_shipped_forest_covers_every_operation():
 
 
 class FakeCudnn:
-    """Makes descriptors, and refuses to finish those of one kind."""
+    """Creates descriptors, and rejects those of one type."""
 
-    def __init__(self, refused=None):
-        self.refused = refused
+    def __init__(self, rejected=None):
+        self.rejected = rejected
         self.alive = {}
 
     def cudnnBackendCreateDescriptor(self, kind, out):
@@ -204,7 +214,7 @@ class FakeCudnn:
         return 0
 
     def cudnnBackendFinalize(self, descriptor):
-        return 3000 if self.alive[descriptor.value] == self.refused else 0
+        return 3000 if self.alive[descriptor.value] == self.rejected else 0
 
     def cudnnBackendDestroyDescriptor(self, descriptor):
         self.alive.pop(descriptor.value)
@@ -214,132 +224,135 @@ class FakeCudnn:
 
 
 def test_a_rejection_has_the_message_of_cudnn_and_leaks_no_descriptor():
-    library = FakeCudnn(refused=Kind.TENSOR)
+    library = FakeCudnn(rejected=DescriptorType.TENSOR)
 
-    with pytest.raises(RefusedError, match="status 3000, not for this GPU"), desk_of(library) as desk:
-        desk.make(Kind.TENSOR, {Attribute.TENSOR_SIZES: numbers(1, 2)})
+    with (
+        pytest.raises(RejectedError, match="status 3000, not for this GPU"),
+        descriptor_set(library) as descriptors,
+    ):
+        descriptors.create(DescriptorType.TENSOR, {Attribute.TENSOR_SIZES: int_values(1, 2)})
 
     assert library.alive == {}
 
 
 def test_a_query_that_cudnn_rejects_has_no_answer():
-    question, _ = asked(96, 64, 20, 3, batch=32)
+    query, _ = conv(96, 64, 20, 3, batch=32)
 
-    assert Cudnn(FakeCudnn(refused=Kind.TENSOR), H200).choose(question, Kind.FORWARD) is None
+    assert Cudnn(FakeCudnn(rejected=DescriptorType.TENSOR), H200).select(query, ConvOperation.FORWARD) is None
 
 
 def test_every_gpu_of_the_catalog_can_be_described():
     for gpu in GPUS:
-        told = json.loads(described(gpu))
-        assert told["deviceVer"] == 100 * gpu.capability[0] + 10 * gpu.capability[1]
-        assert told["multiProcessorCount"] == gpu.sm_count
+        properties = json.loads(describe_gpu(gpu))
+        assert properties["deviceVer"] == 100 * gpu.capability[0] + 10 * gpu.capability[1]
+        assert properties["multiProcessorCount"] == gpu.sm_count
 
 
 @pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
 def test_the_library_selects_a_kernel_without_a_gpu():
-    question, c = asked(64, 64, 56, 3, batch=64)
+    query, c = conv(64, 64, 56, 3, batch=64)
     cudnn = Cudnn(find_library(), H200)
 
-    sizes = [cudnn.workspace(question, operation, c) for operation in OPERATIONS]
+    sizes = [cudnn.workspace(query, operation, c) for operation in OPERATIONS]
 
-    assert all(size is not None and size >= converted("P", c) for size in sizes)
-
-
-def choosing(monkeypatch, choice, *passed_over):
-    """cuDNN names this kernel, and its log says that it passed over these."""
-    answer = choice, [Refusal(number, "") for number in passed_over]
-    monkeypatch.setattr(Cudnn, "choose_or_miss", lambda *_: answer)
+    assert all(size is not None and size >= copy_bytes("P", c) for size in sizes)
 
 
-SPLIT = Choice(99_999_999, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2})
+def selecting(monkeypatch, choice, *skipped):
+    """cuDNN selects this kernel and logs that it skipped others."""
+    answer = choice, [SkippedKernel(number, "") for number in skipped]
+    monkeypatch.setattr(Cudnn, "select_kernel", lambda *_: answer)
+
+
+SPLIT = KernelChoice(99_999_999, 68, 0, {2: 1, 25: 0, 27: 1, 28: 2})
 
 
 def test_the_workspace_of_a_kernel_without_clusters_is_that_of_cudnn(monkeypatch):
-    question, c = asked(64, 64, 56, 3, batch=64)
-    choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}))
+    query, c = conv(64, 64, 56, 3, batch=64)
+    selecting(monkeypatch, KernelChoice(4711, 20, 0, {2: 1}))
 
-    assert Cudnn(None, H200).workspace(question, Kind.FORWARD, c) == 4711
+    assert Cudnn(None, H200).workspace(query, ConvOperation.FORWARD, c) == 4711
 
 
 def test_the_workspace_of_a_kernel_with_split_k_is_computed_from_its_tile(monkeypatch):
-    question, c = asked(512, 256, 8, 3, batch=64)
-    choosing(monkeypatch, SPLIT)
+    query, c = conv(512, 256, 8, 3, batch=64)
+    selecting(monkeypatch, SPLIT)
 
-    size = Cudnn(None, H200).workspace(question, Kind.WEIGHT_GRADIENT, c)
+    size = Cudnn(None, H200).workspace(query, ConvOperation.WEIGHT_GRADIENT, c)
 
-    assert size == cooked("P/1,1,2", question, c, Kind.WEIGHT_GRADIENT)
+    assert size == formula_bytes("P/1,1,2", query, c, ConvOperation.WEIGHT_GRADIENT)
 
 
 def test_a_workspace_without_split_k_is_an_alternative(monkeypatch):
-    question, c = asked(512, 256, 8, 3, batch=64)
-    choosing(monkeypatch, SPLIT)
+    query, c = conv(512, 256, 8, 3, batch=64)
+    selecting(monkeypatch, SPLIT)
 
-    sizes = Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c)
+    sizes = Cudnn(None, H200).workspaces(query, ConvOperation.WEIGHT_GRADIENT, c)
 
-    assert sizes[1] == cooked("P+", question, c, Kind.WEIGHT_GRADIENT) < sizes[0] <= sizes[2]
+    assert sizes[1] == formula_bytes("P+", query, c, ConvOperation.WEIGHT_GRADIENT) < sizes[0] <= sizes[2]
 
 
 def test_groups_are_adjacent_in_the_rows_of_weight_gradients(monkeypatch):
-    """An answer of an H200 for a layer of RegNet: nine places of the kernel, two tiles of 64 channels, four parts."""
-    question, c = asked(128, 128, 24, 3, batch=72, groups=8, dtype="bfloat16")
-    choosing(monkeypatch, Choice(21_270_544, 65, 0, {2: 5, 25: 0, 27: 1, 28: 3}))
+    """An answer of an H200 for a layer of RegNet: nine kernel positions, two tiles of 64 channels, four parts."""
+    query, c = conv(128, 128, 24, 3, batch=72, groups=8, dtype="bfloat16")
+    selecting(monkeypatch, KernelChoice(21_270_544, 65, 0, {2: 5, 25: 0, 27: 1, 28: 3}))
 
-    size = Cudnn(None, H200).workspace(question, Kind.WEIGHT_GRADIENT, c)
+    size = Cudnn(None, H200).workspace(query, ConvOperation.WEIGHT_GRADIENT, c)
 
     assert -(-size // 512) == -(-22_450_567 // 512)
 
 
 def test_groups_have_the_same_width_for_input_and_output(monkeypatch):
-    """An answer of an H200: 16 channels become 32 in each group, and both are read as 32."""
-    question, c = asked(64, 128, 96, 3, batch=4, groups=4, dtype="bfloat16")
-    choosing(monkeypatch, Choice(18_948_243, 65, 0, {2: 5, 25: 0, 27: 1, 28: 5}))
+    """An answer of an H200: groups of 16 input and 32 output channels are both padded to 32."""
+    query, c = conv(64, 128, 96, 3, batch=4, groups=4, dtype="bfloat16")
+    selecting(monkeypatch, KernelChoice(18_948_243, 65, 0, {2: 5, 25: 0, 27: 1, 28: 5}))
 
-    size = Cudnn(None, H200).workspace(question, Kind.WEIGHT_GRADIENT, c)
+    size = Cudnn(None, H200).workspace(query, ConvOperation.WEIGHT_GRADIENT, c)
 
     assert -(-size // 512) == -(-20_259_231 // 512)
 
 
 def test_the_workspace_of_tensors_beyond_2_gib_is_that_of_cudnn(monkeypatch):
-    question, c = asked(512, 256, 8, 3, batch=64)
-    choosing(monkeypatch, SPLIT._replace(workspace=4711))
+    query, c = conv(512, 256, 8, 3, batch=64)
+    selecting(monkeypatch, SPLIT._replace(workspace=4711))
 
-    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (4711,)
+    assert Cudnn(None, H200).workspaces(query, ConvOperation.WEIGHT_GRADIENT, c) == (4711,)
 
 
 def test_split_k_of_other_gpu_generations_is_left_to_cudnn(monkeypatch):
-    question, c = asked(512, 256, 8, 3, batch=64)
-    choosing(monkeypatch, SPLIT)
+    query, c = conv(512, 256, 8, 3, batch=64)
+    selecting(monkeypatch, SPLIT)
 
-    assert Cudnn(None, find_gpu("b200")).workspace(question, Kind.WEIGHT_GRADIENT, c) == SPLIT.workspace
+    assert Cudnn(None, find_gpu("b200")).workspace(query, ConvOperation.WEIGHT_GRADIENT, c) == SPLIT.workspace
 
 
 def test_a_skipped_gpu_only_kernel_comes_before_the_selected_kernel(monkeypatch):
-    question, c = asked(64, 64, 16, 3, batch=100)
-    choosing(monkeypatch, SPLIT, 18)
+    query, c = conv(64, 64, 16, 3, batch=100)
+    selecting(monkeypatch, SPLIT, 18)
 
-    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (117_964_800,)
+    assert Cudnn(None, H200).workspaces(query, ConvOperation.WEIGHT_GRADIENT, c) == (117_964_800,)
 
 
 def test_a_kernel_skipped_for_another_reason_does_not(monkeypatch):
-    question, c = asked(64, 64, 16, 3, batch=100)
-    choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}), 39, 62)
+    query, c = conv(64, 64, 16, 3, batch=100)
+    selecting(monkeypatch, KernelChoice(4711, 20, 0, {2: 1}), 39, 62)
 
-    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == (4711,)
+    assert Cudnn(None, H200).workspaces(query, ConvOperation.WEIGHT_GRADIENT, c) == (4711,)
 
 
 def test_a_gpu_only_kernel_of_unknown_size_has_no_answer(monkeypatch):
-    question, c = asked(64, 64, 16, 1, batch=100, last=True)
-    choosing(monkeypatch, Choice(4711, 20, 0, {2: 1}), 62)
+    query, c = conv(64, 64, 16, 1, batch=100, last=True)
+    selecting(monkeypatch, KernelChoice(4711, 20, 0, {2: 1}), 62)
 
-    assert Cudnn(None, H200).workspaces(question, Kind.WEIGHT_GRADIENT, c) == ()
-
-
-# What is made of it
+    assert Cudnn(None, H200).workspaces(query, ConvOperation.WEIGHT_GRADIENT, c) == ()
 
 
-def with_library(monkeypatch, answer, *, tells_all=False, recorded_version=True):
+# The choice between sources
+
+
+def with_library(monkeypatch, answer, *, logs_skipped=False, recorded_version=True):
     """cuDNN's library is installed and gives this answer for every operation; None: it crashes."""
-    reply = None if answer is None else Answer(91900, tells_all, ((answer,),) * 3)
+    reply = None if answer is None else Answer(91900, logs_skipped, ((answer,),) * 3)
     library = SimpleNamespace(
         version="9.19.0" if recorded_version else "9.21.0",
         is_recorded_version=recorded_version,
@@ -350,11 +363,11 @@ def with_library(monkeypatch, answer, *, tells_all=False, recorded_version=True)
 
 
 def voting(monkeypatch, *votes):
-    monkeypatch.setattr(decide, "vote", lambda *_: [Voted(*one) for one in votes])
+    monkeypatch.setattr(decide, "vote", lambda *_: [Vote(*one) for one in votes])
     monkeypatch.setattr(decide, "cudnn_process", lambda: None)
 
 
-RECORDED = Workspaces(1111, 2222, 3333)
+RECORDED = ConvWorkspaces(1111, 2222, 3333)
 
 
 def recorded(monkeypatch):
@@ -364,9 +377,9 @@ def recorded(monkeypatch):
 
 def test_the_library_that_is_installed_is_asked_before_the_recorded_table(monkeypatch):
     recorded(monkeypatch)
-    with_library(monkeypatch, 4711, tells_all=True, recorded_version=False)
+    with_library(monkeypatch, 4711, logs_skipped=True, recorded_version=False)
 
-    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200)
 
     assert set(found.likely) == {4711}
     assert RECORDED in found.others
@@ -374,30 +387,30 @@ def test_the_library_that_is_installed_is_asked_before_the_recorded_table(monkey
 
 def test_the_recorded_table_holds_the_answers_of_its_own_version(monkeypatch):
     recorded(monkeypatch)
-    with_library(monkeypatch, 4711, tells_all=True)
+    with_library(monkeypatch, 4711, logs_skipped=True)
 
-    assert guess(*asked(97, 61, 21, 3, batch=33), H200) == Guess(RECORDED)
+    assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200) == WorkspaceGuess(RECORDED)
 
 
 def test_without_a_library_the_recorded_table_decides(monkeypatch):
     recorded(monkeypatch)
     monkeypatch.setattr(decide, "cudnn_process", lambda: None)
 
-    assert guess(*asked(97, 61, 21, 3, batch=33), H200) == Guess(RECORDED)
+    assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200) == WorkspaceGuess(RECORDED)
 
 
 def test_a_layer_that_crashes_cudnn_falls_back_to_the_recorded_table(monkeypatch):
     recorded(monkeypatch)
     with_library(monkeypatch, None, recorded_version=False)
 
-    assert guess(*asked(97, 61, 21, 3, batch=33), H200) == Guess(RECORDED, crashed=True)
+    assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200) == WorkspaceGuess(RECORDED, crashed=True)
 
 
 def test_a_layer_that_crashes_cudnn_and_was_never_measured_falls_back_to_the_forest(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, None)
 
-    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200)
 
     assert set(found.likely) == {5}
     assert found.crashed
@@ -408,14 +421,14 @@ def test_the_recorded_table_answers_for_operations_that_the_library_cannot(monke
     with_library(monkeypatch, 4711, recorded_version=False)
     monkeypatch.setattr(decide.cudnn_process(), "ask", lambda *_: Answer(92100, True, ((4711,), (), (4711,))))
 
-    assert guess(*asked(97, 61, 21, 3, batch=33), H200).likely == Workspaces(4711, 2222, 4711)
+    assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200).likely == ConvWorkspaces(4711, 2222, 4711)
 
 
 def test_the_library_comes_before_the_forest(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 
-    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200)
 
     assert set(found.likely) == set(found.others[0]) == {4711}
 
@@ -424,7 +437,7 @@ def test_a_larger_size_that_most_trees_vote_for_is_an_alternative_to_the_library
     voting(monkeypatch, (10_000_000, 0.6, "P"))
     with_library(monkeypatch, 4711)
 
-    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200)
 
     assert set(found.likely) == {4711}
     assert set(found.others[0]) == {10_000_000}
@@ -434,14 +447,14 @@ def test_a_library_that_logs_no_skipped_kernels_is_ignored_for_pointwise_convolu
     voting(monkeypatch, (5, 1.0, "U"))
     with_library(monkeypatch, 4711)
 
-    assert set(guess(*asked(97, 61, 21, 1, batch=33), H200).likely) == {5}
+    assert set(guess_workspaces(*conv(97, 61, 21, 1, batch=33), H200).likely) == {5}
 
 
 def test_a_library_that_logs_skipped_kernels_is_certain(monkeypatch):
     voting(monkeypatch, (5, 1.0, "U"))
-    with_library(monkeypatch, 4711, tells_all=True)
+    with_library(monkeypatch, 4711, logs_skipped=True)
 
-    found = guess(*asked(97, 61, 21, 1, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 1, batch=33), H200)
 
     assert set(found.likely) == {4711}
     assert found.others == ()
@@ -451,13 +464,13 @@ def test_a_winograd_vote_comes_before_a_library_that_logs_no_skipped_kernels(mon
     voting(monkeypatch, (9999, 0.8, "=WINOGRAD"))
     with_library(monkeypatch, 4711)
 
-    assert set(guess(*asked(97, 61, 21, 3, batch=33), H200).likely) == {9999}
+    assert set(guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200).likely) == {9999}
 
 
 def test_without_a_library_the_forest_decides_and_larger_votes_are_alternatives(monkeypatch):
     voting(monkeypatch, (5, 0.6, "P"), (9, 0.4, "U"), (90, 0.1, "V"))
 
-    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200)
 
     assert set(found.likely) == {5}
     assert set(found.others[0]) == {9}
@@ -468,7 +481,7 @@ def test_a_huge_size_without_a_majority_affects_the_bound_only(monkeypatch):
     giant = 1 << 40
     voting(monkeypatch, (giant, 0.5, "R30"), (9, 0.4, "U"))
 
-    found = guess(*asked(97, 61, 21, 3, batch=33), H200)
+    found = guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200)
 
     assert set(found.likely) == set(found.others[0]) == {9}
     assert max(max(sizes) for sizes in found.others) == giant
@@ -478,14 +491,14 @@ def test_only_the_library_answers_for_other_gpu_generations(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 
-    assert set(guess(*asked(97, 61, 21, 3, batch=33), find_gpu("a100")).likely) == {4711}
+    assert set(guess_workspaces(*conv(97, 61, 21, 3, batch=33), find_gpu("a100")).likely) == {4711}
 
 
 def test_gpus_older_than_turing_use_the_rules(monkeypatch):
     voting(monkeypatch, (5, 1.0, "P"))
     with_library(monkeypatch, 4711)
 
-    assert 4711 not in guess(*asked(97, 61, 21, 3, batch=33), find_gpu("v100")).likely
+    assert 4711 not in guess_workspaces(*conv(97, 61, 21, 3, batch=33), find_gpu("v100")).likely
 
 
 def test_no_more_descriptors_are_read_than_requested():
@@ -494,4 +507,9 @@ def test_no_more_descriptors_are_read_than_requested():
             count._obj.value = 50
             return 0
 
-    assert len(Desk(Many()).descriptors(1, Attribute.HEURISTIC_RESULTS, Kind.CONFIGURATION, 4)) == 4
+    assert (
+        len(
+            DescriptorSet(Many()).descriptors(1, Attribute.HEURISTIC_RESULTS, DescriptorType.CONFIGURATION, 4)
+        )
+        == 4
+    )

@@ -19,11 +19,11 @@ from legroom.observe.cuda_rules.convolution.cudnn_process import (
     check_setting,
     cudnn_process,
 )
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described
+from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery, convolution_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="cuDNN is queried on Linux only")
 
-LAYER = Layer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
+LAYER = ConvLayer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
 H200 = find_gpu("h200")
 ABORTS_AT = 7
 """The batch size that the fake library aborts at."""
@@ -45,7 +45,7 @@ class FakeCudnn:
         return (question.batch, int(operation))
 
 cudnn_worker.Cudnn = FakeCudnn
-cudnn_worker.tells_all = lambda functions: True
+cudnn_worker.logs_skipped_kernels = lambda functions: True
 cudnn_worker.serve(socket.socket(fileno=int(sys.argv[1])), FakeLibrary)
 """.replace("ABORTS_AT", str(ABORTS_AT))
 
@@ -58,7 +58,7 @@ def process():
 
 
 def ask(process, batch):
-    return process.ask(Question(LAYER, batch, (16, 16)), described(LAYER, batch), H200)
+    return process.ask(ConvQuery(LAYER, batch, (16, 16)), convolution_of(LAYER, batch), H200)
 
 
 def test_a_query_is_answered_for_all_three_operations(process):

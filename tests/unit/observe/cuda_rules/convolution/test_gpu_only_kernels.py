@@ -1,4 +1,4 @@
-"""Kernels that cuDNN cannot offer without a GPU: heard of in its log, and reckoned. Sizes are those that an H200's cuDNN answered."""
+"""Kernels that cuDNN skips without a GPU: parsed from its log, with sizes that cuDNN reported on an H200."""
 
 import ctypes
 
@@ -6,17 +6,27 @@ import pytest
 
 from legroom.gpus.catalog import find_gpu
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
-    Kind,
-    Refusal,
+    ConvOperation,
+    SkippedKernel,
+    captured_log,
     find_library,
-    overhear,
-    refusals,
+    skipped_kernels,
 )
-from legroom.observe.cuda_rules.convolution.cudnn_query import Cudnn, tells_all
-from legroom.observe.cuda_rules.convolution.gpu_only_kernels import Way, asked, bytes_of, first_hidden
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
+from legroom.observe.cuda_rules.convolution.cudnn_query import Cudnn, logs_skipped_kernels
+from legroom.observe.cuda_rules.convolution.gpu_only_kernels import (
+    Algorithm,
+    algorithm_workspace,
+    first_gpu_only,
+    kernel_problem,
+)
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    ConvLayer,
+    ConvQuery,
+    convolution_of,
+    output_sizes,
+)
 
-BACK, WEIGHTS = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
+BACK, WEIGHTS = ConvOperation.INPUT_GRADIENT, ConvOperation.WEIGHT_GRADIENT
 
 
 def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
@@ -29,44 +39,60 @@ def one(operation, batch, inputs, outputs, sizes, kernel, padding, **others):
         "dilation": (1,) * size,
         "groups": 1,
     }
-    layer = Layer(
+    layer = ConvLayer(
         inputs=inputs, outputs=outputs, sizes=sizes, kernel=kernel, padding=padding, transposed=False, **(said | others)
     )  # fmt: skip
-    return asked(operation, layer, described(layer, batch), tuple(output_sizes(layer, padding)))
+    return kernel_problem(operation, layer, convolution_of(layer, batch), tuple(output_sizes(layer, padding)))
 
 
 @pytest.mark.parametrize(
     ("way", "convolution", "size"),
     [
-        (Way.FOURIER, one(WEIGHTS, 100, 64, 64, (16, 16), (3, 3), (1, 1)), 117_964_800),
-        (Way.FOURIER, one(WEIGHTS, 32, 192, 64, (24, 24), (3, 3), (1, 1)), 111_673_344),
-        (Way.FOURIER, one(Kind.FORWARD, 96, 64, 32, (30, 28), (3, 3), (1, 1)), 71_376_896),
-        (Way.FOURIER, one(Kind.FORWARD, 128, 1, 64, (105, 105), (10, 10), (0, 0)), 1_090_544_640),
-        (Way.FOURIER_TILES, one(BACK, 80, 18, 36, (72, 48), (5, 5), (2, 2)), 40_421_376),
-        (Way.FOURIER_TILES, one(BACK, 150, 60, 60, (18, 18), (4, 4), (0, 0)), 94_003_200),
-        (Way.WINOGRAD, one(WEIGHTS, 100, 128, 64, (12, 12), (3, 3), (1, 1)), 26_062_848),
-        (Way.WINOGRAD, one(WEIGHTS, 8, 64, 128, (14, 14), (5, 5), (2, 2)), 13_844_480),
-        (Way.WINOGRAD, one(BACK, 48, 32, 32, (149, 149), (3, 3), (0, 0), dtype="bfloat16"), 638_926_848),
-        (Way.WINOGRAD, one(Kind.FORWARD, 50, 48, 48, (12, 12), (3, 3), (1, 1), dtype="bfloat16"), 8_294_400),
-        (Way.PRODUCT, one(WEIGHTS, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 1_769_472),
-        (Way.PRODUCT, one(Kind.FORWARD, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 0),
-        (Way.COMPILED, one(WEIGHTS, 16, 32, 64, (14, 14), (3, 3), (1, 1), dtype="bfloat16"), 0),
-        (Way.COMPILED, one(BACK, 16, 96, 96, (14, 14), (7, 7), (3, 3), groups=96, channels_last=True), 0),
+        (Algorithm.FOURIER, one(WEIGHTS, 100, 64, 64, (16, 16), (3, 3), (1, 1)), 117_964_800),
+        (Algorithm.FOURIER, one(WEIGHTS, 32, 192, 64, (24, 24), (3, 3), (1, 1)), 111_673_344),
+        (Algorithm.FOURIER, one(ConvOperation.FORWARD, 96, 64, 32, (30, 28), (3, 3), (1, 1)), 71_376_896),
         (
-            Way.SUMMED,
+            Algorithm.FOURIER,
+            one(ConvOperation.FORWARD, 128, 1, 64, (105, 105), (10, 10), (0, 0)),
+            1_090_544_640,
+        ),
+        (Algorithm.FOURIER_TILES, one(BACK, 80, 18, 36, (72, 48), (5, 5), (2, 2)), 40_421_376),
+        (Algorithm.FOURIER_TILES, one(BACK, 150, 60, 60, (18, 18), (4, 4), (0, 0)), 94_003_200),
+        (Algorithm.WINOGRAD, one(WEIGHTS, 100, 128, 64, (12, 12), (3, 3), (1, 1)), 26_062_848),
+        (Algorithm.WINOGRAD, one(WEIGHTS, 8, 64, 128, (14, 14), (5, 5), (2, 2)), 13_844_480),
+        (
+            Algorithm.WINOGRAD,
+            one(BACK, 48, 32, 32, (149, 149), (3, 3), (0, 0), dtype="bfloat16"),
+            638_926_848,
+        ),
+        (
+            Algorithm.WINOGRAD,
+            one(ConvOperation.FORWARD, 50, 48, 48, (12, 12), (3, 3), (1, 1), dtype="bfloat16"),
+            8_294_400,
+        ),
+        (Algorithm.PRODUCT, one(WEIGHTS, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 1_769_472),
+        (Algorithm.PRODUCT, one(ConvOperation.FORWARD, 64, 48, 144, (40, 40), (1, 1), (0, 0)), 0),
+        (Algorithm.COMPILED, one(WEIGHTS, 16, 32, 64, (14, 14), (3, 3), (1, 1), dtype="bfloat16"), 0),
+        (
+            Algorithm.COMPILED,
+            one(BACK, 16, 96, 96, (14, 14), (7, 7), (3, 3), groups=96, channels_last=True),
+            0,
+        ),
+        (
+            Algorithm.SUMMED,
             one(WEIGHTS, 2, 48, 48, (56, 56), (5, 5), (2, 2), groups=48, channels_last=True),
             102_400,
         ),
     ],
 )
 def test_the_workspace_of_a_gpu_only_kernel_equals_the_measurement(way, convolution, size):
-    assert bytes_of(way, convolution) == size
+    assert algorithm_workspace(way, convolution) == size
 
 
 def test_at_most_eight_groups_run_at_once():
     few, many = (
         one(
-            Kind.FORWARD,
+            ConvOperation.FORWARD,
             32,
             16 * groups,
             16 * groups,
@@ -79,20 +105,20 @@ def test_at_most_eight_groups_run_at_once():
         for groups in (4, 32)
     )
 
-    assert bytes_of(Way.WINOGRAD, few) == 9_584_640
-    assert bytes_of(Way.WINOGRAD, many) == 2 * 9_584_640
+    assert algorithm_workspace(Algorithm.WINOGRAD, few) == 9_584_640
+    assert algorithm_workspace(Algorithm.WINOGRAD, many) == 2 * 9_584_640
 
 
 def test_fft_kernels_copy_the_images_of_groups():
     convolution = one(WEIGHTS, 128, 128, 128, (28, 28), (3, 3), (1, 1), groups=4)
 
-    assert bytes_of(Way.FOURIER, convolution) == 439_353_408
+    assert algorithm_workspace(Algorithm.FOURIER, convolution) == 439_353_408
 
 
 def test_channels_last_tensors_are_copied_to_contiguous_first():
     convolution = one(WEIGHTS, 4, 512, 1024, (32, 32), (3, 3), (1, 1), channels_last=True)
 
-    assert bytes_of(Way.WINOGRAD, convolution) == 176_160_784
+    assert algorithm_workspace(Algorithm.WINOGRAD, convolution) == 176_160_784
 
 
 @pytest.mark.parametrize(
@@ -104,7 +130,7 @@ def test_channels_last_tensors_are_copied_to_contiguous_first():
     ],
 )
 def test_the_size_of_a_single_product_that_cublas_may_split_is_unknown(convolution):
-    assert bytes_of(Way.PRODUCT, convolution) is None
+    assert algorithm_workspace(Algorithm.PRODUCT, convolution) is None
 
 
 @pytest.mark.parametrize(
@@ -122,31 +148,37 @@ def test_the_size_of_a_single_product_that_cublas_may_split_is_unknown(convoluti
     ],
 )
 def test_a_skipped_kernel_that_cannot_compute_the_layer_is_ignored(convolution, number):
-    assert first_hidden(convolution, [Refusal(number, "")]) is None
+    assert first_gpu_only(convolution, [SkippedKernel(number, "")]) is None
 
 
 def test_the_first_skipped_kernel_that_can_compute_the_layer_is_used():
     convolution = one(WEIGHTS, 50, 64, 64, (16, 16), (3, 3), (1, 1))
 
-    assert first_hidden(convolution, [Refusal(62, ""), Refusal(18, ""), Refusal(17, "")]) == Way.FOURIER
+    assert (
+        first_gpu_only(convolution, [SkippedKernel(62, ""), SkippedKernel(18, ""), SkippedKernel(17, "")])
+        == Algorithm.FOURIER
+    )
 
 
 def test_a_kernel_skipped_because_of_the_missing_driver_is_used():
     convolution = one(WEIGHTS, 24, 8, 16, (36, 36), (5, 5), (0, 0), dtype="bfloat16")
 
-    assert first_hidden(convolution, [Refusal(19, "Reason: this->libcuda == nullptr")]) == Way.COMPILED
+    assert (
+        first_gpu_only(convolution, [SkippedKernel(19, "Reason: this->libcuda == nullptr")])
+        == Algorithm.COMPILED
+    )
 
 
 # The log
 
 
 def lines(*texts):
-    """A message as cuDNN hands it over: each line ends with a zero, the last one with two."""
+    """A message in cuDNN's format: each line ends with a zero byte, the last one with two."""
     return ctypes.create_string_buffer(b"".join(text.encode() + b"\0" for text in texts) + b"\0")
 
 
 class Talking:
-    """cuDNN as far as it calls back."""
+    """A cuDNN that only calls the log callback."""
 
     def __init__(self):
         self.mask, self.listener = 0, None
@@ -167,7 +199,7 @@ class Talking:
 def test_cudnn_log_lines_are_captured_within_the_block_only():
     library = Talking()
 
-    with overhear(library) as heard:
+    with captured_log(library) as heard:
         library.say("one call", "    with a value")
         library.say("another")
 
@@ -183,17 +215,19 @@ def test_skipped_kernels_and_their_reasons_are_parsed_from_the_log():
     )
     named = '    apiLog: type=json; val={"engine":{"engineId":68}}'
 
-    found = refusals([named, checks])
+    found = skipped_kernels([named, checks])
 
     assert [one.engine for one in found] == [19, 17]
-    assert "libcuda" in found[0].words
-    assert "libcuda" not in found[1].words
+    assert "libcuda" in found[0].reason
+    assert "libcuda" not in found[1].reason
 
 
 @pytest.mark.skipif(find_library() is None, reason="cuDNN's library is not installed (nvidia-cudnn-cu13)")
 def test_the_library_logs_the_kernels_that_it_skips():
-    layer = Layer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
+    layer = ConvLayer("float32", False, 64, 64, (16, 16), (3, 3), (1, 1), (1, 1), 1, False, (1, 1))
     cudnn = Cudnn(find_library(), find_gpu("h200"))
 
-    assert tells_all(find_library())
-    assert cudnn.workspace(Question(layer, 100, (16, 16)), WEIGHTS, described(layer, 100)) == 117_964_800
+    assert logs_skipped_kernels(find_library())
+    assert (
+        cudnn.workspace(ConvQuery(layer, 100, (16, 16)), WEIGHTS, convolution_of(layer, 100)) == 117_964_800
+    )

@@ -1,16 +1,25 @@
-"""What kernels take, by their numbers and settings. Sizes are those that an H200's cuDNN 9.19 answered."""
+"""Workspaces of kernels by their numbers and settings, compared with answers of cuDNN 9.19 on an H200."""
 
 import pytest
 
-from legroom.observe.cuda_rules.convolution.cudnn_library import Kind
-from legroom.observe.cuda_rules.convolution.recorded_table import Layer, Question, described, output_sizes
-from legroom.observe.cuda_rules.convolution.workspace_formulas import cooked, of_kernel, recipe_of
+from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
+from legroom.observe.cuda_rules.convolution.recorded_table import (
+    ConvLayer,
+    ConvQuery,
+    convolution_of,
+    output_sizes,
+)
+from legroom.observe.cuda_rules.convolution.workspace_formulas import (
+    formula_bytes,
+    formula_for,
+    kernel_formula,
+)
 
 
 def convolution(batch, *words):
-    """As torch puts it, and as rules see it."""
-    layer = Layer(*words)
-    return Question(layer, batch, tuple(output_sizes(layer, layer.padding))), described(layer, batch)
+    """The query and the sizes of a convolution."""
+    layer = ConvLayer(*words)
+    return ConvQuery(layer, batch, tuple(output_sizes(layer, layer.padding))), convolution_of(layer, batch)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +41,12 @@ def convolution(batch, *words):
 def test_copies_depend_on_the_layout_code_of_the_kernel(operation, batch, layer, engine, knobs, size):
     question, c = convolution(batch, *layer)
 
-    assert cooked(of_kernel(engine, knobs, c, Kind[operation]), question, c, Kind[operation]) == size
+    assert (
+        formula_bytes(
+            kernel_formula(engine, knobs, c, ConvOperation[operation]), question, c, ConvOperation[operation]
+        )
+        == size
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,9 +63,9 @@ def test_copies_depend_on_the_layout_code_of_the_kernel(operation, batch, layer,
 )  # fmt: skip
 def test_the_copies_of_weight_gradients_follow_the_kernel_setting(batch, layer, engine, knobs, size):
     question, c = convolution(batch, *layer)
-    operation = Kind.WEIGHT_GRADIENT
+    operation = ConvOperation.WEIGHT_GRADIENT
 
-    assert cooked(of_kernel(engine, knobs, c, operation), question, c, operation) == size
+    assert formula_bytes(kernel_formula(engine, knobs, c, operation), question, c, operation) == size
 
 
 @pytest.mark.parametrize(
@@ -68,7 +82,12 @@ def test_kernels_with_group_support_pad_groups_to_the_wider_side(
 ):
     question, c = convolution(batch, *layer)
 
-    assert cooked(of_kernel(engine, knobs, c, Kind[operation]), question, c, Kind[operation]) == size
+    assert (
+        formula_bytes(
+            kernel_formula(engine, knobs, c, ConvOperation[operation]), question, c, ConvOperation[operation]
+        )
+        == size
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +106,12 @@ def test_kernels_without_group_support_run_up_to_eight_groups_at_once(
 ):
     question, c = convolution(batch, *layer)
 
-    assert cooked(of_kernel(engine, knobs, c, Kind[operation]), question, c, Kind[operation]) == size
+    assert (
+        formula_bytes(
+            kernel_formula(engine, knobs, c, ConvOperation[operation]), question, c, ConvOperation[operation]
+        )
+        == size
+    )
 
 
 def test_a_workspace_that_the_formula_of_its_kernel_gives_has_that_formula():
@@ -95,7 +119,7 @@ def test_a_workspace_that_the_formula_of_its_kernel_gives_has_that_formula():
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )
 
-    assert recipe_of(20_520_976, 38, {2: 1}, question, c, Kind.FORWARD) == "H"
+    assert formula_for(20_520_976, 38, {2: 1}, question, c, ConvOperation.FORWARD) == "H"
 
 
 def test_an_unknown_kernel_gets_a_formula_from_its_size():
@@ -103,9 +127,9 @@ def test_an_unknown_kernel_gets_a_formula_from_its_size():
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )
 
-    recipe = recipe_of(100_000_000, 999, {}, question, c, Kind.FORWARD)
+    formula = formula_for(100_000_000, 999, {}, question, c, ConvOperation.FORWARD)
 
-    assert cooked(recipe, question, c, Kind.FORWARD) == pytest.approx(100_000_000, rel=0.05)
+    assert formula_bytes(formula, question, c, ConvOperation.FORWARD) == pytest.approx(100_000_000, rel=0.05)
 
 
 def test_a_tiny_workspace_counts_as_none():
@@ -113,4 +137,4 @@ def test_a_tiny_workspace_counts_as_none():
         16, "float32", False, 32, 64, (64, 156), (3, 3), (1, 1), (1, 1), 1, False, (1, 1)
     )
 
-    assert recipe_of(400, 28, {}, question, c, Kind.FORWARD) == "0"
+    assert formula_for(400, 28, {}, question, c, ConvOperation.FORWARD) == "0"

@@ -6,7 +6,7 @@ from legroom.observe.cuda_rules.ops.accumulation import Accumulation, _dense
 
 
 class Swapping(TorchDispatchMode):
-    """Runs what the engine would run unwatched, and notes where that was another operation."""
+    """Runs the operation that the engine would run without a mode, and records replacements."""
 
     def __init__(self):
         super().__init__()

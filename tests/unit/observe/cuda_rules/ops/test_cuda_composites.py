@@ -1,4 +1,4 @@
-"""Operations made of others: dropout, RMS norm, softmax, optimizers, and that everything is put back."""
+"""Composite operations (dropout, RMS norm, softmax, optimizers), and that the originals are restored."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What lies otherwise than a kernel reads it is copied: the layouts that an H200 was seen to copy, and those it was not."""
+"""Memory formats that kernels copy, and those that they do not, as measured on an H200."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Matrix products, norms, embeddings and other kernels that take more than their results."""
+"""Matrix products, norms, embeddings and other kernels that allocate more than their results."""
 
 import pytest
 import torch

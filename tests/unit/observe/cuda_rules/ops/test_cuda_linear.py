@@ -1,4 +1,4 @@
-"""Where a linear layer adds its bias."""
+"""How a linear layer adds its bias."""
 
 import torch
 import torch.nn.functional as F

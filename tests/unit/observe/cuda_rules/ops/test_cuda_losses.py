@@ -1,4 +1,4 @@
-"""Losses and products of three: what they hold on their way, as an H200 was seen to."""
+"""Losses and bilinear products: scratch memory, compared with measurements on an H200."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_pos_weight_tensors_are_freed_before_the_losses():
 
 @pytest.mark.parametrize("weights", [None, torch.ones(7)])
 def test_the_gradient_of_a_loss_of_logits_is_computed_in_place(weights):
-    """The formula runs on one tensor of its own; a product that it begins with is new, also in a second pass over the same graph."""
+    """The formula changes its own tensor in place. The multiplication before it allocates that tensor, also in a second pass over the same graph."""
     ran = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""The reduction kernel's buffer, held against what histories of an H200 show."""
+"""The staging buffer of reductions, compared with measurements on an H200."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with sparse matrices and deformable convolutions: what an H200 was seen to take for them."""
+"""Products with sparse matrices and deformable convolutions: scratch memory, compared with measurements on an H200."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Distances, sums of booleans, norms over strided tensors: what they hold on their way, as an H200 was seen to."""
+"""Distances, sums of booleans, norms over strided tensors: scratch memory, compared with measurements on an H200."""
 
 import pytest
 import torch

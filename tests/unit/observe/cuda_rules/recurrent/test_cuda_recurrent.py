@@ -1,4 +1,4 @@
-"""Recurrent layers, held against histories of an H200 with cuDNN 9.19."""
+"""Recurrent layers, compared with measurements on an H200 with cuDNN 9.19."""
 
 import pytest
 import torch
