@@ -22,9 +22,9 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     ConvLayer,
     Row,
     convolution_of,
-    size_of,
+    kind_bytes,
     table,
-    written,
+    table_text,
 )
 from legroom.observe.cuda_rules.convolution.workspace import Convolution
 
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         for measurement in measured(folder):
             layer, row = encode(measurement)
             layers.setdefault(layer, {})[row[0]] = row
-    content = written((layer, list(rows.values())) for layer, rows in layers.items())
+    content = table_text((layer, list(rows.values())) for layer, rows in layers.items())
     with gzip.GzipFile(options.out, "wb", compresslevel=9, mtime=0) as file:
         file.write(content.encode())
     print(
@@ -87,7 +87,7 @@ def explain(size: int, convolution: Convolution) -> tuple[int, int]:
 
 
 def rest_of(size: int, index: int, convolution: Convolution) -> int:
-    rest = size - size_of(WORKSPACE_KINDS[index], convolution)
+    rest = size - kind_bytes(WORKSPACE_KINDS[index], convolution)
     return rest if rest >= 0 else 1 << 60  # a kind larger than the measured size explains nothing
 
 

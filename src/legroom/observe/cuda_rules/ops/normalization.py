@@ -225,7 +225,7 @@ def _group_norm_backward(call: OpCall) -> MemoryPlan:
 
 
 def _bytes_per_channel(call: OpCall) -> int:
-    """Bytes of a value in single precision for each channel of each picture."""
+    """Bytes of one float32 value per channel of each image."""
     return int(call.arguments["N"] * call.arguments["C"]) * 4
 
 
