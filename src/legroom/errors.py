@@ -3,7 +3,8 @@
     LegroomError                 base class; its message is one line that says how to fix the problem
     ├── UsageError               an invalid argument, size, path or option
     ├── CaptureError             a capture file that cannot be read or written
-    │   └── CaptureVersionError  a capture file of another version of Legroom
+    │   ├── CaptureVersionError  a capture file of another version of Legroom
+    │   └── DiskFullError        a capture file that cannot be written because the disk is full
     ├── CheckpointError          a checkpoint that cannot be read or written, or belongs to another model
     ├── MissingExtra             an optional dependency is not installed
     └── Unsupported              an operation that a virtual GPU does not support
@@ -34,6 +35,10 @@ class CaptureError(LegroomError):
 
 class CaptureVersionError(CaptureError):
     """A capture file of another version of Legroom."""
+
+
+class DiskFullError(CaptureError):
+    """A capture file that cannot be written because the disk is full or fails."""
 
 
 class CheckpointError(LegroomError):

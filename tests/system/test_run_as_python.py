@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from dataclasses import asdict
+
+import pytest
 
 from legroom.memory.annotations import RunEnded
 from legroom.memory.capture.capture import read_capture
@@ -176,3 +180,61 @@ def test_a_read_only_directory_does_not_prevent_the_run(legroom, write, tmp_path
     assert "No capture is kept. " in done.stderr
     assert "path with `-o`." in " ".join(done.stderr.split())
     assert not list(tmp_path.rglob("*.legroom"))
+
+
+TRAINS_IN_THREADS = """
+    import threading, torch
+    torch.set_num_threads(1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def train():
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).to(device)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8, device=device)).square().mean().backward()
+            optimizer.step()
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print("trained")
+"""
+
+
+@pytest.mark.parametrize("gpu", [(), GPU], ids=["host", "virtual"])
+def test_several_threads_can_train_at_the_same_time(write, legroom, gpu):
+    done = legroom("run", *gpu, write(TRAINS_IN_THREADS))
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "Memory leaks" not in done.stderr
+    assert "Several threads trained at the same time" in " ".join(done.stderr.split())
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A folder on a disk without free space."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("cannot mount a file system")
+    try:
+        with suppress(OSError), open(folder / "filler", "wb", buffering=0) as filler:
+            while filler.write(b"x" * 4096):
+                pass
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "x.legroom"), ("--format", "json")], ids=["", "-o", "json"])
+def test_a_script_runs_on_a_full_disk(legroom, write, tmp_path, full_disk, options):
+    script = tmp_path / write("import sys\nprint('ran', file=sys.stderr)\nsys.exit(3)")
+    done = legroom("run", *GPU, *options, str(script), cwd=str(full_disk))
+    assert done.returncode == 3
+    assert "ran" in done.stderr
+    assert done.stderr.count("No capture is kept. Cannot write") == 1
+    assert "the disk is full" in " ".join(done.stderr.split())
+    assert [each.name for each in full_disk.iterdir()] == ["filler"]

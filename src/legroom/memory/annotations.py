@@ -73,7 +73,7 @@ class LibraryRetries(Annotation):
 
 @dataclass(frozen=True)
 class RecordingFailed(Annotation):
-    """Legroom stopped recording, or searching for leaks, because of an error of its own."""
+    """Legroom stopped recording or searching for leaks, because of an error of its own or because several threads train."""
 
     message: str
 

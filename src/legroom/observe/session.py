@@ -21,7 +21,7 @@ from legroom.memory.events import Event, Sink, Step
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.recorder import Recorder
-from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.leaks.detector import SEVERAL_THREADS, LeakDetector
 from legroom.observe.producer import MemoryStats, Producer
 from legroom.observe.training import TrainingClock
 from legroom.observe.virtual.gpu import VirtualGPU
@@ -106,6 +106,8 @@ class Session:
             if self._leak_detector.error:
                 message = f"the search for leaks stopped with an internal error ({self._leak_detector.error})"
                 self._sink(RecordingFailed(self._seconds, message))
+            elif self._leak_detector.several_threads:
+                self._sink(RecordingFailed(self._seconds, SEVERAL_THREADS))
             else:
                 self._sink(LoopWatched(self._seconds, self._leak_detector.iteration))
 

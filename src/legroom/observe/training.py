@@ -7,6 +7,7 @@ step by the Trainer of transformers.
 """
 
 import gc
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -17,6 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import dataloader as _dataloader
 
 from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.training_threads import register_training_thread
+
+
+class _ThisThread(threading.local):
+    in_optimizer = False
 
 
 class TrainingClock:
@@ -32,7 +38,7 @@ class TrainingClock:
         """`on_step_end(step, seconds)` is called after each step, `on_optimizer(optimizer, done)` before and after each
         `optimizer.step()`, `on_batch(batch)` before a DataLoader returns a batch."""
         self.step = 0
-        self.in_optimizer = False
+        self._this_thread = _ThisThread()
         self.trains = False
         """Set after the first backward pass or optimizer step; from then on, batches are not steps."""
         self.without_optimizer: bool | None = None
@@ -67,6 +73,11 @@ class TrainingClock:
             _loader_iterator().__next__ = self._original_next
             self._original_next = None
 
+    @property
+    def in_optimizer(self) -> bool:
+        """Whether an optimizer steps on this thread."""
+        return self._this_thread.in_optimizer
+
     def went_backward(self) -> None:
         """Call when a backward pass starts."""
         self.trains = self._went_backward = True
@@ -83,17 +94,18 @@ class TrainingClock:
 
     def interrupted(self) -> None:
         """Call when an exception may have left `optimizer.step()` before its post hook."""
-        self.in_optimizer = False
+        self._this_thread.in_optimizer = False
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.in_optimizer = self.trains = True
+        register_training_thread()
+        self._this_thread.in_optimizer = self.trains = True
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, False)
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.in_optimizer = False
+        self._this_thread.in_optimizer = False
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, True)
         if self._counting_optimizer is None or self._counting_optimizer() is None:

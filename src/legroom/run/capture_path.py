@@ -1,66 +1,80 @@
 """Selects the path of the capture of a run.
 
-Without `-o` it is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if that exists. If the
-directory is not writable, the script still runs: the capture is written to a temporary directory and deleted after
-the report.
+Without `-o` it is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if that exists. If no capture
+can be written there, or the disk is full, the script still runs and the report is printed, but no capture is kept.
 """
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legroom.errors import CaptureError, UsageError
+from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.capture.capture import SUFFIX, CaptureWriter
+from legroom.memory.events import Event
 from legroom.units import MiB
 
 MAX_BYTES = 8 * MiB
 """About two million events, which `legroom report` reads in a few seconds."""
+MAX_NUMBER = 100_000
+"""The highest number in the name of a capture."""
+
+
+class NoWriter:
+    """Takes the place of a `CaptureWriter` and discards all events."""
+
+    failed: str | None = None
+    dropped = 0
+
+    def write(self, event: Event) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 @dataclass(slots=True)
 class OpenCapture:
     """A capture open for writing, and its path."""
 
-    writer: CaptureWriter
+    writer: CaptureWriter | NoWriter
     name: str | None
-    """The path relative to the current directory; None if the capture is temporary."""
+    """The path relative to the current directory; None if no capture is kept."""
     warning: str = ""
-    """Why the capture is temporary."""
-    _folder: "tempfile.TemporaryDirectory[str] | None" = None
+    """Why no capture is kept."""
 
     def discard(self) -> None:
         """Close and delete the capture."""
         self.writer.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-        else:
+        if isinstance(self.writer, CaptureWriter):
             self.writer.path.unlink(missing_ok=True)
 
 
 def open_capture(output: Path | None, *, force: bool, stem: str, run: dict[str, Any]) -> OpenCapture:
     """Create a capture at `output`, or at an unused path made from `stem`."""
-    if output is not None:
-        return OpenCapture(CaptureWriter(output, run=run, force=force, max_bytes=MAX_BYTES), str(output))
     try:
+        if output is not None:
+            return OpenCapture(CaptureWriter(output, run=run, force=force, max_bytes=MAX_BYTES), str(output))
         return _open_numbered(stem, force, run)
     except CaptureError as error:
-        folder = tempfile.TemporaryDirectory(prefix="legroom-")
-        writer = CaptureWriter(Path(folder.name) / f"{stem}{SUFFIX}", run=run, max_bytes=MAX_BYTES)
-        return OpenCapture(
-            writer, None, f"No capture is kept. {str(error).removesuffix('.')} with `-o`.", folder
-        )
+        if output is None:
+            return OpenCapture(
+                NoWriter(), None, f"No capture is kept. {str(error).removesuffix('.')} with `-o`."
+            )
+        if isinstance(error, DiskFullError):
+            return OpenCapture(NoWriter(), None, f"No capture is kept. {error}")
+        raise
 
 
 def _open_numbered(stem: str, force: bool, run: dict[str, Any]) -> OpenCapture:
-    number = 1
-    while True:
+    for number in range(1, MAX_NUMBER + 1):
         name = f"{stem}{SUFFIX}" if number == 1 else f"{stem}-{number}{SUFFIX}"
         if force or not os.path.lexists(name):
             try:
                 return OpenCapture(CaptureWriter(name, run=run, force=force, max_bytes=MAX_BYTES), name)
-            except (UsageError, CaptureError):
-                if force or not os.path.lexists(name):
+            except UsageError:  # another rank of the same launch has just created it, or it is not a capture
+                if force:
                     raise
-        number += 1  # the name exists, or another rank of the same launch has just created it
+    raise CaptureError(f"{stem}{SUFFIX} to {stem}-{MAX_NUMBER}{SUFFIX} exist. Give another path.")

@@ -150,6 +150,8 @@ class Recording:
         # Recorded events reach the file even if the script is stuck.
         self._flush_thread = PeriodicThread(self._capture.writer.flush, repeat(1.0), name="legroom-flush")
         self._flush_thread.start()
+        if self._capture.warning and (self._as_json or self._listener is not None):
+            say(self._capture.warning)
         if self._as_json:
             self._json = _JsonStdout()
         elif self._listener is None:
@@ -257,8 +259,6 @@ class Recording:
         # Torch modes can only be exited on the thread that entered them, and os._exit may run on another thread.
         if self._outcome is None or self._outcome.reason is not ExitReason.OS_EXIT:
             _guarded(self._recording.close)
-        if self._capture is not None and self._capture.name is None:
-            _guarded(self._capture.discard)
 
     def _finish(self) -> None:
         assert self._capture is not None
@@ -277,9 +277,8 @@ class Recording:
         _flush(sys.stdout)
         if printed is None:
             print_to(sys.stderr, "", render_oom(report) if report.failed_with_oom else render_run(report))
-        print_to(
-            sys.stderr, render_footer(report, warning=self._capture.writer.failed or self._capture.warning)
-        )
+        # Why no capture is kept was said before the script started.
+        print_to(sys.stderr, render_footer(report, warning=self._capture.writer.failed or ""))
 
     def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
         """Finish the capture without a report. The launcher creates one from the capture if needed."""

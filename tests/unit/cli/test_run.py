@@ -1,5 +1,6 @@
 """`legroom run`: output, capture and exit code."""
 
+import errno
 import json
 import os
 import textwrap
@@ -10,6 +11,7 @@ from legroom.cli import main
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.annotations import RunEnded
 from legroom.memory.capture.capture import read_capture
+from legroom.memory.capture.chunks import ChunkFile
 from legroom.units import MiB
 
 TRAINS = """
@@ -277,3 +279,41 @@ def test_a_capture_name_that_appears_concurrently_is_skipped(run, monkeypatch, t
     run("print()", "--gpu", "64MiB")
     assert (tmp_path / "train.legroom").read_bytes() == b"another rank's"
     assert (tmp_path / "train-2.legroom").exists()
+
+
+def _no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "x.legroom"), ("--force",)], ids=["", "-o", "--force"])
+def test_a_script_runs_although_no_capture_can_be_created(run, monkeypatch, tmp_path, options):
+    monkeypatch.setattr(ChunkFile, "_write_all", _no_space)
+    code, out, err = run("print('ran')\nraise SystemExit(4)", "--gpu", "64MiB", *options)
+    assert (code, out) == (4, "ran\n")
+    assert err.count("No capture is kept.") == 1
+    assert "the disk is full. Free some space, or give another path" in err
+    assert list(tmp_path.glob("*.legroom")) == []
+
+
+def test_a_script_runs_to_its_end_although_the_disk_fills_up(run, monkeypatch):
+    write_all, writes = ChunkFile._write_all, []
+
+    def fills_up(self, data):
+        writes.append(len(data))
+        if len(writes) > 2:
+            _no_space()
+        write_all(self, data)
+
+    monkeypatch.setattr(ChunkFile, "_write_all", fills_up)
+    code, out, err = run(TRAINS + "print('ran')\nraise SystemExit(4)", "--gpu", "64MiB")
+    assert (code, out) == (4, "ran\n")
+    assert err.count("Recording stopped: Cannot write") == 1
+    assert "Peak memory: " in err
+
+
+def test_the_search_for_an_unused_name_ends(run, monkeypatch):
+    monkeypatch.setattr("legroom.run.capture_path.MAX_NUMBER", 2)
+    for _ in range(3):
+        code, out, err = run("print('ran')", "--gpu", "64MiB")
+        assert (code, out) == (0, "ran\n")
+    assert "No capture is kept. train.legroom to train-2.legroom exist. Give another path with `-o`." in err

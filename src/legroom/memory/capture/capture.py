@@ -12,13 +12,14 @@ file cannot be written, training continues: see `failed`.
 import errno
 import os
 import stat
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, Self
 
-from legroom.errors import CaptureError, UsageError
+from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.capture.chunks import ChunkFile
 from legroom.memory.capture.lines import to_json
 from legroom.memory.capture.reader import Capture, read_capture
@@ -72,12 +73,17 @@ class CaptureWriter:
         self._due = _MAX_WAIT
         self._lock = Lock()
         self._owner: int | None = None
+        self._file: ChunkFile | None = None
         try:
-            self._file: ChunkFile | None = ChunkFile(
-                self.path, _create(self.path, force=force), run=run, max_bytes=max_bytes
-            )
+            created = _create(self.path, force=force)
+            try:
+                self._file = ChunkFile(self.path, created, run=run, max_bytes=max_bytes)
+            except OSError:
+                _remove(self.path, created)
+                raise
         except OSError as error:
-            raise CaptureError(_write_error(self.path, error)) from None
+            kind = DiskFullError if error.errno in _DISK_ERRORS else CaptureError
+            raise kind(_write_error(self.path, error)) from None
 
     @property
     def dropped(self) -> int:
@@ -174,19 +180,37 @@ def _create(path: Path, *, force: bool) -> FileIO:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return FileIO(path, "xb")
+        try:
+            return FileIO(path, "xb")
+        except FileExistsError:  # another process has just created it
+            raise UsageError(_exists(path)) from None
     if stat.S_ISDIR(mode):
         raise CaptureError(f"{path} is a directory. Give the path of a file.")
     if not stat.S_ISREG(mode):
         raise CaptureError(f"{path} is not a regular file. Give another path.")
     if not force:
-        raise UsageError(f"{path} already exists. Add `--force` to overwrite it, or give another path.")
+        raise UsageError(_exists(path))
     with open(path, "rb") as existing:
         if existing.read(2) not in (b"", b"\x1f\x8b"):
             raise UsageError(
                 f"{path} is not a capture, so `--force` does not overwrite it. Give another path."
             )
     return FileIO(path, "wb")
+
+
+def _exists(path: Path) -> str:
+    return f"{path} already exists. Add `--force` to overwrite it, or give another path."
+
+
+def _remove(path: Path, created: FileIO) -> None:
+    """Remove a capture whose first line could not be written."""
+    with suppress(OSError):
+        created.close()
+    with suppress(OSError):
+        path.unlink()
+
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def _write_error(path: Path, error: OSError) -> str:

@@ -5,6 +5,7 @@ possible, a chunk ends at the end of a training step: the category of a storage 
 kept contains the categories of its storages.
 """
 
+import errno
 import os
 import zlib
 from collections.abc import Sequence
@@ -137,4 +138,7 @@ class ChunkFile:
     def _write_all(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[self._file.write(view) or 0 :]
+            written = self._file.write(view)
+            if not written:  # would repeat forever
+                raise OSError(errno.EIO, "The file accepts no data")
+            view = view[written:]

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Category
+from legroom.observe.training_threads import other_threads_train
 
 
 class OwnedAddresses(NamedTuple):
@@ -110,6 +111,8 @@ class AddressOwners:
 
     def has_gradients(self) -> bool:
         """Whether a parameter of a known module has a gradient."""
+        if other_threads_train():
+            return True
         for reference in list(self._roots.values()):
             root = reference()
             if root is not None and any(parameter.grad is not None for parameter in root.parameters()):
@@ -170,6 +173,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
 
 
 def _gradients(tick: int, named: Iterable[tuple[Any, str]]) -> OwnedAddresses:
+    if other_threads_train():  # reading `.grad` during a backward pass of another thread is not safe
+        return OwnedAddresses(tick, Category.GRADIENT, [], [])
     present = ((p.grad, module) for p, module in named if p.is_leaf and p.grad is not None)
     return _owned_addresses(tick, Category.GRADIENT, present)
 

@@ -6,6 +6,7 @@ operation records its location under the sequence number of its autograd node, a
 """
 
 import sysconfig
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
@@ -126,8 +127,9 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 # --- the running module -----------------------------------------------------------------------------------------
 
 
-class ModuleStack:
-    """The path of the innermost running module, updated by torch's global module hooks while attached."""
+class ModuleStack(threading.local):
+    """The path of the innermost running module, updated by torch's global module hooks while attached. Each thread has its own
+    path. Attach and detach it on one thread."""
 
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
         """`on_enter(module, args, is_root)` is called before each module's forward."""

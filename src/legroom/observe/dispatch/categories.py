@@ -129,7 +129,7 @@ class CategoryTracker:
         elif not self._host_only:
             if len(self._host_categories) > 4096:
                 self._host_categories = {
-                    key: entry for key, entry in self._host_categories.items() if entry[0]() is not None
+                    key: entry for key, entry in list(self._host_categories.items()) if entry[0]() is not None
                 }
             self._host_categories[storage._cdata] = (weakref.ref(storage), category)
 

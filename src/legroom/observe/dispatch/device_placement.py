@@ -30,6 +30,8 @@ class CallContext(threading.local):
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
     """The torch function that the program called, its arguments and keyword arguments, while it runs."""
+    backward_device: int = HOST
+    """The device of the last backward operation."""
 
 
 class DevicePlacement:
@@ -38,8 +40,6 @@ class DevicePlacement:
     def __init__(self, live: dict[int, LiveStorage]) -> None:
         self.live = live
         self.context = CallContext()
-        self.backward_device = HOST
-        """The device of the last backward operation."""
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
         """The device of a tensor, or None for the host."""
@@ -82,7 +82,7 @@ class DevicePlacement:
         if device is None and not any_tensor:
             target = self.context.factory_target
             if target == INHERIT:
-                target = self.backward_device if in_backward else HOST
+                target = self.context.backward_device if in_backward else HOST
             device = None if target == HOST else target
         return device, hosts
 

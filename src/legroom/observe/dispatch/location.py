@@ -4,6 +4,7 @@ A backward operation gets the location of the forward operation that it differen
 """
 
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.training import TrainingClock
 
 
-class OpLocator:
-    """Locates the operations of one run."""
+class OpLocator(threading.local):
+    """Locates the operations of one run. Each thread has its own state: torch numbers the nodes of each thread separately."""
 
     def __init__(self, modules: ModuleStack, clock: TrainingClock, categories: CategoryTracker) -> None:
         self.in_backward = False

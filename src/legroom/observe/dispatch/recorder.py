@@ -90,7 +90,8 @@ class Recorder:
         self._on_failure = on_failure
         self.room = room
         self._result_sizes = ResultSizes()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
         self._exit = contextlib.ExitStack()
 
@@ -139,7 +140,7 @@ class Recorder:
             target = HOST if found is None else found
         if target == HOST:
             return
-        with self._lock:
+        with self.lock:
             self._free_expired()
             location = self._locator.locate(args, depth=3)
             category = self._locator.initial_category(func, location.phase)
@@ -207,12 +208,12 @@ class Recorder:
             device = found
             if aliases:
                 new = [(key, storage) for key, storage in new if key not in aliases]
-        with self._lock:
+        with self.lock:
             if self._expired:
                 self._free_expired()
             location = self._locator.locate(args, depth=4)
             if location.phase is Phase.BACKWARD:
-                self.placement.backward_device = device
+                self.context.backward_device = device
             if plan is not None and self._kernels is not None:
                 self._kernels.replay(
                     plan, self.allocations, self._add_storage, self._reallocate, device, location, func, out, dict(new)
@@ -220,6 +221,8 @@ class Recorder:
                 return
             for key, storage in new:
                 self._add_storage(key, storage, device, location, func)
+            if self._expired:
+                self._free_expired()
 
     def register_storage(self, storage: Any, device: int, category: Category | None = None) -> None:
         """Record a storage that no operation created (loaded, copied, shared) as being on `device`."""
@@ -229,7 +232,7 @@ class Recorder:
             if category is not None:
                 self.categories.tag(known, category)
             return
-        with self._lock:
+        with self.lock:
             location = self._locator.locate((), depth=2)
             self._add_storage(key, storage, device, location, None, category)
 
@@ -286,7 +289,8 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """Callback of the weak references. It may run at any time on any thread, so the thread that holds the lock frees the memory."""
+        """Callback of the weak references. It may run at any time on any thread, even inside the allocator of this thread if the
+        garbage collector runs there. So the thread that holds the lock frees the memory, before it releases the lock or later."""
         if _surviving_storage is not None:
             storage = _surviving_storage(expired.key)
             if storage is not None:
@@ -296,11 +300,11 @@ class Recorder:
                 self.live[expired.key] = again
                 return
         self._expired.append(expired)
-        if self._lock.acquire(False):
+        if not self.lock._is_owned() and self.lock.acquire(False):  # type: ignore[attr-defined]
             try:
                 self._free_expired()
             finally:
-                self._lock.release()
+                self.lock.release()
 
     def _free_expired(self) -> None:
         """Free the memory of expired storages. The caller holds the lock."""
@@ -328,7 +332,7 @@ class Recorder:
         known = self.live[storage._cdata]
         if storage.nbytes() == known.nbytes:
             return
-        with self._lock:
+        with self.lock:
             # As CUDA does, allocate the new memory first: if that fails, the storage keeps its old memory.
             location = self._locator.locate((), depth=4)
             self._add_storage(storage._cdata, storage, known.device, location, func, known.category)
@@ -342,7 +346,7 @@ class Recorder:
         self.categories.module_entered(module, args, is_root)
 
     def _step_ended(self, step: int, seconds: float) -> None:
-        with self._lock:
+        with self.lock:
             self._free_expired()
         self.allocations.end_step(step, seconds)
 
@@ -406,13 +410,13 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _targets_device(self, func: Any) -> bool:
         """Whether the results are on a device whatever the inputs are: the call requested it, or a backward pass runs a factory."""
-        placement = self._recorder.placement
-        if placement.context.target >= 0:
+        context = self._recorder.context
+        if context.target >= 0:
             return True
         if not is_factory(func) or not in_backward_pass():
             return False
-        target = placement.context.factory_target
-        return (placement.backward_device if target == INHERIT else target) >= 0
+        target = context.factory_target
+        return (context.backward_device if target == INHERIT else target) >= 0
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from legroom.observe.holders import autograd_graph
+from legroom.observe.training_threads import other_threads_train
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
 """A tensor → (key of its storage, device bytes), or None if it is not on a device."""
@@ -113,8 +114,11 @@ class RetainedStorages:
 
     def _from_tensors(self, tensors: list[Any]) -> Iterable[Any]:
         roots, gradients = [], []
+        reads_autograd = not other_threads_train()
         for tensor in tensors:
             self._add(tensor, self._storages)
+            if not reads_autograd:  # a backward pass of another thread may free what is read
+                continue
             if not tensor.is_leaf:
                 roots.append(tensor.grad_fn)
             elif tensor.grad is not None:

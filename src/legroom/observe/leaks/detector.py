@@ -5,11 +5,13 @@ passes are freed. It samples only some of the iterations that take a few millise
 scans (see `window`) when a counter reaches a new maximum in two consecutive iterations or such roots stay alive; also
 shortly after the start, and from time to time later, for what the counters do not show. A window that finds nothing closes
 after three scans, and the same symptom must then last longer to open the next one. Growth in a few iterations only is
-found by rare scans. If the source does not show which line stores the tensors, the report waits for an iteration or two in which
+found by rare scans. A scan reads objects of the whole process, so there is none while several threads train (see
+`training_threads`). If the source does not show which line stores the tensors, the report waits for an iteration or two in which
 the user's lines are traced (see `storing_trace`).
 """
 
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from legroom.observe.leaks.storing_trace import StoringTrace
 from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow
 from legroom.observe.source.storing_lines import usage_at_line
+from legroom.observe.training_threads import exclusive_scan, other_threads_train
 
 _SYMPTOMS = ("device", "host", "graph")
 FIRST_SCAN = 2
@@ -46,6 +49,8 @@ RARE_TRACE_ITERATIONS = 12
 """A rare addition may take this many iterations to happen again."""
 WARM_UP_ITERATIONS = 13
 """A cache that still grows in every iteration after this many is not warming up."""
+
+SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
 
 
 class LeakDetector:
@@ -70,8 +75,11 @@ class LeakDetector:
         """Time spent in scans."""
         self.error = ""
         """The internal error that stopped the detector; "" while it works."""
+        self.several_threads = False
+        """Whether several threads trained at the same time. There are no scans while they do."""
+        self._lock = threading.Lock()
         self._roots = BackwardRoots()
-        self.iterations = IterationTracker(self._iteration_ended, self._roots.mark)
+        self.iterations = IterationTracker(self._iteration_ended, self._roots.mark, self._thread_changed)
         self._on_leak = on_leak
         self._on_device = on_device or _is_on_accelerator
         self._counters = MemoryCounters(allocated)
@@ -88,6 +96,7 @@ class LeakDetector:
         self._rare_scans = self._new_rare_scans()
         self._opened_by: list[str] = []
         self._has_stepped = False
+        self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
         """How many windows closed for each symptom, up to 6."""
         self._next_scheduled = FIRST_SCAN
@@ -111,12 +120,24 @@ class LeakDetector:
         self._finish_trace(now=True)
 
     def _iteration_ended(self) -> None:
+        if self._lock.acquire(
+            blocking=False
+        ):  # else the loop of another thread was watched until now, and a scan runs
+            try:
+                self._end_iteration()
+            finally:
+                self._lock.release()
+
+    def _end_iteration(self) -> None:
         # Runs after every iteration of every loop: keep the part above `_is_busy` minimal.
         now, iteration = time.perf_counter(), self.iteration
         self.iteration = self._roots.iteration = iteration + 1
-        if self.iterations.has_stepped is not self._has_stepped:
+        if self._is_restart_due or self.iterations.has_stepped is not self._has_stepped:
             self._restart(iteration)
         self._numbers.end_iteration(iteration)
+        if other_threads_train():
+            self._pause_scans()
+            return
         if not (self._budget.is_due(now) or self._is_busy(iteration)):
             self.iterations.ignores_backward = not self._budget.expects_sample
             return
@@ -143,7 +164,9 @@ class LeakDetector:
     def _timed(self, scan: Callable[[int], None], iteration: int) -> None:
         started = time.perf_counter()
         try:
-            scan(iteration)
+            with exclusive_scan() as allowed:
+                if allowed:
+                    scan(iteration)
         except Exception as error:  # an error in a scan must not stop the user's loop
             self.error = f"{type(error).__name__}: {error}"
             self.detach()
@@ -158,9 +181,21 @@ class LeakDetector:
         window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device, rare=True)
         return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
 
+    def _pause_scans(self) -> None:
+        """Another thread trains. What was found so far may be its objects."""
+        self.several_threads = self.iterations.ignores_backward = True
+        self._window = None
+        if self._traced is not None:
+            self._traced[1].end()
+            self._traced = None
+
+    def _thread_changed(self) -> None:
+        """The loop of another thread is watched from now on. torch numbers the nodes of each thread separately."""
+        self._is_restart_due = True
+
     def _restart(self, iteration: int) -> None:
-        """The first optimizer step: the batches before it were parts of that step."""
-        self._has_stepped = True
+        """The first optimizer step, because the batches before it were parts of that step; or a loop on another thread."""
+        self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()
         self._window = None
         self._rare_scans = self._new_rare_scans()

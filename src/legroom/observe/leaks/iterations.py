@@ -5,6 +5,8 @@
 - Manual updates without a loader: backward passes and calls of `torch.autograd.grad`; from the first one if no optimizer exists.
 - None of these: calls of a model in evaluation mode. Calls in training mode only count if no optimizer exists, because
   they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
+
+One thread's loop is watched: that of the first thread that trains. Signals of other threads are ignored while it is alive.
 """
 
 import sys
@@ -21,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from legroom.memory.events import Frame
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.training import has_optimizer
+from legroom.observe.training_threads import register_training_thread, thread_serial
 
 
 class IterationTracker:
@@ -41,10 +44,20 @@ class IterationTracker:
     """After this many calls of a model in training mode without a backward pass, it is checked whether an optimizer exists."""
 
     def __init__(
-        self, on_iteration: Callable[[], None], on_backward: Callable[[Any], None] = lambda root: None
+        self,
+        on_iteration: Callable[[], None],
+        on_backward: Callable[[Any], None] = lambda root: None,
+        on_thread_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is set."""
+        """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is set.
+        `on_thread_change()` is called when the loop of another thread is watched from now on."""
         self._on_backward = on_backward
+        self._on_thread_change = on_thread_change
+        self._loop_serial = 0
+        """The serial number of the thread whose loop is watched; 0 before the first signal."""
+        self._loop_thread: weakref.ref[threading.Thread] | None = None
+        self._loop_trains = False
+        """Whether that thread has run a backward pass or an optimizer step."""
         self.ignores_backward = False
         self.trains = False
         """Whether the last iteration was training: an optimizer or a backward pass ended it."""
@@ -95,9 +108,12 @@ class IterationTracker:
 
     def next_batch(self) -> None:
         """A loader is asked for its next batch, so the iteration with the previous batch is over."""
+        is_in_loop = self._is_in_loop(trains=False)
         self._batches += 1
         self._batches_since_step += 1
         self._evaluates = False
+        if not is_in_loop:  # a thread that only loads data
+            return
         if not self.has_stepped:
             due = self._batches > 1 and self._backwards_since_step == 0
         else:
@@ -108,6 +124,8 @@ class IterationTracker:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         # Runs after every step of every loop, so it does only what is necessary.
+        if not self._is_in_loop(trains=True):
+            return
         if self._main_optimizer is None or self._main_optimizer() is not optimizer:
             self._add_optimizer(optimizer)
         if self._ends_iteration(optimizer):
@@ -118,6 +136,23 @@ class IterationTracker:
             self._batches_since_step = self._backwards_since_step = 0
             self._evaluates = False
             self._on_iteration()
+
+    def _is_in_loop(self, *, trains: bool) -> bool:
+        """Whether a signal of the calling thread belongs to the watched loop. `trains`: it is a backward pass or an optimizer step."""
+        if trains:
+            register_training_thread()
+        serial = thread_serial()
+        if serial != self._loop_serial:
+            loop = self._loop_thread() if self._loop_thread is not None else None
+            if loop is not None and loop.is_alive() and (self._loop_trains or not trains):
+                return False
+            is_first = not self._loop_serial
+            self._loop_serial, self._loop_thread = serial, weakref.ref(threading.current_thread())
+            self._loop_trains = False
+            if not is_first:
+                self._on_thread_change()
+        self._loop_trains = self._loop_trains or trains
+        return True
 
     def _add_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if all(known() is not optimizer for known in self.optimizers):
@@ -179,6 +214,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _model_called(self, model: nn.Module) -> None:
+        if not self._is_in_loop(trains=False):
+            return
         if self._has_better_signal() and not (self._evaluates and not model.training):
             self._calls.detach()
         elif not model.training or self._nothing_trains():
@@ -200,15 +237,16 @@ class IterationTracker:
         backward, grad = torch.autograd.backward, torch.autograd.grad
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            self._backward_starts()
-            if args and not self.ignores_backward:
-                self._on_backward(args[0])
-            if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
-                self.create_graph_line = user_frame(sys._getframe(1))[0]
+            if self._is_in_loop(trains=True):
+                self._backward_starts()
+                if args and not self.ignores_backward:
+                    self._on_backward(args[0])
+                if kwargs.get("create_graph") or (len(args) > 3 and args[3]):
+                    self.create_graph_line = user_frame(sys._getframe(1))[0]
             return backward(*args, **kwargs)
 
         def wrapped_grad(*args: Any, **kwargs: Any) -> Any:
-            if not self.has_stepped and args:
+            if self._is_in_loop(trains=True) and not self.has_stepped and args:
                 if not kwargs.get("create_graph"):
                     self._backward_starts()
                     self._on_backward(args[0])

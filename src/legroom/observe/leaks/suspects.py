@@ -29,6 +29,8 @@ MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
 """Once a holder is found, no further search starts after this long, in CPU time of this thread so that the load of the machine does
 not change the result."""
+MAX_FRUITLESS_SECONDS = 4.0
+"""If no holder is found, no further search starts after this long, so that a huge heap does not stop the loop."""
 MIN_ITERATIONS = 4
 """Live nodes of this many earlier iterations are not a coincidence."""
 
@@ -96,7 +98,8 @@ class HolderFinder:
             tensor = reference()
             if tensor is None or id(tensor) not in held or id(tensor) in self._explained:
                 continue
-            if searches >= MAX_SEARCHES or (useful and time.thread_time() - started > MAX_SEARCH_SECONDS):
+            limit = MAX_SEARCH_SECONDS if useful else MAX_FRUITLESS_SECONDS
+            if searches >= MAX_SEARCHES or time.thread_time() - started > limit:
                 break
             searches += 1
             path, usage = _with_source(

@@ -211,8 +211,9 @@ class VirtualGPU:
             context.factory_target = outer
 
     def empty_cache(self) -> None:
-        for device in self.devices:
-            device.allocator.empty_cache()
+        with self.recorder.lock:  # another thread may be inside the allocator
+            for device in self.devices:
+                device.allocator.empty_cache()
 
     def reset_peaks(self, index: int) -> None:
         self.devices[index].allocator.reset_peaks()

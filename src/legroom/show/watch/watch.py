@@ -4,11 +4,12 @@ A terminal shows one updating line. A pipe, a CI log or a notebook gets a plain 
 reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on and keeps no reference to them.
 
 All loops of a process share one leak detector, so its knowledge lasts from epoch to epoch. It is attached only while a
-loop is watched.
+loop is watched. While several threads train, it does not search for leaks, and one line says so.
 """
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
@@ -19,6 +20,7 @@ from rich.text import Text
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.leaks import leaks_from
 from legroom.errors import UsageError
+from legroom.log import log
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.counters import cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.detector import LeakDetector
@@ -124,7 +126,7 @@ class _WatchedIterator(Iterator[Item]):
     def __next__(self) -> Item:
         if self._finished:
             raise StopIteration
-        _shared.detector.iterations.next_batch()
+        _shared.next_batch()
         self._line.advance()
         try:
             return next(self._items)
@@ -150,23 +152,33 @@ class _SharedDetector:
         self._listeners: list[Callable[[DetectedLeak], None]] = []
         self._pid = os.getpid()
         self._loop_id = 0
+        self._lock = threading.RLock()  # reentrant: a collected iterator ends its loop at any moment
+        self._has_warned = False
 
     def begin(self, listener: Callable[[DetectedLeak], None], loop_id: int) -> None:
         """`loop_id`: the same number for the same loader in every epoch."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
-        self._listeners.append(listener)
-        if len(self._listeners) == 1:
-            if loop_id != self._loop_id:
-                self._loop_id = loop_id
-                self.detector.begin_loop()
-            self.detector.attach()
+        with self._lock:
+            self._listeners.append(listener)
+            if len(self._listeners) == 1:
+                if loop_id != self._loop_id:
+                    self._loop_id = loop_id
+                    self.detector.begin_loop()
+                self.detector.attach()
+
+    def next_batch(self) -> None:
+        self.detector.iterations.next_batch()
+        if self.detector.several_threads and not self._has_warned:
+            self._has_warned = True
+            log.warning("Several threads train at the same time, so watch() does not search for leaks.")
 
     def end(self, listener: Callable[[DetectedLeak], None]) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
-            if not self._listeners:
-                self.detector.detach()
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                if not self._listeners:
+                    self.detector.detach()
 
     def _report(self, detected: DetectedLeak) -> None:
         if self._listeners:

@@ -15,7 +15,7 @@ from example_events import alloc, events, oom, step, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legroom.errors import CaptureError, UsageError
+from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.annotations import LoopWatched
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import CaptureWriter, read_capture
@@ -330,6 +330,32 @@ def test_a_disk_that_is_full_at_the_start_is_an_error(
     monkeypatch.setattr(module, "_create", lambda path, force: FileIO("/dev/full", "wb"))
     with pytest.raises(CaptureError, match=r"the disk is full\. Free some space"):
         CaptureWriter(tmp_path / "run.legroom", run={})
+
+
+def test_a_file_that_accepts_no_data_stops_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = CaptureWriter(tmp_path / "run.legroom", run={})
+
+    class AcceptsNothing:
+        def write(self, data: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    assert writer._file is not None
+    monkeypatch.setattr(writer._file, "_file", AcceptsNothing())
+    writer.write(step(0))
+    assert "Recording stopped" in (writer.failed or "")
+
+
+def test_a_capture_that_cannot_be_started_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(chunks.ChunkFile, "_write_all", full)
+    with pytest.raises(DiskFullError):
+        CaptureWriter(tmp_path / "run.legroom", run={})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_invalid_event_stops_recording_but_not_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""The threads of this process that train, and scans that run only while no other thread trains.
+
+A backward pass runs without the GIL. It replaces `.grad`, frees saved tensors and releases graph nodes. Another thread that reads
+them at the same time can crash the process. So a thread registers before its first backward pass or optimizer step, and
+registration waits for a running scan. While two registered threads are alive, no scan starts.
+"""
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from legroom.observe.dispatch.backward_engine import in_backward_pass
+
+MAX_WAIT_SECONDS = 10.0
+"""The longest time that a thread waits for a scan of another thread. A scan reports leaks, and a user's callback may not return."""
+_TORCH = Path(torch.__file__).parent
+_TRAINING_CODE = tuple(f"{_TORCH / folder}/" for folder in ("nn", "autograd", "optim"))
+
+_serials = itertools.count(1)
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.serial = next(_serials)
+        self.is_registered = False
+
+
+_this_thread = _ThisThread()
+_registered: list[weakref.ref[threading.Thread]] = []
+_scan_lock = threading.RLock()
+"""Reentrant: a user's callback for a leak may train."""
+
+
+def thread_serial() -> int:
+    """A number that identifies the calling thread. Unlike `threading.get_ident()`, it is never reused."""
+    return _this_thread.serial
+
+
+def register_training_thread() -> None:
+    """Call before a backward pass and after an optimizer step. Fast after the first call of a thread."""
+    if not _this_thread.is_registered:
+        _register()
+
+
+def other_threads_train() -> bool:
+    """Whether another live thread has run a backward pass or an optimizer step."""
+    if not _registered or (len(_registered) == 1 and _this_thread.is_registered):
+        return False
+    current, alive = threading.current_thread(), []
+    for reference in list(_registered):
+        thread = reference()
+        if thread is not None and thread.is_alive():
+            alive.append(thread)
+        else:
+            with contextlib.suppress(ValueError):  # another thread removed it
+                _registered.remove(reference)
+    return any(thread is not current for thread in alive)
+
+
+@contextlib.contextmanager
+def exclusive_scan() -> Iterator[bool]:
+    """Yields whether objects of the whole process can be scanned now: no other thread trains, runs a model or scans."""
+    if not _scan_lock.acquire(blocking=False):
+        yield False
+        return
+    try:
+        yield not other_threads_train() and not _is_in_torch_elsewhere()
+    finally:
+        _scan_lock.release()
+
+
+def _register() -> None:
+    if in_backward_pass():
+        return  # a nested backward pass, or an optimizer step in a hook: the thread may belong to the engine
+    _this_thread.is_registered = True
+    acquired = _scan_lock.acquire(timeout=MAX_WAIT_SECONDS)
+    try:
+        _registered.append(weakref.ref(threading.current_thread()))
+    finally:
+        if acquired:
+            _scan_lock.release()
+
+
+def _is_in_torch_elsewhere() -> bool:
+    """Whether another thread is inside a module, an optimizer or autograd: a thread that has not trained yet."""
+    if threading.active_count() == 1:
+        return False
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    return any(map(_is_training_code, frames.values()))
+
+
+def _is_training_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_TRAINING_CODE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _forget_other_threads() -> None:
+    """In a forked child only the calling thread exists, and another thread may have held the lock."""
+    global _scan_lock
+    _scan_lock = threading.RLock()
+    _registered.clear()
+    _this_thread.is_registered = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_other_threads)
