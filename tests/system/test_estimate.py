@@ -97,6 +97,39 @@ def test_the_batch_size_can_be_overridden(tmp_path: Path) -> None:
     assert large["peak_allocated_bytes"] > small["peak_allocated_bytes"]
 
 
+VALIDATION = TRAINING.replace(
+    """        open("epoch", "w").write("over")
+""",
+    """
+        model.eval()
+        correct = 0
+        with torch.no_grad():
+            for x, y in DataLoader(data, VALIDATION_BATCH):
+                wide = model[0](x.to(device)).repeat(1, VALIDATION_WIDTH)
+                correct += wide.argmax(1).cpu().numpy().sum()
+        print("accuracy", correct)
+""",
+)
+
+
+def test_the_first_validation_batch_is_estimated_too(tmp_path: Path) -> None:
+    training = json.loads(estimate(tmp_path, TRAINING).stdout)
+    small, large = (
+        json.loads(estimate(tmp_path, f"VALIDATION_BATCH, VALIDATION_WIDTH = {sizes}\n{VALIDATION}").stdout)
+        for sizes in ((8, 1), (300, 100))
+    )
+
+    assert training["decided_by"] == small["decided_by"] == "training"
+    assert small["peak_allocated_bytes"] == training["peak_allocated_bytes"]
+    assert any("No validation was traced" in note for note in training["notes"])
+    assert not any("No validation was traced" in note for note in small["notes"])
+
+    assert large["decided_by"] == "validation"
+    assert large["peak_allocated_bytes"] > 300 * 2048 * 100 * 4
+    assert large["verdict"] == "fits"
+    assert small["max_batch_size"] == training["max_batch_size"]
+
+
 def test_an_evaluation_before_the_training_is_not_estimated(tmp_path: Path) -> None:
     evaluated = """
 with torch.no_grad():

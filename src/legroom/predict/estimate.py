@@ -1,7 +1,7 @@
 """The estimate of a training step: whether it fits, by how much, and where its peak is."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from legroom import schemas
 from legroom.gpus.catalog import GpuSpec
@@ -37,6 +37,8 @@ class Estimate:
     state: State
     """The live tensors at the peak."""
     trace: Trace
+    decided_by: Literal["training", "validation"] = "training"
+    """Which of the two has the peak."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -88,6 +90,7 @@ class Estimate:
             "top": self.top,
             "mode": self.mode,
             "gpu": self.gpu.name,
+            "decided_by": self.decided_by,
             "notes": list(self.notes),
         }
 
@@ -119,6 +122,16 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
     """Replay a trace on its GPU."""
     peaks = replay(trace)
     ledger = Ledger(trace.events)
+    peak = ledger.peak().index
+    is_validation = trace.validation_starts is not None and peak >= trace.validation_starts
+    notes = [
+        COMMUNICATION_EXCLUDED if note == COMMUNICATION and trace.gpu.is_size else note
+        for note in trace.notes
+    ]
+    if is_validation:
+        notes.append(
+            "The validation needs more memory than the training. Reduce the batch size of the validation"
+        )
     return Estimate(
         gpu=trace.gpu,
         peak_requested=peaks.requested,
@@ -131,10 +144,8 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         max_batch_size=max_batch_size,
         steps=trace.steps,
         mode=trace.mode,
-        state=ledger.at(ledger.peak().index),
+        state=ledger.at(peak),
         trace=trace,
-        notes=tuple(
-            COMMUNICATION_EXCLUDED if note == COMMUNICATION and trace.gpu.is_size else note
-            for note in trace.notes
-        ),
+        decided_by="validation" if is_validation else "training",
+        notes=tuple(notes),
     )

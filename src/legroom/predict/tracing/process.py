@@ -29,7 +29,7 @@ from torch.utils.data import dataloader as _dataloader
 
 from legroom.gpus.machine import processors
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Frame
+from legroom.memory.events import Alloc, Frame
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
@@ -49,6 +49,8 @@ MAX_FORKS = 4
 
 MAX_ERROR_LENGTH = 300
 """Characters of the script's error that are reported; its output has the rest."""
+MAX_VALIDATION = 10.0
+"""Seconds of processor time after the training steps in which the first validation batch must be complete."""
 MAX_EVALUATION = 3.0
 """Seconds after which an evaluation before the training is stopped: the estimate is about the training."""
 
@@ -74,6 +76,9 @@ class TracingProcess:
         self._evaluation_ends: float | None = None
         """When to stop an evaluation before the training, if there is one (see `_training_follows`)."""
         self._resize_to: int | None = None
+        self._validation_starts: int | None = None
+        """The number of events when the training steps were complete, if the trace continues with the validation."""
+        self._validation_batches = 0
         self._imports = contextlib.ExitStack()
         """Closed at the first batch, after which little is imported."""
         self._options = contextlib.ExitStack()
@@ -163,6 +168,8 @@ class TracingProcess:
 
         def iterate(loader: Any) -> Any:
             evaluates = not torch.is_grad_enabled()
+            if self._validation_starts is not None and loader is self._loader and not evaluates:
+                self._end("traced")  # the next epoch
             if self._loader is None or (self._is_before_training() and not evaluates):
                 self._loader, self._batches, self._sample_shapes = loader, 0, None
                 self._batch_size = self._resize_to or loader.batch_size
@@ -172,10 +179,20 @@ class TracingProcess:
             return iterator
 
         def next_batch(iterator: Any) -> Any:
-            if getattr(iterator, "_legroom_evaluates", False) and self._evaluation_is_long():
+            evaluates = getattr(iterator, "_legroom_evaluates", False)
+            if evaluates and self._evaluation_is_long():
                 raise StopIteration
+            is_training = getattr(iterator, "_legroom_loader", _no_loader)() is self._loader and not (
+                evaluates and self._validation_starts is not None
+            )
+            if self._validation_starts is not None:
+                if is_training:  # end the epoch, so that the script continues with its validation
+                    raise StopIteration
+                if self._validation_batches:
+                    self._end("traced")
+                self._validation_batches += 1
             batch = plain_next(iterator)
-            if getattr(iterator, "_legroom_loader", _no_loader)() is self._loader:
+            if is_training:
                 self._batches += 1
                 if self._resize_to is not None:
                     batch = resized(batch, self._resize_to)
@@ -296,15 +313,45 @@ class TracingProcess:
             if plain_on_step_end is not None:
                 plain_on_step_end(step, seconds)
             if step + 1 >= self.steps and not self._training_follows():
-                self._end("traced")
+                self._training_traced()
 
         clock.on_step_end = on_step_end
+
+    def _training_traced(self) -> None:
+        """All training steps are traced. If a DataLoader feeds them, the first validation batch is traced as well."""
+        if self._validation_starts is not None:
+            self._end("traced")
+        if not isinstance(self._loader, DataLoader):
+            self._note(_NO_VALIDATION)
+            self._end("traced")
+        self._validation_starts = len(self.trace.events)
+        for timer, number, seconds in (
+            (signal.ITIMER_PROF, signal.SIGPROF, MAX_VALIDATION), (signal.ITIMER_REAL, signal.SIGALRM, 6 * MAX_VALIDATION),
+        ):  # fmt: skip
+            signal.signal(number, lambda *_: self._end("traced"))
+            signal.setitimer(timer, seconds)
+
+    def _end_validation(self, outcome: str, error: str) -> None:
+        """Keep the validation in the trace if it used the device. An error in it does not concern the training."""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        start = self._validation_starts
+        if any(type(event) is Alloc for event in self.trace.events[start:]):
+            self.trace.validation_starts = start
+            if outcome in ("failed", "needs data"):
+                self._note(f"The validation was traced up to an error ({error})")
+        else:
+            del self.trace.events[start:]
+            self._note(_NO_VALIDATION)
 
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
         """Write the trace and exit, without running any more code of the script.
 
         `outcome`: `traced` (all steps), `finished` (the script ended), `failed` or `needs data`.
         """
+        if self._validation_starts is not None:
+            self._end_validation(outcome, error)
+            outcome, error, exit_code = "traced", "", 0
         trace = finish(self.trace, self.device)
         trace.batch_size = self._batch_size
         trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
@@ -318,7 +365,7 @@ class TracingProcess:
             "outcome": outcome, "error": error, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "uncertain_bytes": trace.uncertain_bytes, "alternatives": trace.alternatives,
             "optional": sorted(trace.optional), "values_substituted": trace.values_substituted, "differing_versions": trace.differing_versions, "notes": trace.notes,
-            "batches": self._batches, "reserved": self.device.devices[0].allocator.peak_reserved,
+            "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[0].allocator.peak_reserved,
         }  # fmt: skip
         if self._path is None:
             self._pipe.send({"event": "ended", **result})
@@ -370,6 +417,8 @@ def _line(error: BaseException, found: Frame) -> int:
     ]
     return lines[-1] or found.line if lines else found.line
 
+
+_NO_VALIDATION = "No validation was traced. The estimate is for the training steps"
 
 _NO_DATA = "Cannot access data pointer"
 """Part of torch's error if a kernel (of an extension or Triton) gets a tensor without data."""

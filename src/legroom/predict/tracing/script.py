@@ -101,6 +101,7 @@ class TracedScript:
             values_substituted=result["values_substituted"],
             differing_versions=result["differing_versions"],
             notes=result["notes"],
+            validation_starts=result["validation_starts"],
         )
 
     def _reply(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 This module only holds the record (`virtual_trace` makes one), so a process that reads a trace needs no torch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,6 +42,8 @@ class Trace:
     differing_versions: dict[str, str] = field(default_factory=dict)
     """Library → its installed version, if the CUDA rules were measured with another one."""
     notes: list[str] = field(default_factory=list)
+    validation_starts: int | None = None
+    """The position in `events` after the training steps, if a validation batch follows them."""
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
@@ -70,8 +71,12 @@ class Trace:
             elif type(event) is Step and event.device == device:
                 ends.append(len(requests))
         if len(ends) >= 2:
-            del requests[ends[-1] :]  # what the end of the trace itself freed
-            requests.extend(_repeated(requests[ends[-2] :], self._signatures(), REPEATED_STEPS))
+            # Without a validation, the rest is what the end of the trace itself freed.
+            validation = requests[ends[-1] :] if self.validation_starts is not None else []
+            del requests[ends[-1] :]
+            repeated, last = _repeated(requests[ends[-2] :], self._signatures(), REPEATED_STEPS)
+            requests.extend(repeated)
+            requests.extend(request._replace(id=last.get(request.id, request.id)) for request in validation)
         return requests
 
     def _first_operation_ends(self, device: int) -> int:
@@ -109,8 +114,12 @@ class Trace:
 
 def _repeated(
     step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
-) -> Iterator[MemoryRequest]:
-    """The requests of a step, repeated. A storage that outlives its step is freed where its counterpart was freed."""
+) -> tuple[list[MemoryRequest], dict[int, int]]:
+    """The requests of a step, repeated, and its ids → those of the last repetition.
+
+    A storage that outlives its step is freed where its counterpart was freed.
+    """
+    requests: list[MemoryRequest] = []
     allocated = {request.id for request in step if request.bytes >= 0}
     surviving = allocated - {request.id for request in step if request.bytes < 0}
     number = max(signatures, default=0)
@@ -124,9 +133,10 @@ def _repeated(
             if request.bytes >= 0:
                 number += 1
                 now[request.id] = number
-                yield MemoryRequest(number, request.bytes, request.stream, request.optional)
+                requests.append(MemoryRequest(number, request.bytes, request.stream, request.optional))
             elif request.id in allocated:
-                yield MemoryRequest(now[request.id], -1, 0)
+                requests.append(MemoryRequest(now[request.id], -1, 0))
             elif previous.get(signatures[request.id]):
-                yield MemoryRequest(previous[signatures[request.id]].pop(), -1, 0)
+                requests.append(MemoryRequest(previous[signatures[request.id]].pop(), -1, 0))
         before = now
+    return requests, before
