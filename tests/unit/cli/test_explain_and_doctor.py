@@ -115,9 +115,9 @@ def test_a_known_error_is_explained_below_its_traceback(
     err = capsys.readouterr().err
     assert 'wrong.py", line 3' in err
     assert (
-        "legroom: The label 3 is out of range for the number of classes in the model's output. legroom explain LG712"
+        "legroom: The label 3 is out of range for the number of classes in the model's output. See `legroom explain LG712`."
         in err
     )
-    assert "on a real GPU this is a device-side assert" in err
+    assert "On a real GPU, this error is a device-side assert" in err
     assert main(["explain", "wrong.legroom", "--no-checks"]) == 0
     assert "Target 3 is out of bounds" in capsys.readouterr().out
