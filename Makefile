@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint bench bench-accuracy rules clean
+.PHONY: setup demo test quick lint compat bench bench-accuracy rules clean
 
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -25,6 +25,24 @@ demo: $(VENV)/.demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2 tests
+
+# Under 90 seconds on two cores: style of changed files, types, and the unit tests that start no process.
+QUICK := -m "not slow and not ranks and not ray and not browser" tests/unit
+quick: setup
+	@files=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard '*.py'); \
+		test -z "$$files" || { $(BIN)/ruff check $$files && $(BIN)/ruff format --check $$files; }
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -q $(QUICK)
+
+# The quick tests with another release of torch: `make compat TORCH=2.6`.
+COMPAT = build/torch-$(TORCH)
+compat:
+	@test -n "$(TORCH)" || { echo "Which torch? For example: make compat TORCH=2.6"; exit 2; }
+	test -d $(COMPAT) || $(PYTHON) -m venv $(COMPAT)
+	grep -vE '^(torch|sympy)==' constraints.txt > $(COMPAT)/constraints.txt
+	$(COMPAT)/bin/pip install --quiet --disable-pip-version-check -c $(COMPAT)/constraints.txt "torch==$(TORCH).*" ".[test]"
+	$(COMPAT)/bin/pip uninstall --quiet --yes legroom
+	PYTHONPATH=src $(COMPAT)/bin/python -m pytest -n 2 -q -p no:cacheprovider $(QUICK)
 
 lint: setup
 	$(BIN)/ruff check .
