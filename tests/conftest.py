@@ -1,10 +1,23 @@
-"""What all tests share."""
+"""Settings for all tests."""
 
 import os
 import signal
+from pathlib import Path
 
-os.environ.setdefault("LEGROOM_CACHE", "off")  # tests neither read nor write what runs remember
+import pytest
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would every process they start.
+os.environ.setdefault("LEGROOM_CACHE", "off")  # tests neither read nor write the cache of earlier runs
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest runs one worker per core already
+
+# A shell that starts the tests in the background makes them ignore Ctrl-C, and so would every process they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_SYSTEM = Path(__file__).parent / "system"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run the command itself are slow."""
+    for item in items:
+        if _SYSTEM in item.path.parents:
+            item.add_marker(pytest.mark.slow)
