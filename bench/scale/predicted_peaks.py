@@ -61,7 +61,7 @@ def predictions(name: str) -> dict[str, int]:
     torch.manual_seed(0)
     model, batch = work(name)
     run = legroom.parallel(model, torch.optim.AdamW(model.parameters(), lr=1e-4), "auto", batch=batch)
-    return {forecast.strategy: forecast.peak for forecast in run.choice.forecasts}
+    return {prediction.strategy: prediction.peak for prediction in run.choice.predictions}
 
 
 def train(name: str, strategy: str) -> tuple[int, int]:
@@ -76,7 +76,7 @@ def train(name: str, strategy: str) -> tuple[int, int]:
     )
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    share = [tensor.tensor_split(run.size)[run.rank] for tensor in batch]
+    share = [tensor.tensor_split(run.world_size)[run.rank] for tensor in batch]
     for _ in range(STEPS):
         run.step(lambda x, y: token_loss(run.model(x), y), *share)
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()

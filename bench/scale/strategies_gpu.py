@@ -27,8 +27,8 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.scale.models import GPT, text_batch, token_loss
 from legroom.scale.prediction import strategy_memory
-from legroom.scale.prediction.step_trace import likeness_of
-from legroom.scale.prediction.strategy_memory import Job
+from legroom.scale.prediction.step_trace import device_model_of
+from legroom.scale.prediction.strategy_memory import TrainingSetup
 from legroom.units import format_size
 
 ROUNDS, STEPS, COMPARED = 4, 3, 5
@@ -98,13 +98,13 @@ WAYS = ("by hand", "ddp", "ddp, guarded", "fsdp", "fsdp, bf16", "fsdp, offloaded
 
 def measure(work: Work) -> list[dict[str, Any]]:
     began = time.perf_counter()
-    like = likeness_of(torch.device("cuda", 0))
-    job = Job(work.model(), None, work.batch(), (like.room,), like)
+    device_model = device_model_of(torch.device("cuda", 0))
+    setup = TrainingSetup(work.model(), None, work.batch(), (device_model.capacity,), device_model)
     predicted = {
-        "by hand": strategy_memory.plain(job, work.rows).peaks[0].allocated,
-        "ddp": strategy_memory.ddp_peaks(job, work.rows).allocated,
-        "fsdp": strategy_memory.fsdp(job, [1.0]).peak,
-        "fsdp, offloaded": strategy_memory.fsdp(job, [1.0], offload=True).peak,
+        "by hand": strategy_memory.single_device(setup, work.rows).peaks[0].allocated,
+        "ddp": strategy_memory.ddp_peaks(setup, work.rows).allocated,
+        "fsdp": strategy_memory.fsdp(setup, [1.0]).peak,
+        "fsdp, offloaded": strategy_memory.fsdp(setup, [1.0], offload=True).peak,
     }
     print(f"predicted after {time.perf_counter() - began:.1f} s", flush=True)
     truth: dict[str, torch.Tensor] = {}

@@ -1,12 +1,12 @@
-"""A guarded step on a real GPU that is really full: memory runs out in every part of it, and the numbers are those of a run at
-that split in which nothing happened.
+"""Guarded steps on a real GPU: memory runs out in every part of a step, and the results equal those of an undisturbed run
+with the same split.
 
     python -m tests.gpu.guard [FOLDER] [--virtual 4GiB]
 
-Each check caps the process (`set_per_process_memory_fraction`), so that PyTorch's own out-of-memory errors come from the
-real allocator, then compares bit for bit with plain accumulation in the same pieces without a cap (deterministic
-algorithms). Prints a line per check; FOLDER gets `guard_checks.json`. Where there is no GPU it says so and does
-nothing; `--virtual` runs the same on a virtual one, smaller.
+Each check limits the process (`set_per_process_memory_fraction`), so that the out-of-memory errors come from the real
+allocator. It then compares bit for bit with plain gradient accumulation in the same micro-batches without a limit
+(deterministic algorithms). Prints a line per check and writes `guard_checks.json` to FOLDER. Does nothing without a
+GPU; `--virtual` runs smaller checks on a virtual GPU.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from typing import Any
 
 os.environ.setdefault(
     "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-)  # deterministic products need it before CUDA starts
+)  # deterministic matmuls need it before CUDA starts
 
 import torch
 import torch.nn.functional as F
@@ -44,11 +44,13 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("--virtual", metavar="SIZE", help="on a virtual GPU of this size")
-    parser.add_argument("--only", help="checks whose name holds this")
+    parser.add_argument("--virtual", metavar="SIZE", help="run on a virtual GPU of this size")
+    parser.add_argument("--only", help="run only checks whose name contains this")
     options = parser.parse_args(argv)
     if options.virtual is None and not torch.cuda.is_available():
-        print("Skipped: there is no CUDA device here. --virtual 4GiB runs the checks on a virtual one.")
+        print(
+            "Skipped: this machine has no CUDA device. Use --virtual 4GiB to run the checks on a virtual one."
+        )
         return 0
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -56,59 +58,59 @@ def main(argv: list[str] | None = None) -> int:
     with legroom.VirtualGPU(options.virtual) if options.virtual else contextlib.nullcontext():
         for name, check in CHECKS.items():
             if options.only is None or options.only in name:
-                results.append(outcome(name, check, Bench(8 if options.virtual else 1)))
+                results.append(run_check(name, check, Bench(8 if options.virtual else 1)))
                 print(_line(results[-1]), flush=True)
                 if options.folder is not None:
                     options.folder.mkdir(parents=True, exist_ok=True)
                     (options.folder / "guard_checks.json").write_text(json.dumps(results, indent=1))
-    right = sum(result["right"] for result in results)
-    print(f"{right} of {len(results)} right")
-    return 0 if right == len(results) else 1
+    passed = sum(result["passed"] for result in results)
+    print(f"{passed} of {len(results)} passed")
+    return 0 if passed == len(results) else 1
 
 
-def outcome(name: str, check: Check, bench: "Bench") -> dict[str, Any]:
-    began = time.perf_counter()
-    result: dict[str, Any] = {"check": name, "right": True}
+def run_check(name: str, check: Check, bench: "Bench") -> dict[str, Any]:
+    start = time.perf_counter()
+    result: dict[str, Any] = {"check": name, "passed": True}
     try:
-        with bench.listening():
-            result["said"] = check(bench)
-    except Exception as error:  # the other checks are worth having
+        with bench.collecting_log():
+            result["details"] = check(bench)
+    except Exception as error:  # continue with the other checks
         result |= {
-            "right": False,
-            "said": f"{type(error).__name__}: {error}",
+            "passed": False,
+            "details": f"{type(error).__name__}: {error}",
             "trace": traceback.format_exc()[-1500:],
         }
-    bench.uncap()
-    return result | {"log": bench.log, "seconds": round(time.perf_counter() - began, 2)}
+    bench.remove_limit()
+    return result | {"log": bench.log, "seconds": round(time.perf_counter() - start, 2)}
 
 
 def _line(result: dict[str, Any]) -> str:
-    return f"{'right' if result['right'] else 'WRONG'}  {result['check']:44} {result['said'][:160]}"
+    return f"{'passed' if result['passed'] else 'FAILED'}  {result['check']:44} {result['details'][:160]}"
 
 
-# ------------------------------------------------------------ what the checks stand on
+# ------------------------------------------------------------ helpers
 
 
 @dataclass
 class Bench:
-    """A capped GPU, and what Guard said meanwhile. `smaller`: by how much rows and widths shrink."""
+    """A GPU with a memory limit, and the log of Guard. `scale_down`: the factor by which batches and widths shrink."""
 
-    smaller: int = 1
+    scale_down: int = 1
     log: list[str] = field(default_factory=list)
 
-    def cap(self, more: float) -> None:
-        """Nothing beyond what is allocated now and `more` bytes."""
+    def limit(self, extra: float) -> None:
+        """Allow only `extra` bytes beyond what is reserved now."""
         clean()
         total = torch.cuda.get_device_properties(0).total_memory
-        allowed = torch.cuda.memory_reserved() + int(more)
+        allowed = torch.cuda.memory_reserved() + int(extra)
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))
 
-    def uncap(self) -> None:
+    def remove_limit(self) -> None:
         clean()
         torch.cuda.set_per_process_memory_fraction(1.0)
 
     def phases(self) -> set[str]:
-        """The passes in which memory ran out so far, by what was logged."""
+        """Return the passes in which memory ran out so far, from the log."""
         return {
             phase
             for phase in ("forward", "backward")
@@ -116,16 +118,16 @@ class Bench:
         }
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def collecting_log(self) -> Iterator[None]:
         logger = logging.getLogger("legroom")
         handler = _Collector(self.log)
         logger.addHandler(handler)
-        propagates, logger.propagate = logger.propagate, False
+        propagate, logger.propagate = logger.propagate, False
         try:
             yield
         finally:
             logger.removeHandler(handler)
-            logger.propagate = propagates
+            logger.propagate = propagate
 
 
 class _Collector(logging.Handler):
@@ -139,7 +141,7 @@ class _Collector(logging.Handler):
 
 @dataclass
 class Training:
-    """A model with its optimizer and batch, always the same ones for the same seed."""
+    """A model with its optimizer and batch, the same for every instance."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -150,7 +152,7 @@ class Training:
         return F.cross_entropy(self.model(x), y)
 
     def state(self, loss: Tensor) -> list[Tensor]:
-        """Everything that must come out the same, in host memory."""
+        """Return everything that must be equal, in host memory."""
         values = [loss, *self.model.state_dict().values()]
         for state in self.optimizer.state.values():
             values += [value for value in state.values() if isinstance(value, Tensor)]
@@ -160,7 +162,7 @@ class Training:
         ]
 
     def by_hand(self, sizes: tuple[int, ...], steps: int = 1, scaler: Any = None) -> list[Tensor]:
-        """Plain accumulation in these pieces."""
+        """Train with plain gradient accumulation over these micro-batches."""
         total = torch.zeros(())
         for _ in range(steps):
             parts = []
@@ -182,11 +184,11 @@ class Training:
         return self.state(total)
 
 
-def perceptron(bench: Bench, *, layers: int = 8, width: int | None = None, rows: int = 16384, adam: bool = True, in_place: bool = False) -> Training:  # fmt: skip
-    """Activations are large, weights small. Dropout draws from the GPU's generator."""
+def mlp(bench: Bench, *, layers: int = 8, width: int | None = None, batch_size: int = 16384, adam: bool = True, in_place: bool = False) -> Training:  # fmt: skip
+    """Build an MLP with large activations, small weights and dropout."""
     torch.manual_seed(0)
-    rows //= bench.smaller
-    width = width or (256 if bench.smaller > 1 else 1024)
+    batch_size //= bench.scale_down
+    width = width or (256 if bench.scale_down > 1 else 1024)
     blocks: list[nn.Module] = []
     for _ in range(layers):
         blocks += [nn.Linear(width, width), nn.ReLU(in_place)]
@@ -194,11 +196,11 @@ def perceptron(bench: Bench, *, layers: int = 8, width: int | None = None, rows:
             blocks.append(nn.Dropout(0.1))
     model = nn.Sequential(*blocks, nn.Linear(width, 10)).to("cuda")
     optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=1e-3, foreach=True)
-    x = torch.randn(rows, width, device="cuda")
-    return Training(model, optimizer, x, torch.randint(0, 10, (rows,), device="cuda"))
+    x = torch.randn(batch_size, width, device="cuda")
+    return Training(model, optimizer, x, torch.randint(0, 10, (batch_size,), device="cuda"))
 
 
-def pictures(bench: Bench) -> Training:
+def cnn(bench: Bench) -> Training:
     torch.manual_seed(0)
     channels = [3, 32, 64, 64, 64]
     blocks: list[nn.Module] = []
@@ -206,13 +208,13 @@ def pictures(bench: Bench) -> Training:
         blocks += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
     model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).to("cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    rows = 64 // bench.smaller
-    x = torch.randn(rows, 3, 96, 96, device="cuda")
-    return Training(model, optimizer, x, torch.randint(0, 10, (rows,), device="cuda"))
+    batch_size = 64 // bench.scale_down
+    x = torch.randn(batch_size, 3, 96, 96, device="cuda")
+    return Training(model, optimizer, x, torch.randint(0, 10, (batch_size,), device="cuda"))
 
 
-def need_of(make: Callable[[], Training], scaler: Callable[[], Any] | None = None) -> int:
-    """Bytes that a whole step takes beyond what is there before it."""
+def step_bytes(make: Callable[[], Training], scaler: Callable[[], Any] | None = None) -> int:
+    """Return the bytes that a whole step needs beyond what is reserved before it."""
     training = make()
     clean()
     before = torch.cuda.memory_reserved()
@@ -221,15 +223,15 @@ def need_of(make: Callable[[], Training], scaler: Callable[[], Any] | None = Non
     return int(torch.cuda.max_memory_reserved()) - before
 
 
-def forward_need_of(make: Callable[[], Training]) -> int:
-    """Bytes that the forward pass alone takes."""
+def forward_bytes(make: Callable[[], Training]) -> int:
+    """Return the bytes that the forward pass needs."""
     training = make()
     clean()
     before = torch.cuda.memory_reserved()
     loss = training.loss(training.x, training.y)
-    taken = int(torch.cuda.memory_reserved()) - before
+    used = int(torch.cuda.memory_reserved()) - before
     del loss
-    return taken
+    return used
 
 
 def clean() -> None:
@@ -244,24 +246,24 @@ def differing(ours: list[Tensor], plain: list[Tensor]) -> int:
     return sum(not torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
 
 
-def demand(condition: object, otherwise: str) -> None:
+def require(condition: object, message: str) -> None:
     if not condition:
-        raise AssertionError(otherwise)
+        raise AssertionError(message)
 
 
 def recovered(
     bench: Bench,
     make: Callable[[], Training],
-    shares: tuple[float, ...],
+    fractions: tuple[float, ...],
     scaler: Callable[[], Any] | None = None,
     **options: Any,
 ) -> str:
-    """Under each cap, a share of what the whole step needs, two steps come out as by hand at the split that was found."""
-    whole = need_of(make, scaler)
+    """Check that a step with each fraction of the required memory equals plain accumulation with the same split."""
+    whole = step_bytes(make, scaler)
     clean()
     splits = []
-    unharmed = 0
-    for share in shares:
+    undisturbed = 0
+    for fraction in fractions:
         training = make()
         ours = scaler() if scaler else None
         guard = legroom.Guard(
@@ -277,71 +279,74 @@ def recovered(
             with torch.autocast("cuda", dtype=torch.float16, enabled=scaler is not None):
                 return training.loss(x, y)
 
-        bench.cap(whole * share)
+        bench.limit(whole * fraction)
         value = guard.step(loss, training.x, training.y)
         assert guard.last_step is not None
-        unharmed += guard.last_step.attempts == 1  # what the allocator rounds up may leave room enough
+        undisturbed += guard.last_step.attempts == 1  # rounding may leave enough memory
         split = guard.last_step.split
-        demand(not guard.last_step.fallbacks, f"split {split[:3]}, fallbacks {guard.last_step.fallbacks}")
-        found = training.state(value)
+        require(not guard.last_step.fallbacks, f"split {split[:3]}, fallbacks {guard.last_step.fallbacks}")
+        state = training.state(value)
         del training, guard, value, loss
-        bench.uncap()
+        bench.remove_limit()
         theirs = scaler() if scaler else None
         plain = make().by_hand(split, scaler=theirs)
-        count = differing(found, plain)
-        demand(
-            not count, f"{count} of {len(plain)} tensors differ at a share of {share:.0%}, split {split[:3]}…"
+        count = differing(state, plain)
+        require(
+            not count,
+            f"{count} of {len(plain)} tensors differ with {fraction:.0%} of the memory, split {split[:3]}…",
         )
         if ours is not None and theirs is not None:
-            demand(ours.state_dict() == theirs.state_dict(), "the scaler's state differs")
-        splits.append(f"{share:.0%}: {len(split)}×{split[0]}")
-    demand(unharmed <= len(shares) // 3, f"nothing failed under {unharmed} of {len(shares)} caps")
-    return f"same bits; pieces at each cap: {', '.join(splits)}; failed in {' and '.join(sorted(bench.phases()))}"
+            require(ours.state_dict() == theirs.state_dict(), "the state of the GradScaler differs")
+        splits.append(f"{fraction:.0%}: {len(split)}×{split[0]}")
+    require(
+        undisturbed <= len(fractions) // 3, f"nothing failed under {undisturbed} of {len(fractions)} limits"
+    )
+    return f"bit-for-bit equal; micro-batches at each limit: {', '.join(splits)}; failed in {' and '.join(sorted(bench.phases()))}"
 
 
 # ------------------------------------------------------------ the checks
 
 
 def forward_pass(bench: Bench) -> str:
-    said = recovered(bench, lambda: perceptron(bench), (0.3, 0.45, 0.6, 0.75), reduction="mean")
-    demand("forward" in bench.phases(), f"only met failures in {bench.phases()}")
-    return said
+    details = recovered(bench, lambda: mlp(bench), (0.3, 0.45, 0.6, 0.75), reduction="mean")
+    require("forward" in bench.phases(), f"failures occurred only in {bench.phases()}")
+    return details
 
 
 def backward_pass(bench: Bench) -> str:
-    """The forward pass has just room enough; it leaves nothing in the cache that the gradients could use."""
+    """The memory is just enough for the forward pass, which leaves no cached memory for the gradients."""
 
     def make() -> Training:
-        return perceptron(bench, rows=16384 * bench.smaller, in_place=True, adam=False)
+        return mlp(bench, batch_size=16384 * bench.scale_down, in_place=True, adam=False)
 
-    share = forward_need_of(make) / need_of(make)
-    said = recovered(bench, make, (share, (3 * share + 1) / 4), reduction="mean")
-    demand("backward" in bench.phases(), f"only met failures in {bench.phases()}")
-    return said
+    fraction = forward_bytes(make) / step_bytes(make)
+    details = recovered(bench, make, (fraction, (3 * fraction + 1) / 4), reduction="mean")
+    require("backward" in bench.phases(), f"failures occurred only in {bench.phases()}")
+    return details
 
 
-def batch_normalisation(bench: Bench) -> str:
-    return recovered(bench, lambda: pictures(bench), (0.35, 0.6, 0.9), reduction="mean", coupling="ignore")
+def batch_normalization(bench: Bench) -> str:
+    return recovered(bench, lambda: cnn(bench), (0.35, 0.6, 0.9), reduction="mean", coupling="ignore")
 
 
 def loss_scaling(bench: Bench) -> str:
     return recovered(
-        bench, lambda: perceptron(bench), (0.5, 0.8), lambda: torch.amp.GradScaler("cuda"), reduction="mean"
+        bench, lambda: mlp(bench), (0.5, 0.8), lambda: torch.amp.GradScaler("cuda"), reduction="mean"
     )
 
 
 def optimizer_temporaries(bench: Bench) -> str:
-    """Adam's multi-tensor temporaries have no room, from the step that makes its state on."""
+    """Adam's multi-tensor temporaries do not fit, from the first step on."""
     return _optimizer(bench, beyond_gradients=2.4, steps=3)
 
 
-def optimizer_state_is_born(bench: Bench) -> str:
-    """Not even the state has room while the gradients are there."""
+def optimizer_state(bench: Bench) -> str:
+    """The optimizer state does not fit next to the gradients."""
     return _optimizer(bench, beyond_gradients=1.5, steps=1)
 
 
 def small_optimizer(bench: Bench) -> str:
-    """Small enough to be copied before each step: taken back and done again."""
+    """Small enough to be copied before each step, restored and repeated."""
     return _optimizer(bench, beyond_gradients=3.5, steps=2, width=512, layers=9)
 
 
@@ -349,103 +354,100 @@ def _optimizer(
     bench: Bench, *, beyond_gradients: float, steps: int, width: int = 2048, layers: int = 8
 ) -> str:
     def make() -> Training:
-        return perceptron(bench, layers=layers, width=width // (2 if bench.smaller > 1 else 1), rows=32)
+        return mlp(bench, layers=layers, width=width // (2 if bench.scale_down > 1 else 1), batch_size=32)
 
-    plain = make().by_hand((32 // bench.smaller,), steps=steps)
+    plain = make().by_hand((32 // bench.scale_down,), steps=steps)
     clean()
     training = make()
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
-    with torch.no_grad():  # workspaces of the libraries are made
+    with torch.no_grad():  # allocates library workspaces
         training.loss(training.x, training.y)
     training.loss(training.x, training.y).backward()
     training.optimizer.zero_grad()
     torch.manual_seed(0)
-    twin = make()  # puts the generators where they were after the training was made
-    del twin
+    make()  # restores the random state after the creation of the training
     weights = sum(parameter.nbytes for parameter in training.model.parameters())
-    bench.cap(weights * (1 + beyond_gradients))
+    bench.limit(weights * (1 + beyond_gradients))
     value = torch.zeros(())
     for _ in range(steps):
         value = guard.step(training.loss, training.x, training.y)
-    retries = guard._updating.retries
-    bench.uncap()
+    retries = guard._optimizer_step.retries
+    bench.remove_limit()
     count = differing(training.state(value), plain)
-    demand(retries, "the optimizer did not run out of memory")
-    demand(not count, f"{count} of {len(plain)} tensors differ after {retries} failures in the optimizer")
-    return (
-        f"same bits after {steps} step(s), {retries} functions called again, weights {weights / MIB:.0f} MiB"
-    )
+    require(retries, "the optimizer did not run out of memory")
+    require(not count, f"{count} of {len(plain)} tensors differ after {retries} failures in the optimizer")
+    return f"bit-for-bit equal after {steps} step(s), {retries} retries, weights {weights / MIB:.0f} MiB"
 
 
-def memory_is_returned(bench: Bench) -> str:
-    """When the second attempt begins, the first one's tensors are dead and the device holds what it held before."""
-    whole = need_of(lambda: perceptron(bench, adam=False))
-    training = perceptron(bench, adam=False)
+def memory_is_freed(bench: Bench) -> str:
+    """At the second attempt, the tensors of the first one are freed and the allocated memory is that of before."""
+    whole = step_bytes(lambda: mlp(bench, adam=False))
+    training = mlp(bench, adam=False)
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False, reduction="mean")
-    alive: list[weakref.ref[Tensor]] = []
+    outputs: list[weakref.ref[Tensor]] = []
     seen: list[tuple[int, int]] = []
 
-    def remember(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        alive.append(weakref.ref(output))
+    def record(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs.append(weakref.ref(output))
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        seen.append((sum(made() is not None for made in alive), torch.cuda.memory_allocated()))
+        seen.append((sum(output() is not None for output in outputs), torch.cuda.memory_allocated()))
         return training.loss(x, y)
 
     for module in training.model.children():
-        module.register_forward_hook(remember)
-    bench.cap(whole * 0.4)
+        module.register_forward_hook(record)
+    bench.limit(whole * 0.4)
     before = torch.cuda.memory_allocated()
     guard.step(loss, training.x, training.y)
     after = torch.cuda.memory_allocated()
     assert guard.last_step is not None
-    demand(guard.last_step.attempts > 1, "nothing failed")
-    demand(seen[1][0] == 0, f"{seen[1][0]} tensors of the failed attempt were alive")
-    slack = 12 * MIB  # libraries' workspaces, made at the first use
-    demand(
+    require(guard.last_step.attempts > 1, "nothing failed")
+    require(seen[1][0] == 0, f"{seen[1][0]} tensors of the failed attempt were alive")
+    slack = 12 * MIB  # library workspaces, allocated at first use
+    require(
         seen[1][1] <= before + slack, f"{(seen[1][1] - before) / MIB:.1f} MiB were left by the failed attempt"
     )
-    demand(after <= before + slack, f"{(after - before) / MIB:.1f} MiB were left by the step")
-    return f"{len(alive)} tensors watched, none alive at the second attempt; {(seen[1][1] - before) / MIB:.1f} MiB left"
+    require(after <= before + slack, f"{(after - before) / MIB:.1f} MiB were left by the step")
+    return f"{len(outputs)} tensors, none alive at the second attempt; {(seen[1][1] - before) / MIB:.1f} MiB left"
 
 
 def evaluation(bench: Bench) -> str:
-    training = perceptron(bench, rows=16384 * bench.smaller, adam=False)
+    training = mlp(bench, batch_size=16384 * bench.scale_down, adam=False)
     training.model.eval()
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
     with torch.no_grad():
         whole = training.model(training.x).cpu()
-    bench.cap(training.x.nbytes // 2)
-    pieces = guard.evaluate(training.model, training.x).cpu()
-    demand(any("evaluated" in line for line in bench.log), "nothing failed")
-    close = float((pieces - whole).abs().max())
-    demand(close < 1e-5, f"results differ by {close}")
-    return f"in pieces, largest difference {close:.1e}"
+    bench.limit(training.x.nbytes // 2)
+    result = guard.evaluate(training.model, training.x).cpu()
+    require(any("Evaluating" in line for line in bench.log), "nothing failed")
+    difference = float((result - whole).abs().max())
+    require(difference < 1e-5, f"results differ by {difference}")
+    return f"in micro-batches, largest difference {difference:.1e}"
 
 
-def evaluation_on_the_host(bench: Bench) -> str:
+def evaluation_on_cpu(bench: Bench) -> str:
     torch.manual_seed(0)
     model = nn.Linear(16, 16).to("cuda")
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), cache_sizes=False)
-    x = torch.randn(3, (1 << 20) // bench.smaller, 16, device="cuda")
+    x = torch.randn(3, (1 << 20) // bench.scale_down, 16, device="cuda")
     with torch.no_grad():
         whole = model(x).cpu()
-    bench.cap(8 * MIB if bench.smaller > 1 else 24 * MIB)
+    bench.limit(8 * MIB if bench.scale_down > 1 else 24 * MIB)
     result = guard.evaluate(model, x)
-    demand(any("on the host" in line for line in bench.log), "the host was not asked")
-    demand(all(parameter.is_cuda for parameter in model.parameters()), "the model did not come back")
-    close = float((result.cpu() - whole).abs().max())
-    demand(close < 1e-5, f"results differ by {close}")
-    return f"largest difference {close:.1e}, the model is back on the device"
+    require(any("on the CPU" in line for line in bench.log), "the CPU was not used")
+    require(all(parameter.is_cuda for parameter in model.parameters()), "the model is not on the GPU")
+    difference = float((result.cpu() - whole).abs().max())
+    require(difference < 1e-5, f"results differ by {difference}")
+    return f"largest difference {difference:.1e}, the model is back on the GPU"
 
 
 def spilled(bench: Bench) -> str:
-    """One row is too large: its activations wait in host memory, with the same gradients."""
+    """A single sample does not fit: its activations are moved to host memory, with the same gradients."""
 
     def make() -> Training:
-        training = perceptron(bench, layers=8, width=256, rows=bench.smaller, adam=False)
-        training.x = torch.randn(1, 65536 // bench.smaller, training.x.shape[1], device="cuda")
-        training.y = torch.randint(0, 10, (1, 65536 // bench.smaller), device="cuda")
+        training = mlp(bench, layers=8, width=256, batch_size=bench.scale_down, adam=False)
+        training.x = torch.randn(1, 65536 // bench.scale_down, training.x.shape[1], device="cuda")
+        training.y = torch.randint(0, 10, (1, 65536 // bench.scale_down), device="cuda")
         return training
 
     def loss_of(training: Training) -> Loss:
@@ -464,47 +466,47 @@ def spilled(bench: Bench) -> str:
     del training, loss
     training = make()
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
-    bench.cap(whole * 0.6)
+    bench.limit(whole * 0.6)
     value = guard.step(loss_of(training), training.x, training.y)
     assert guard.last_step is not None
-    demand("spill" in guard.last_step.fallbacks, f"fallbacks in use: {guard.last_step.fallbacks}")
+    require("spill" in guard.last_step.fallbacks, f"active fallbacks: {guard.last_step.fallbacks}")
     count = differing(training.state(value), plain)
-    demand(not count, f"{count} of {len(plain)} tensors differ")
-    return f"fallbacks {guard.last_step.fallbacks}, same bits, a step of {whole / MIB:.0f} MiB in {whole * 0.6 / MIB:.0f}"
+    require(not count, f"{count} of {len(plain)} tensors differ")
+    return f"fallbacks {guard.last_step.fallbacks}, bit-for-bit equal, a step of {whole / MIB:.0f} MiB in {whole * 0.6 / MIB:.0f}"
 
 
 def does_not_fit(bench: Bench) -> str:
-    """At the end of the ladder: one sentence that says what holds the memory, and everything as before."""
-    training = perceptron(bench, adam=False)
-    huge = training.x.unsqueeze(0).clone()
+    """If no fallback is enough, the error states what uses the memory, and the state is restored."""
+    training = mlp(bench, adam=False)
+    large = training.x.unsqueeze(0).clone()
     plain = training.state(torch.zeros(()))
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False)
-    bench.cap(huge.nbytes // 2)
-    said = ""
+    bench.limit(large.nbytes // 2)
+    message = ""
     try:
-        guard.step(lambda x: training.model(x).mean(), huge)
+        guard.step(lambda x: training.model(x).mean(), large)
     except torch.OutOfMemoryError as error:
-        said = str(error)
-    demand("does not fit on cuda" in said and "parameters" in said, f"it said: {said[:120]!r}")
-    demand(all(parameter.grad is None for parameter in training.model.parameters()), "gradients were left")
+        message = str(error)
+    require("does not fit on cuda" in message and "parameters" in message, f"message: {message[:120]!r}")
+    require(all(parameter.grad is None for parameter in training.model.parameters()), "gradients remain")
     count = differing(training.state(torch.zeros(())), plain)
-    demand(not count, f"{count} tensors changed")
-    return said
+    require(not count, f"{count} tensors changed")
+    return message
 
 
 CHECKS: dict[str, Check] = {
     "forward pass, with dropout and Adam": forward_pass,
     "backward pass": backward_pass,
-    "passes, with batch normalisation": batch_normalisation,
+    "passes, with batch normalization": batch_normalization,
     "passes, with GradScaler": loss_scaling,
-    "optimizer: no room for temporaries": optimizer_temporaries,
-    "optimizer: no room for its state": optimizer_state_is_born,
-    "optimizer: small, taken back": small_optimizer,
-    "the failed attempt's memory": memory_is_returned,
-    "evaluate, in pieces": evaluation,
-    "evaluate, on the host": evaluation_on_the_host,
-    "ladder: spill": spilled,
-    "ladder: the end": does_not_fit,
+    "optimizer: temporaries do not fit": optimizer_temporaries,
+    "optimizer: state does not fit": optimizer_state,
+    "optimizer: small, restored": small_optimizer,
+    "memory of the failed attempt": memory_is_freed,
+    "evaluate, in micro-batches": evaluation,
+    "evaluate, on the CPU": evaluation_on_cpu,
+    "fallback: spill": spilled,
+    "fallbacks: none is enough": does_not_fit,
 }
 
 

@@ -1,7 +1,7 @@
-"""`legroom launch` on a machine with a GPU: `python -m tests.gpu.launch [FOLDER]`, where pytest is missing too.
+"""`legroom launch` on a machine with a GPU: `python -m tests.gpu.launch [FOLDER]`. Does not need pytest.
 
-One rank trains over NCCL and is watched; one runs out of memory and says so; more ranks than GPUs are refused; a dry run
-foretells what the first then takes. What was said goes to FOLDER.
+One rank trains over NCCL and is recorded, one runs out of memory, more ranks than GPUs are rejected, and the prediction of a dry
+run is compared with the first rank. The output is written to FOLDER.
 """
 
 import json
@@ -39,21 +39,23 @@ def main() -> None:
     (folder / "train.py").write_text(TRAINING)
     count = torch.cuda.device_count()
     if not count:
-        raise SystemExit("there is no GPU here")
+        raise SystemExit("This machine has no GPU.")
 
-    foretold = json.loads(legroom(folder, "--nproc", "1", "--dry-run", "--format", "json", "train.py").stdout)
+    predicted = json.loads(
+        legroom(folder, "--nproc", "1", "--dry-run", "--format", "json", "train.py").stdout
+    )
     done = legroom(folder, "--nproc", "1", "--format", "json", "train.py")
-    told = json.loads(done.stdout)["ranks"][0]
-    asked = int(done.stderr.split("peak ")[1].split()[0])
-    check("a rank over NCCL ends well", done.returncode == 0)
-    check("its peak is the allocator's own", told["peak_allocated_bytes"] == asked)
-    check("its steps are counted", told["steps"] == 5)
-    first = foretold["ranks"][0]
-    if first["trouble"]:
-        print(f"not foretold: {first['trouble']}")
+    reported = json.loads(done.stdout)["ranks"][0]
+    measured = int(done.stderr.split("peak ")[1].split()[0])
+    check("a rank over NCCL succeeds", done.returncode == 0)
+    check("its peak is that of the allocator", reported["peak_allocated_bytes"] == measured)
+    check("its steps are counted", reported["steps"] == 5)
+    first = predicted["ranks"][0]
+    if first["error"]:
+        print(f"not predicted: {first['error']}")
     else:
-        predicted = first["peak_allocated_bytes"]
-        print(f"foretold {predicted:,}, measured {asked:,} bytes allocated: {predicted / asked - 1:+.1%}")
+        peak = first["peak_allocated_bytes"]
+        print(f"predicted {peak:,}, measured {measured:,} bytes allocated: {peak / measured - 1:+.1%}")
 
     short = legroom(folder, "--nproc", "1", "train.py", "small")
     check("a rank that runs out of memory fails", short.returncode == 1)
@@ -61,12 +63,12 @@ def main() -> None:
     (folder / "out_of_memory.txt").write_text(short.stdout + short.stderr)
 
     more = legroom(folder, "--nproc", str(count + 1), "train.py")
-    check("more ranks than GPUs are refused", more.returncode == 2 and f"has {count}" in more.stderr)
+    check("more ranks than GPUs are rejected", more.returncode == 2 and f"has {count}" in more.stderr)
     print(more.stderr.strip())
 
 
-def legroom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "legroom", "launch", *words]
+def legroom(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "legroom", "launch", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
     if done.returncode not in (0, 1, 2, 3):
@@ -74,8 +76,8 @@ def legroom(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def check(what: str, is_so: bool) -> None:
-    print(f"{'ok  ' if is_so else 'FAIL'}  {what}", flush=True)
+def check(name: str, passed: bool) -> None:
+    print(f"{'ok  ' if passed else 'FAIL'}  {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`legroom launch` as a program: Ctrl-C, nodes that meet, Ray."""
+"""`legroom launch` as a program: Ctrl-C, several nodes, Ray."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TALKING = """
+PRINTING = """
 import os, sys
 print("hello from", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ.get("LEGROOM_STRATEGY"))
 print("a warning", file=sys.stderr)
@@ -20,29 +20,29 @@ time.sleep(60)
 """
 
 
-def test_ctrl_c_ends_all_ranks(write, start, tmp_path):
+def test_ctrl_c_stops_all_ranks(write, start, tmp_path):
     process = start("launch", "--nproc", "2", write(WAITING))
     assert process.stdout is not None
     assert {process.stdout.readline() for _ in range(2)} == {"[0] waiting\n", "[1] waiting\n"}
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Interrupted: both ranks ended." in err
+    assert "Interrupted: both ranks were stopped." in err
     assert "Traceback" not in err
     assert not _running("train.py", tmp_path)
 
 
-def test_two_nodes_meet(write, start):
-    words = ["launch", "--nodes", "2", "--rendezvous", f"127.0.0.1:{_free_port()}", write(TALKING)]
-    nodes = [start(*words), start(*words)]
+def test_two_nodes_connect(write, start):
+    arguments = ["launch", "--nodes", "2", "--rendezvous", f"127.0.0.1:{_free_port()}", write(PRINTING)]
+    nodes = [start(*arguments), start(*arguments)]
     shown = [node.communicate(timeout=60)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
     assert sorted(shown) == ["[0] hello from 0 of 2 None\n", "[1] hello from 1 of 2 None\n"]
 
 
-def test_ray_runs_the_same_ranks(write, legroom):
+def test_ray_engine_runs_the_ranks(write, legroom):
     pytest.importorskip("ray")
-    done = legroom("launch", "--engine", "ray", "--nproc", "2", write(TALKING), timeout=240)
+    done = legroom("launch", "--engine", "ray", "--nproc", "2", write(PRINTING), timeout=240)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0 of 2 None", "[1] hello from 1 of 2 None"]
 
@@ -54,7 +54,7 @@ def _free_port() -> int:
 
 
 def _running(script: str, folder: Path) -> list[int]:
-    """Processes that run `script` in `folder`; one that was just ended gets a moment to go."""
+    """Return the processes that run `script` in `folder`, after waiting shortly for them to exit."""
     for _ in range(20):
         found = [
             pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is(pid, script, folder)

@@ -17,8 +17,8 @@ from legroom.gpus.catalog import parse_gpus
 
 if TYPE_CHECKING:
     from legroom.diagnose.report.run_report import RunReport
-    from legroom.scale.launching.folder import RunFolder
-    from legroom.scale.launching.outcome import Attempt, LaunchEnd
+    from legroom.scale.launching.folder import LaunchFolder
+    from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult
     from legroom.scale.launching.plan import LaunchPlan
 
 
@@ -140,7 +140,7 @@ def launch(
 
 
 def _predict(plan: "LaunchPlan", *, as_json: bool) -> int:
-    from legroom.scale.launching.memory_prediction import foretell
+    from legroom.scale.launching.memory_prediction import predict_ranks
     from legroom.show.common.progress import progress_line
     from legroom.show.common.terminal import print_to
     from legroom.show.launch.launch_report import render_launch_start
@@ -149,14 +149,16 @@ def _predict(plan: "LaunchPlan", *, as_json: bool) -> int:
     if not as_json:
         print_to(sys.stdout, render_launch_start(plan, None))
     with progress_line(sys.stderr, quiet=as_json) as say:
-        forecasts = foretell(plan, say)
+        predictions = predict_ranks(plan, say)
     if as_json:
         document = {"world_size": plan.world_size, "torchrun": plan.torchrun}
-        ranks = [forecast.as_json() for forecast in forecasts]
+        ranks = [prediction.as_json() for prediction in predictions]
         print(json.dumps({"schema": schemas.LAUNCH_PLAN, **document, "ranks": ranks}, indent=2))
     else:
-        print_to(sys.stdout, render_predictions(forecasts))
-    verdicts = [forecast.estimate.verdict if forecast.estimate else "uncertain" for forecast in forecasts]
+        print_to(sys.stdout, render_predictions(predictions))
+    verdicts = [
+        prediction.estimate.verdict if prediction.estimate else "uncertain" for prediction in predictions
+    ]
     return max((EXIT_CODES[verdict] for verdict in verdicts), key=_WORST.index, default=0)
 
 
@@ -168,23 +170,23 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     from legroom.scale.launching.elastic import run_elastic
     from legroom.scale.launching.folder import make_folder
     from legroom.scale.launching.ray_engine import run_ray
-    from legroom.scale.launching.rendezvous import check_place
+    from legroom.scale.launching.rendezvous import check_rendezvous
     from legroom.show.common.terminal import print_to
     from legroom.show.launch.launch_report import render_launch_end, render_launch_start, render_restart
     from legroom.show.launch.output_lines import RankLines
 
     if plan.rendezvous is not None:
-        check_place(plan.rendezvous)
+        check_rendezvous(plan.rendezvous)
     folder = make_folder(logs, plan.script.stem)
     if not as_json:
         print_to(sys.stderr, render_launch_start(plan, folder))
     lines = RankLines(sys.stderr if as_json else sys.stdout, sys.stderr)
 
-    def starting(attempt: int, ranks: Mapping[int, int]) -> None:
+    def on_start(attempt: int, ranks: Mapping[int, int]) -> None:
         for rank in ranks.values():
             lines.follow(rank, folder.files(rank, attempt))
 
-    def over(attempt: "Attempt") -> None:
+    def on_end(attempt: "LaunchAttempt") -> None:
         lines.drain()
         if not as_json and attempt.number < plan.max_restarts and attempt.cause is not None:
             print_to(sys.stderr, render_restart(attempt, plan.max_restarts))
@@ -192,9 +194,9 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     lines.start()
     try:
         if plan.engine == "ray":
-            end = run_ray(plan, folder, starting=starting, over=over)
+            end = run_ray(plan, folder, on_start=on_start, on_end=on_end)
         else:
-            end = run_elastic(plan, folder, starting=starting, over=over)
+            end = run_elastic(plan, folder, on_start=on_start, on_end=on_end)
     except LegroomError:
         folder.discard()
         raise
@@ -207,7 +209,7 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
     return end.exit_code
 
 
-def _memory_report(end: "LaunchEnd") -> "RunReport | None":
+def _memory_report(end: "LaunchResult") -> "RunReport | None":
     """The report of the rank that failed first, if it ran out of memory."""
     cause = end.last.cause if end.last is not None else None
     if cause is None or not cause.files.capture.exists():
@@ -219,7 +221,7 @@ def _memory_report(end: "LaunchEnd") -> "RunReport | None":
     return report if report.failed_with_oom else None
 
 
-def _as_json(end: "LaunchEnd", plan: "LaunchPlan", folder: "RunFolder") -> dict[str, object]:
+def _as_json(end: "LaunchResult", plan: "LaunchPlan", folder: "LaunchFolder") -> dict[str, object]:
     report = _memory_report(end)
     return {
         "schema": schemas.LAUNCH,

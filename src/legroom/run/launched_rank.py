@@ -17,8 +17,8 @@ from legroom.log import say
 from legroom.memory.annotations import ExitReason
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.script import Outcome, Script, execute, installed
-from legroom.scale.launching.folder import RankEnding
-from legroom.scale.launching.rank_settings import Order, rank
+from legroom.scale.launching.folder import RankExit
+from legroom.scale.launching.rank_settings import RankSettings, rank
 from legroom.show.report.tracebacks import format_error_line, format_traceback
 
 if TYPE_CHECKING:
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     """Run the script named by `arguments` with the settings of the environment, and return its exit code."""
     exit_with_parent()
-    order = Order.from_environment()
+    settings = RankSettings.from_environment()
     is_module = arguments[0] == "-m"
     script = Script(arguments[is_module], tuple(arguments[is_module + 1 :]), is_module=is_module)
-    outcomes = OutcomeWriter(order.files().ending)
+    outcomes = OutcomeWriter(settings.files().exit_record)
     try:
-        return _run_recorded(script, order, outcomes) if order.watch else _run(script, outcomes)
+        return _run_recorded(script, settings, outcomes) if settings.watch else _run(script, outcomes)
     except LegroomError as error:  # the script did not start
         outcomes.on_exception(f"legroom: {error}", "")
         say(str(error))
         return 2
 
 
-def _run_recorded(script: Script, order: Order, outcomes: "OutcomeWriter") -> int:
+def _run_recorded(script: Script, settings: RankSettings, outcomes: "OutcomeWriter") -> int:
     from legroom.run.recording import Recording
 
     recording = Recording(
         script,
-        gpus=list(order.gpus) or None,
-        output=order.files().capture,
+        gpus=list(settings.gpus) or None,
+        output=settings.files().capture,
         force=True,
         as_json=False,
-        options=list(order.options),
+        options=list(settings.options),
         listener=outcomes,
     )
     return recording.run(at_exit=atexit.register)
@@ -101,7 +101,7 @@ class OutcomeWriter:
 
     def _write(self, outcome: Outcome, status: "Status | None") -> None:
         ended = self._failed_at or time.time()
-        RankEnding(
+        RankExit(
             rank=rank(),
             time=ended,
             exit_code=outcome.exit_code,

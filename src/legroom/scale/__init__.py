@@ -1,1 +1,1 @@
-"""From one GPU to many: one model, one script, any number of processes and devices."""
+"""One model and one script on any number of processes and devices."""

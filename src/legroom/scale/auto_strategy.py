@@ -1,86 +1,87 @@
-"""`auto`: the cheapest strategy that fits, from estimates; the reason and the runners-up in a table."""
+"""`auto`: selects the cheapest strategy that is predicted to fit, with its reason and a table of the alternatives."""
 
 import textwrap
 from dataclasses import dataclass
 
-from legroom.scale.cutting.planning import Plan
-from legroom.scale.prediction.strategy_memory import Forecast
+from legroom.scale.cutting.planning import PipelinePlan
+from legroom.scale.prediction.strategy_memory import StrategyPrediction
 from legroom.units import format_size
 
-WIDTH = 76
-"""Columns of what is told: a launcher puts the rank before it."""
-PRICES = {
-    "ddp": "gradients are sent once a step",
-    "fsdp": "weights are gathered twice a step, gradients sent once",
-    "pipeline": "ranks wait for each other at the ends of a step",
-    "fsdp, offloaded": "weights and gradients cross to host memory, and the optimizer runs there",
-    "dp": "the model is copied to every GPU in every step",
-    "split": "one GPU computes at a time",
+MAX_COLUMNS = 76
+"""The maximum line length, because a launcher adds the rank."""
+COSTS = {
+    "ddp": "it sends gradients once per step",
+    "fsdp": "it gathers weights twice and sends gradients once per step",
+    "pipeline": "ranks are idle at the start and end of a step",
+    "fsdp, offloaded": "it copies weights and gradients to host memory, where the optimizer runs",
+    "dp": "it copies the model to every GPU in every step",
+    "split": "only one GPU computes at a time",
 }
-"""Cheapest first, among those that one way of starting allows."""
+"""The cost of each strategy, cheapest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A strategy and why."""
+class StrategyChoice:
+    """The selected strategy, with its reason."""
 
     strategy: str
     reason: str
-    forecasts: tuple[Forecast, ...] = ()
-    """Of all that were looked at, cheapest first."""
+    predictions: tuple[StrategyPrediction, ...] = ()
+    """The predictions of all strategies, cheapest first."""
     note: str = ""
-    plan: Plan | None = None
-    """Of a pipeline: where the model is cut."""
+    plan: PipelinePlan | None = None
+    """For a pipeline: where the model is split."""
     peaks: tuple[int, ...] = ()
-    """What each GPU is foreseen to hold, in bytes, where the rows or layers were divided by that."""
+    """The predicted bytes of each GPU, if samples or layers were distributed by them."""
 
     @property
-    def told(self) -> str:
-        """What a person should read now; empty where there was nothing to choose."""
-        told = [
-            textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in (self.reason, self.note) if part
+    def message(self) -> str:
+        """The message for the user; empty if the strategy was given."""
+        paragraphs = [
+            textwrap.fill(text, MAX_COLUMNS, break_on_hyphens=False)
+            for text in (self.reason, self.note)
+            if text
         ]
-        if len(self.forecasts) > 1:
-            told.append(table(self.forecasts, self.strategy))
-        return "\n".join(told)
+        if len(self.predictions) > 1:
+            paragraphs.append(strategy_table(self.predictions, self.strategy))
+        return "\n".join(paragraphs)
 
 
-def cheapest(forecasts: list[Forecast], *, note: str = "") -> Choice:
-    """The first that fits; where none does, the one that is nearest to it."""
-    fitting = [forecast for forecast in forecasts if forecast.fits]
+def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
+    """Select the first strategy that fits, or else the one that exceeds the memory least."""
+    fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:
-        nearest = min((each for each in forecasts if each.peak), key=lambda each: each.peak / each.room)
+        best = min((each for each in predictions if each.peak), key=lambda each: each.peak / each.capacity)
         reason = (
-            f"strategy='auto' takes {nearest.strategy}, though nothing is foreseen to fit: it needs {format_size(nearest.peak)} of "
-            f"{format_size(nearest.room)} on the fullest GPU, the least of all. Take a smaller batch, or more GPUs."
+            f"strategy='auto' selected {best.strategy}, although no strategy is predicted to fit: it needs the least memory, "
+            f"{format_size(best.peak)} of {format_size(best.capacity)} on the GPU with the highest use. Reduce the batch size, or "
+            "use more GPUs."
         )
-        return Choice(nearest.strategy, reason, tuple(forecasts), note)
+        return StrategyChoice(best.strategy, reason, tuple(predictions), note)
     chosen = fitting[0]
-    why = "the cheapest" if chosen is forecasts[0] else "the cheapest that fits"
+    rank = "the cheapest strategy" if chosen is predictions[0] else "the cheapest strategy that fits"
     reason = (
-        f"strategy='auto' takes {chosen.strategy}, {why}: {format_size(chosen.peak)} of {format_size(chosen.room)} on the fullest "
-        f"GPU, and {PRICES[chosen.strategy]}."
+        f"strategy='auto' selected {chosen.strategy}, {rank}: it needs {format_size(chosen.peak)} of "
+        f"{format_size(chosen.capacity)} on the GPU with the highest use, and {COSTS[chosen.strategy]}."
     )
-    return Choice(chosen.strategy, reason, tuple(forecasts), note)
+    return StrategyChoice(chosen.strategy, reason, tuple(predictions), note)
 
 
-def table(forecasts: tuple[Forecast, ...], chosen: str) -> str:
-    """One line for each strategy, within 80 columns."""
-    rows = [("", "strategy", "needs", "of", "")]
-    for forecast in forecasts:
-        needs = format_size(forecast.peak) if forecast.peak else ""
-        verdict = forecast.why_not or ("fits" if forecast.fits else "does not fit")
-        rows.append(
+def strategy_table(predictions: tuple[StrategyPrediction, ...], chosen: str) -> str:
+    """Return one line per strategy, within 80 columns."""
+    lines = [("", "strategy", "needs", "of", "")]
+    for prediction in predictions:
+        lines.append(
             (
-                "→" if forecast.strategy == chosen else "",
-                forecast.strategy,
-                needs,
-                format_size(forecast.room),
-                verdict,
+                "→" if prediction.strategy == chosen else "",
+                prediction.strategy,
+                format_size(prediction.peak) if prediction.peak else "",
+                format_size(prediction.capacity),
+                prediction.reason or ("fits" if prediction.fits else "does not fit"),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
     return "\n".join(
-        f"  {row[0]:<{widths[0]}} {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
-        for row in rows
+        f"  {line[0]:<{widths[0]}} {line[1]:<{widths[1]}}  {line[2]:>{widths[2]}}  {line[3]:>{widths[3]}}  {line[4]}".rstrip()
+        for line in lines
     )

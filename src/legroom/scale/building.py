@@ -1,4 +1,4 @@
-"""From what was asked for to an engine: each strategy gets what it needs, or a sentence that says what is missing."""
+"""Builds the engine of a strategy. Rejects a strategy whose requirements are not met."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,29 +8,32 @@ import torch.distributed as dist
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.scale.auto_strategy import Choice, cheapest
-from legroom.scale.batch_shares import coordinator_shares
-from legroom.scale.cutting.forward_graph import CannotCut
-from legroom.scale.cutting.planning import Among, AmongRanks, Plan, plan_pipeline, plan_split
+from legroom.scale.auto_strategy import StrategyChoice, cheapest
+from legroom.scale.cutting.forward_graph import CannotSplitModel
+from legroom.scale.cutting.planning import (
+    DistributedPlanning,
+    LocalPlanning,
+    PipelinePlan,
+    plan_pipeline,
+    plan_split,
+)
 from legroom.scale.prediction import strategy_memory
-from legroom.scale.prediction.step_trace import likeness_of
-from legroom.scale.prediction.strategy_memory import Forecast, Job
+from legroom.scale.prediction.step_trace import device_model_of
+from legroom.scale.prediction.strategy_memory import StrategyPrediction, TrainingSetup, coordinator_shares
 from legroom.scale.shares import checked_shares
 from legroom.scale.strategies.data_parallel import DDP_IS_BETTER, data_parallel
-from legroom.scale.strategies.distributed import distributed
-from legroom.scale.strategies.engine import Engine
+from legroom.scale.strategies.engine import StrategyEngine, ddp_engine, single_device_engine
 from legroom.scale.strategies.pipelined import Pipelined
 from legroom.scale.strategies.sharded import sharded
-from legroom.scale.strategies.single import alone
-from legroom.scale.strategies.split import homes_by_weight, split
-from legroom.scale.world import Place
+from legroom.scale.strategies.split import placement_by_size, split
+from legroom.scale.world import RankDevices
 from legroom.train.guarding.scaling import Scaling, UserScaling, make_scaling
 from legroom.units import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """What a person said beyond model, optimizer and strategy."""
+class ParallelOptions:
+    """The options of `legroom.parallel` other than model, optimizer and strategy."""
 
     batch: Any = None
     shares: list[float] | None = None
@@ -42,230 +45,257 @@ class Wishes:
 
     def check(self) -> None:
         if self.schedule not in ("1f1b", "gpipe"):
-            raise UsageError(f"schedule= is '1f1b' or 'gpipe', not '{self.schedule}'")
+            raise UsageError(f"schedule='{self.schedule}' is not valid. Use '1f1b' or 'gpipe'.")
         if self.micro_batches is not None and self.micro_batches < 1:
-            raise UsageError(f"micro_batches={self.micro_batches} is no number of micro-batches")
+            raise UsageError(f"micro_batches={self.micro_batches} is not valid. Pass 1 or more.")
 
 
 def build(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, wanted: str, place: Place, wishes: Wishes
-) -> tuple[Engine, Choice, Scaling]:
-    """The engine, why it is this one, and how losses are scaled."""
-    return Builder(model, optimizer, place, wishes).build(wanted)
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    strategy: str,
+    devices: RankDevices,
+    options: ParallelOptions,
+) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
+    """Return the engine, the reason for it, and the scaling of losses."""
+    return Builder(model, optimizer, devices, options).build(strategy)
 
 
 @dataclass
 class Builder:
-    """One model, one place, and what was wished for."""
+    """Builds the engine for one model."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
-    place: Place
-    wishes: Wishes
-    plan: Plan | None = field(default=None, init=False)
-    """Of a pipeline, once it was made."""
+    devices: RankDevices
+    options: ParallelOptions
+    plan: PipelinePlan | None = field(default=None, init=False)
+    """The plan of a pipeline, once it is made."""
 
-    def build(self, wanted: str) -> tuple[Engine, Choice, Scaling]:
-        wanted = self._possible(wanted)
-        choice = self._choose() if wanted == "auto" else Choice(wanted, "")
-        how = make_scaling(self.wishes.precision, None, self.place.device)
+    def build(self, strategy: str) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
+        strategy = self._applicable(strategy)
+        choice = self._choose() if strategy == "auto" else StrategyChoice(strategy, "")
+        scaling = make_scaling(self.options.precision, None, self.devices.device)
         name, _, offloaded = choice.strategy.partition(", ")
-        if name in ("fsdp", "pipeline") and how.scaler is not None:
+        if name in ("fsdp", "pipeline") and scaling.scaler is not None:
             raise UsageError(
-                f"precision='fp16' needs a loss scale that all parts of the model share, which strategy='{name}' has not: use 'bf16'"
+                f"precision='fp16' needs a loss scale for the whole model, which strategy='{name}' does not support. Use 'bf16'."
             )
         if name == "ddp":
-            return self._ddp(), choice, how
+            return self._ddp(), choice, scaling
         if name == "fsdp":
-            offload = bool(offloaded) or bool(self.wishes.offload)
-            dtype = getattr(how, "dtype", None)
+            offload = bool(offloaded) or bool(self.options.offload)
+            dtype = getattr(scaling, "dtype", None)
             engine = sharded(
-                self.model, self.optimizer, self.place, shares=self._shares(), dtype=dtype, offload=offload
+                self.model, self.optimizer, self.devices, shares=self._shares(), dtype=dtype, offload=offload
             )
             return engine, choice, UserScaling()
         if name == "pipeline":
             plan = self._pipeline_plan()
-            told = replace(
-                choice, note=choice.note or _stages_told(plan), plan=plan, peaks=plan.balance.peaks
+            choice = replace(
+                choice, note=choice.note or _stages_note(plan), plan=plan, peaks=plan.balance.peaks
             )
-            return (
-                Pipelined(self.model, self.optimizer, self.place, plan, schedule=self.wishes.schedule),
-                told,
-                how,
+            pipelined = Pipelined(
+                self.model, self.optimizer, self.devices, plan, schedule=self.options.schedule
             )
+            return pipelined, choice, scaling
         if name == "dp":
-            return *self._dp(choice), how
+            return *self._dp(choice), scaling
         if name == "split":
-            return *self._split(choice), how
-        return alone(self.model, self.optimizer, self.place), choice, how
+            return *self._split(choice), scaling
+        return single_device_engine(self.model, self.optimizer, self.devices), choice, scaling
 
-    # --- which one
+    # --- choice of the strategy
 
-    def _possible(self, wanted: str) -> str:
-        """The same script runs where there is one device: there, every strategy is the plain one."""
-        launched, size, devices = self.place.world.launched, self.place.world.size, len(self.place.devices)
-        if wanted in ("dp", "split") and size > 1:
-            other = "ddp" if wanted == "dp" else "pipeline"
+    def _applicable(self, strategy: str) -> str:
+        """Return `single` for every strategy if there is only one device, so that the same script runs there."""
+        launched, size = self.devices.world.launched, self.devices.world.size
+        device_count = len(self.devices.devices)
+        if strategy in ("dp", "split") and size > 1:
+            other = "ddp" if strategy == "dp" else "pipeline"
             raise UsageError(
-                f"strategy='{wanted}' is for one process with several GPUs, and {size} were started: use '{other}', which has one GPU in "
-                "each process, or start one"
+                f"strategy='{strategy}' requires a single process with several GPUs, but {size} processes were started. Use "
+                f"'{other}', which has one GPU per process, or start one process."
             )
-        if wanted in ("ddp", "fsdp"):
-            return wanted if launched else "alone"
-        if wanted == "pipeline":
-            return wanted if size > 1 else "alone"
-        if wanted in ("dp", "split"):
-            return wanted if devices > 1 else "alone"
+        if strategy in ("ddp", "fsdp"):
+            return strategy if launched else "single"
+        if strategy == "pipeline":
+            return strategy if size > 1 else "single"
+        if strategy in ("dp", "split"):
+            return strategy if device_count > 1 else "single"
         if launched:
-            return wanted if size > 1 and self.place.device.type == "cuda" else "ddp"
-        return wanted if devices > 1 else "alone"
+            return strategy if size > 1 and self.devices.device.type == "cuda" else "ddp"
+        return strategy if device_count > 1 else "single"
 
-    def _choose(self) -> Choice:
+    def _choose(self) -> StrategyChoice:
         note = (
             ""
-            if self.wishes.batch is not None
-            else "Activations are not counted: give batch=, one batch, and they are."
+            if self.options.batch is not None
+            else "The prediction does not include activations. Pass one batch with batch= to include them."
         )
-        if self.place.world.size == 1:
+        if self.devices.world.size == 1:
             return self._choose_in_one_process(note)
-        job = self._job()
+        setup = self._setup()
         shares = self._shares()
 
-        def looked_at() -> list[Forecast]:
-            found = [strategy_memory.ddp(job, shares), strategy_memory.fsdp(job, shares)]
-            return [*found, strategy_memory.fsdp(job, shares, offload=True)]
+        def predict() -> list[StrategyPrediction]:
+            return [
+                strategy_memory.ddp(setup, shares),
+                strategy_memory.fsdp(setup, shares),
+                strategy_memory.fsdp(setup, shares, offload=True),
+            ]
 
-        told = self._among().agreed(looked_at)
-        among = list(told)
-        among.insert(2, self._pipeline_forecast(job, cheaper_fits=any(each.fits for each in told[:2])))
-        return cheapest(among, note=note)
+        ddp, fsdp, offloaded = self._planning().broadcast(predict)
+        pipeline = self._pipeline_prediction(setup, cheaper_fits=ddp.fits or fsdp.fits)
+        return cheapest([ddp, fsdp, pipeline, offloaded], note=note)
 
-    def _choose_in_one_process(self, note: str) -> Choice:
-        count = len(self.place.devices)
+    def _choose_in_one_process(self, note: str) -> StrategyChoice:
+        count = len(self.devices.devices)
         faster = f"One process per GPU is faster: `legroom launch --nproc {count} script.py`."
-        like = likeness_of(self.place.device)
-        rooms = [likeness_of(device).room for device in self.place.devices]
-        if self.wishes.batch is None:
-            whole = Job(self.model, self.optimizer, None, tuple(rooms), like)
-            return cheapest([Forecast("dp", strategy_memory.plain(whole, 0).peaks[0].reserved, min(rooms)),
-                             Forecast("split", 0, min(rooms), "needs batch= to be looked at")], note=f"{faster} {note}")  # fmt: skip
-        _, peaks = coordinator_shares(self.model, self.optimizer, self.wishes.batch, count, like)
-        found = [Forecast("dp", max(peaks), min(rooms))]
-        if found[0].fits:
-            found.append(Forecast("split", 0, min(rooms), "not looked at: a cheaper one fits"))
+        device_model = device_model_of(self.devices.device)
+        capacities = [device_model_of(device).capacity for device in self.devices.devices]
+        capacity = min(capacities)
+        if self.options.batch is None:
+            setup = TrainingSetup(self.model, self.optimizer, None, tuple(capacities), device_model)
+            peak = strategy_memory.single_device(setup, 0).peaks[0].reserved
+            return cheapest(
+                [
+                    StrategyPrediction("dp", peak, capacity),
+                    StrategyPrediction("split", 0, capacity, _NEEDS_BATCH),
+                ],
+                note=f"{faster} {note}",
+            )
+        _, peaks = coordinator_shares(self.model, self.optimizer, self.options.batch, count, device_model)
+        dp = StrategyPrediction("dp", max(peaks), capacity)
+        if dp.fits:
+            split_prediction = StrategyPrediction("split", 0, capacity, _CHEAPER_FITS)
         else:
             try:
-                _, balance = plan_split(self.model, self.optimizer, self.wishes.batch, count, like)
-                found.append(Forecast("split", max(balance.peaks), min(rooms)))
-            except CannotCut:
-                found.append(Forecast("split", 0, min(rooms), "cannot be foreseen for this model"))
-        return cheapest(found, note=faster)
+                _, balance = plan_split(self.model, self.optimizer, self.options.batch, count, device_model)
+                split_prediction = StrategyPrediction("split", max(balance.peaks), capacity)
+            except CannotSplitModel:
+                split_prediction = StrategyPrediction(
+                    "split", 0, capacity, "cannot be predicted for this model"
+                )
+        return cheapest([dp, split_prediction], note=faster)
 
-    def _pipeline_forecast(self, job: Job, *, cheaper_fits: bool) -> Forecast:
-        room = min(job.rooms)
+    def _pipeline_prediction(self, setup: TrainingSetup, *, cheaper_fits: bool) -> StrategyPrediction:
+        capacity = min(setup.capacities)
         if cheaper_fits:
-            return Forecast("pipeline", 0, room, "not looked at: a cheaper one fits")
-        if job.batch is None:
-            return Forecast("pipeline", 0, room, "needs batch= to be looked at")
+            return StrategyPrediction("pipeline", 0, capacity, _CHEAPER_FITS)
+        if setup.batch is None:
+            return StrategyPrediction("pipeline", 0, capacity, _NEEDS_BATCH)
         try:
-            return strategy_memory.pipeline(self._pipeline_plan(), job.rooms)
-        except CannotCut:
-            return Forecast("pipeline", 0, room, "this model cannot be cut")
+            return strategy_memory.pipeline(self._pipeline_plan(), setup.capacities)
+        except CannotSplitModel:
+            return StrategyPrediction("pipeline", 0, capacity, "this model cannot be split")
 
-    # --- what each needs
+    # --- requirements of each strategy
 
-    def _ddp(self) -> Engine:
-        unused, may_change = False, False
-        if self.wishes.batch is not None and self.wishes.static_graph is None:
-            job = self._job()
-            unused, may_change = self._among().agreed(lambda: strategy_memory.unused_parameters(job))
-        return distributed(
+    def _ddp(self) -> StrategyEngine:
+        has_unused, may_change = False, False
+        if self.options.batch is not None and self.options.static_graph is None:
+            setup = self._setup()
+            has_unused, may_change = self._planning().broadcast(
+                lambda: strategy_memory.unused_parameters(setup)
+            )
+        return ddp_engine(
             self.model,
             self.optimizer,
-            self.place,
+            self.devices,
             shares=self._shares(),
-            unused=unused,
+            has_unused=has_unused,
             may_change=may_change,
-            static_graph=self.wishes.static_graph,
+            static_graph=self.options.static_graph,
         )
 
-    def _dp(self, choice: Choice) -> tuple[Engine, Choice]:
-        count = len(self.place.devices)
+    def _dp(self, choice: StrategyChoice) -> tuple[StrategyEngine, StrategyChoice]:
+        count = len(self.devices.devices)
         better = DDP_IS_BETTER.format(count=count)
-        if self.wishes.shares is not None or self.wishes.batch is None:
-            shares = checked_shares(self.wishes.shares, count, zero_allowed=True)
-            told = replace(choice, note=better)
+        if self.options.shares is not None or self.options.batch is None:
+            shares = checked_shares(self.options.shares, count, zero_allowed=True)
+            choice = replace(choice, note=better)
         else:
-            like = likeness_of(self.place.device)
-            shares, peaks = coordinator_shares(self.model, self.optimizer, self.wishes.batch, count, like)
+            device_model = device_model_of(self.devices.device)
+            shares, peaks = coordinator_shares(
+                self.model, self.optimizer, self.options.batch, count, device_model
+            )
             note = (
-                f"The coordinator gets {shares[0]:g} rows and each other GPU about {shares[1]:.0f}: {format_size(peaks[0])} are foreseen on "
-                f"the coordinator, {format_size(max(peaks[1:]))} on the others. {better}"
+                f"The first GPU gets {shares[0]:g} samples and each other GPU about {shares[1]:.0f}. Predicted memory: "
+                f"{format_size(peaks[0])} on the first GPU, {format_size(max(peaks[1:]))} on the others. {better}"
             )
-            told = replace(choice, note=note, peaks=tuple(peaks))
-        return data_parallel(self.model, self.optimizer, self.place, shares=shares), told
+            choice = replace(choice, note=note, peaks=tuple(peaks))
+        return data_parallel(self.model, self.optimizer, self.devices, shares=shares), choice
 
-    def _split(self, choice: Choice) -> tuple[Engine, Choice]:
-        count = len(self.place.devices)
+    def _split(self, choice: StrategyChoice) -> tuple[StrategyEngine, StrategyChoice]:
+        count = len(self.devices.devices)
         try:
-            homes, balance = plan_split(
-                self.model, self.optimizer, self._batch("split"), count, likeness_of(self.place.device)
+            placement, balance = plan_split(
+                self.model, self.optimizer, self._batch("split"), count, device_model_of(self.devices.device)
             )
-            held = ", ".join(map(format_size, balance.peaks))
-            told = replace(
+            peaks = ", ".join(map(format_size, balance.peaks))
+            choice = replace(
                 choice,
-                note=f"Layers are split so that the GPUs are foreseen to hold {held}.",
+                note=f"The layers are split among the GPUs. Predicted memory: {peaks}.",
                 peaks=balance.peaks,
             )
-        except CannotCut as trouble:
-            homes = homes_by_weight(self.model, count)
-            told = replace(
-                choice, note=f"Layers are split by the size of their weights alone: {trouble.reason}."
+        except CannotSplitModel as error:
+            placement = placement_by_size(self.model, count)
+            choice = replace(
+                choice,
+                note=f"The layers are split by the size of their weights only, because {error.reason}.",
             )
-        return split(self.model, self.optimizer, self.place, homes), told
+        return split(self.model, self.optimizer, self.devices, placement), choice
 
-    def _pipeline_plan(self) -> Plan:
+    def _pipeline_plan(self) -> PipelinePlan:
         if self.plan is None:
             self.plan = plan_pipeline(
                 self.model,
                 self.optimizer,
                 self._batch("pipeline"),
-                self.place.world.size,
-                likeness_of(self.place.device),
-                schedule=self.wishes.schedule,
-                micro_batches=self.wishes.micro_batches,
-                among=AmongRanks(),
+                self.devices.world.size,
+                device_model_of(self.devices.device),
+                schedule=self.options.schedule,
+                micro_batches=self.options.micro_batches,
+                planning=DistributedPlanning(),
             )
         return self.plan
 
     def _shares(self) -> list[float]:
-        """Of rows, by each rank's room where GPUs differ, unless given."""
-        size = self.place.world.size
-        if self.wishes.shares is not None or size == 1 or self.place.device.type != "cuda":
-            return checked_shares(self.wishes.shares, size, zero_allowed=False)
-        job = self._job()
-        return self._among().agreed(lambda: strategy_memory.fair_shares(job))
+        """Return the batch share of each rank: as given, or by the memory of each GPU."""
+        size = self.devices.world.size
+        if self.options.shares is not None or size == 1 or self.devices.device.type != "cuda":
+            return checked_shares(self.options.shares, size, zero_allowed=False)
+        setup = self._setup()
+        return self._planning().broadcast(lambda: strategy_memory.fair_shares(setup))
 
-    def _job(self) -> Job:
-        like = likeness_of(self.place.device)
-        rooms: list[int] = [like.room]
-        if self.place.world.size > 1:
-            rooms = [0] * self.place.world.size
-            dist.all_gather_object(rooms, like.room)
-        return Job(self.model, self.optimizer, self.wishes.batch, tuple(rooms), like)
+    def _setup(self) -> TrainingSetup:
+        device_model = device_model_of(self.devices.device)
+        capacities: list[int] = [device_model.capacity]
+        if self.devices.world.size > 1:
+            capacities = [0] * self.devices.world.size
+            dist.all_gather_object(capacities, device_model.capacity)
+        return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
-    def _among(self) -> Among:
-        return AmongRanks() if self.place.world.size > 1 else Among()
+    def _planning(self) -> LocalPlanning:
+        return DistributedPlanning() if self.devices.world.size > 1 else LocalPlanning()
 
     def _batch(self, strategy: str) -> Any:
-        if self.wishes.batch is None:
+        if self.options.batch is None:
             raise UsageError(
-                f"strategy='{strategy}' needs batch=, one batch with the target last, to see what goes where: "
-                "legroom.parallel(model, optimizer, batch=(x, y))"
+                f"strategy='{strategy}' needs one batch, with the target last, to split the model: "
+                "legroom.parallel(model, optimizer, batch=(x, y))."
             )
-        return self.wishes.batch
+        return self.options.batch
 
 
-def _stages_told(plan: Plan) -> str:
-    held = ", ".join(map(format_size, plan.balance.peaks))
-    return f"The model is cut into {plan.cut.stages} stages that are foreseen to hold {held}; {plan.micro_batches} micro-batches a step."
+_CHEAPER_FITS = "not predicted: a cheaper one fits"
+_NEEDS_BATCH = "not predicted: needs batch="
+
+
+def _stages_note(plan: PipelinePlan) -> str:
+    peaks = ", ".join(map(format_size, plan.balance.peaks))
+    return (
+        f"The model is split into {plan.cut.stages} stages, with {plan.micro_batches} micro-batches per step. "
+        f"Predicted memory: {peaks}."
+    )

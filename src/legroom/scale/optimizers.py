@@ -1,4 +1,4 @@
-"""An optimizer that was made for the plain model goes on with the parameters that took their place."""
+"""Replaces the parameters of an optimizer after the model was wrapped."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,39 +12,41 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """The optimizer, made now if a function of the parameters was given. It must hold parameters of this model."""
+    """Return the optimizer, or create it with the given function. It must have parameters of this model."""
     if optimizer is None:
         return None
-    made: torch.optim.Optimizer = optimizer
-    if not isinstance(made, torch.optim.Optimizer):
-        if not callable(made):
+    result: torch.optim.Optimizer = optimizer
+    if not isinstance(result, torch.optim.Optimizer):
+        if not callable(result):
             raise UsageError(
-                f"optimizer= is a {type(made).__name__}: give a torch.optim.Optimizer, or a function of the parameters that makes one"
+                f"optimizer= is a {type(result).__name__}. Pass a torch.optim.Optimizer, or a function that creates one from the parameters."
             )
-        made = made([parameter for parameter in model.parameters() if parameter.requires_grad])
+        result = result([parameter for parameter in model.parameters() if parameter.requires_grad])
     known = set(map(id, model.parameters()))
-    if not any(id(parameter) in known for group in made.param_groups for parameter in group["params"]):
+    if not any(id(parameter) in known for group in result.param_groups for parameter in group["params"]):
         raise UsageError(
-            "the optimizer holds no parameter of this model: make it from model.parameters() of the model given here"
+            "The optimizer has no parameter of this model. Create it from model.parameters() of the same model."
         )
-    return made
+    return result
 
 
-def rebound(optimizer: torch.optim.Optimizer | None, now: Mapping[nn.Parameter, nn.Parameter | None]) -> None:
-    """Put each parameter's successor in its place; one whose successor is None lives on another rank and goes.
+def replace_parameters(
+    optimizer: torch.optim.Optimizer | None, replacements: Mapping[nn.Parameter, nn.Parameter | None]
+) -> None:
+    """Replace parameters. Those with the replacement None are on another rank and are removed.
 
-    Groups stay, even empty ones: learning-rate schedules count them.
+    Empty groups are kept, because learning rate schedulers count them.
     """
     if optimizer is None:
         return
     for group in optimizer.param_groups:
-        successors = [now.get(parameter, parameter) for parameter in group["params"]]
-        for parameter, successor in zip(group["params"], successors, strict=True):
-            if successor is not parameter:
+        new = [replacements.get(parameter, parameter) for parameter in group["params"]]
+        for parameter, replacement in zip(group["params"], new, strict=True):
+            if replacement is not parameter:
                 state = optimizer.state.pop(parameter, None)
-                if state and successor is not None:
+                if state and replacement is not None:
                     raise UsageError(
-                        "the optimizer has taken steps already, and its state cannot follow parameters that are sharded now: "
-                        "call legroom.parallel first, then load the optimizer's state"
+                        "The optimizer already has state, which cannot be moved to sharded parameters. "
+                        "Call legroom.parallel first, then load the state of the optimizer."
                     )
-        group["params"] = [successor for successor in successors if successor is not None]
+        group["params"] = [parameter for parameter in new if parameter is not None]

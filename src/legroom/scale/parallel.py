@@ -1,12 +1,12 @@
-"""One model on as many devices as there are, with one script.
+"""Trains one model on one or more devices with the same script.
 
     run = legroom.parallel(model, optimizer, strategy="auto")
-    for x, y in run.loader(dataset, batch_size=64):             # 64 rows a step, over all ranks
+    for x, y in run.loader(dataset, batch_size=64):             # 64 samples per step, over all ranks
         loss = run.step(lambda x, y: criterion(run.model(x), y), x, y)
 
-The script runs unchanged with `python`, torchrun and `legroom launch`, on one CPU, one GPU, several, several machines. Whatever the
-strategy, the gradients of a step are those of its whole batch, each rank's mean loss weighed by its rows, so that the weights afterwards
-are what one process would have got.
+The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several machines. With every
+strategy, the gradients of a step are those of the global batch, because the mean loss of each rank is weighted by its
+samples. The weights are therefore those that a single process would compute.
 """
 
 import os
@@ -20,14 +20,14 @@ from torch.utils.data import Dataset
 
 from legroom.errors import UsageError
 from legroom.log import log
-from legroom.scale.auto_strategy import Choice
-from legroom.scale.building import Wishes, build
-from legroom.scale.loading import Loader
-from legroom.scale.loss_weights import Weighing
+from legroom.scale.auto_strategy import StrategyChoice
+from legroom.scale.building import ParallelOptions, build
+from legroom.scale.loading import DistributedLoader
+from legroom.scale.loss_weights import LossWeighting
 from legroom.scale.optimizers import Optimizer, checked_optimizer
 from legroom.scale.strategies import NAMES
-from legroom.scale.strategies.engine import Engine
-from legroom.scale.world import Place, read_world, take_place
+from legroom.scale.strategies.engine import StrategyEngine
+from legroom.scale.world import RankDevices, read_world, setup_rank
 from legroom.train.guarding.batches.splitting import BatchArguments, to_device
 from legroom.train.guarding.batches.weighting import Weight
 from legroom.train.guarding.guard import Guard
@@ -52,19 +52,22 @@ def parallel(
     offload: bool | None = None,
     static_graph: bool | None = None,
 ) -> "Parallel":
-    """Move the model to its device or devices, wrap it, and give all that a training script needs of the run.
+    """Move the model to its devices, wrap it for the strategy, and return the run.
 
-    `optimizer`: made from the model's parameters, or a function of them. `batch`: one batch of the whole run, inputs first and target
-    last; what is to be cut, chosen or foreseen is from it. `shares`: of rows, one per GPU. `weight`: for a loss that is a mean over
-    something else than rows (tokens), counts it in a batch. `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`.
-    `clip_norm`: clip gradients to this norm, over all ranks. `schedule`, `micro_batches`: of a pipeline. `offload`: shards of "fsdp" wait in
-    host memory; by default only where they would not fit otherwise. `static_graph`: for "ddp", if you know better.
+    `optimizer`: an optimizer of the model's parameters, or a function that creates one. `batch`: one global batch, inputs first
+    and target last, with which the memory is predicted and the model is split. `shares`: the share of the batch per GPU. `weight`: for
+    a loss that is a mean over other elements than samples, such as tokens, a function that counts them in a batch. `precision`:
+    "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. `clip_norm`: clip gradients to this norm, over all ranks.
+    `schedule`, `micro_batches`: options of a pipeline. `offload`: keep the shards of "fsdp" in host memory; by default only if
+    they do not fit otherwise. `static_graph`: as in DDP; detected by default.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"give the model first, an nn.Module: legroom.parallel got a {type(model).__name__}")
-    wanted = _wanted(strategy)
-    place = take_place(read_world(os.environ))
-    wishes = Wishes(
+        raise UsageError(
+            f"legroom.parallel() expects the model (nn.Module) as its first argument, not a {type(model).__name__}."
+        )
+    strategy_name = _strategy_name(strategy)
+    devices = setup_rank(read_world(os.environ))
+    options = ParallelOptions(
         batch=batch,
         shares=None if shares is None else list(shares),
         precision=precision,
@@ -73,77 +76,80 @@ def parallel(
         offload=offload,
         static_graph=static_graph,
     )
-    wishes.check()
-    engine, choice, scaling = build(model, checked_optimizer(optimizer, model), wanted, place, wishes)
-    if choice.told and place.world.rank == 0:
-        log.warning("%s", choice.told)
-    return Parallel(engine, choice, place, scaling, weight, clip_norm)
+    options.check()
+    engine, choice, scaling = build(
+        model, checked_optimizer(optimizer, model), strategy_name, devices, options
+    )
+    if choice.message and devices.world.rank == 0:
+        log.warning("%s", choice.message)
+    return Parallel(engine, choice, devices, scaling, weight, clip_norm)
 
 
 class Parallel:
-    """A run: the model, placed and wrapped, and what a script asks of the other ranks."""
+    """A run: the wrapped model, and the communication with other ranks."""
 
     def __init__(
         self,
-        engine: Engine,
-        choice: Choice,
-        place: Place,
+        engine: StrategyEngine,
+        choice: StrategyChoice,
+        devices: RankDevices,
         scaling: Scaling,
         weight: Weight | None,
         clip_norm: float | None,
     ) -> None:
         self.model = engine.model
-        """What a loss function calls."""
+        """The model to call in loss functions."""
         self.module = engine.module
-        """The model without its wrapper, its parameters under their own names: what is saved and loaded."""
+        """The model without its wrapper, for saving and loading under its own parameter names."""
         self.optimizer = engine.optimizer
         self.strategy = engine.name
-        """"alone", "dp", "ddp", "fsdp", "pipeline" or "split"."""
+        """"single", "dp", "ddp", "fsdp", "pipeline" or "split"."""
         self.choice = choice
-        """Why this strategy, and what the others would have needed."""
-        self.device = place.device
-        self.rank, self.size = place.world.rank, place.world.size
+        """The reason for the strategy, and the predictions of the others."""
+        self.device = devices.device
+        self.rank, self.world_size = devices.world.rank, devices.world.size
         self.is_sharded = engine.is_sharded
-        self._engine, self._place, self._scaling, self._clip_norm = engine, place, scaling, clip_norm
-        self._weighing = Weighing(weight, ranks=len(engine.shares))
-        self._loaders: list[Loader] = []
+        self._engine, self._devices, self._scaling, self._clip_norm = engine, devices, scaling, clip_norm
+        self._weighting = LossWeighting(weight, ranks=len(engine.shares))
+        self._loaders: list[DistributedLoader] = []
 
     @property
-    def main(self) -> bool:
-        """Whether this is the rank that prints and logs."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which prints and logs."""
         return self.rank == 0
 
-    def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> Loader:
-        """Batches of `batch_size` rows over all ranks; of each, this rank's rows, on its device.
+    def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DistributedLoader:
+        """Return a loader of global batches of `batch_size` samples, which yields this rank's samples on its device.
 
-        `shuffle` (True), `drop_last` (False), `seed`, `workers`, and whatever else a DataLoader takes.
+        Options: `shuffle` (True), `drop_last` (False), `seed`, `num_workers`, and other options of a DataLoader.
         """
-        divided = len(self._engine.shares) > 1
-        made = Loader(
+        is_split = len(self._engine.shares) > 1
+        loader = DistributedLoader(
             dataset,
             batch_size,
-            place=self.rank if divided else 0,
+            index=self.rank if is_split else 0,
             shares=self._engine.shares,
             device=self._engine.batch_device,
-            local_ranks=self._place.world.local_size,
-            on_batch=self._weighing.rows_count,
+            local_ranks=self._devices.world.local_size,
+            on_batch=self._weighting.set_counted,
             **options,
         )
-        self._loaders.append(made)
-        return made
+        self._loaders.append(loader)
+        return loader
 
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Forward, backward, optimizer step, gradients to None. `loss_fn(*batch, **named)` must call `run.model`.
+        """Run forward, backward and the optimizer step, and set gradients to None.
 
-        Returns this rank's part of the loss: its mean over ranks, `run.gather(loss).mean()`, is the whole batch's.
+        `loss_fn(*batch, **named)` must call `run.model`. Returns this rank's part of the loss. Its mean over ranks,
+        `run.gather(loss).mean()`, is the loss of the global batch.
         """
         if not callable(loss_fn):
             raise UsageError(
-                f"the first argument is a {type(loss_fn).__name__}: give the function that computes the loss first, then the batch"
+                f"The first argument is a {type(loss_fn).__name__}. Pass the loss function first, then the batch."
             )
         if self.optimizer is None:
-            raise UsageError("there is no optimizer to step: give legroom.parallel(model, optimizer)")
-        loss = self._engine.backward(loss_fn, self._here(batch, named), self._weighing, self._scaling)
+            raise UsageError("The run has no optimizer. Use legroom.parallel(model, optimizer).")
+        loss = self._engine.backward(loss_fn, self._on_device(batch, named), self._weighting, self._scaling)
         self._scaling.unscale_(self.optimizer)
         if self._clip_norm is not None:
             self._clip(self._clip_norm)
@@ -153,67 +159,67 @@ class Parallel:
         return loss
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
-        """`function(*batch, **named)` without gradients: `run.evaluate(lambda x: run.model(x), x)`, on every rank."""
-        return self._engine.evaluate(function, self._here(batch, named))
+        """Call a function without gradients, on every rank: `run.evaluate(lambda x: run.model(x), x)`."""
+        return self._engine.evaluate(function, self._on_device(batch, named))
 
     def gather(self, value: Any) -> Any:
-        """What every rank has, put together: rows one after the other as in the whole batch, numbers in a row, else a list."""
-        return self._weighing.gathered(value)
+        """Gather a value from all ranks: samples in the order of the global batch, scalars as a tensor, else a list."""
+        return self._weighting.gather(value)
 
     def guard(self, **options: Any) -> "Guard | Parallel":
-        """Steps that survive a full GPU (see `legroom.Guard`), weighed as `step` weighs them.
+        """Return a `legroom.Guard` with the weighting of this run.
 
-        A model that lies on several devices cannot be guarded: there the run itself is given back, whose `step` is the same.
+        A model on several devices cannot be guarded. The run itself is returned then, whose `step` has the same signature.
         """
         if self.optimizer is None:
-            raise UsageError("there is no optimizer to guard: give legroom.parallel(model, optimizer)")
+            raise UsageError("The run has no optimizer. Use legroom.parallel(model, optimizer).")
         if self.strategy in ("pipeline", "split"):
             log.warning(
-                "Steps of strategy='%s' are not guarded: out of memory stays an error there.", self.strategy
+                "Steps with strategy='%s' are not guarded: out-of-memory errors are raised.", self.strategy
             )
             return self
         options.setdefault("clip_norm", self._clip_norm)
         if self._scaling.scaler is not None:
             options.setdefault("precision", self._scaling)
         if len(self._engine.shares) > 1:
-            options.setdefault("weight", self._weighing.count)
+            options.setdefault("weight", self._weighting.count)
         return Guard(self.model, self.optimizer, **options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loaders stand. Weights and optimizer state are `run.module`'s and `run.optimizer`'s own."""
+        """Return the positions of the loaders. Save `run.module` and `run.optimizer` separately."""
         return {"loaders": [loader.state_dict() for loader in self._loaders]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loaders that were made in the same order go on where those stood."""
-        for loader, stood in zip(self._loaders, state["loaders"], strict=True):
-            loader.load_state_dict(stood)
+        """Restore the positions of loaders that were created in the same order."""
+        for loader, position in zip(self._loaders, state["loaders"], strict=True):
+            loader.load_state_dict(position)
 
-    def wait(self) -> None:
-        """Until every rank is here."""
+    def barrier(self) -> None:
+        """Wait for all ranks."""
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
 
     def __repr__(self) -> str:
-        return f"<Parallel: {self.strategy}, rank {self.rank} of {self.size} on {self.device}>"
+        return f"<Parallel: {self.strategy}, rank {self.rank} of {self.world_size} on {self.device}>"
 
-    def _here(self, batch: tuple[Any, ...], named: dict[str, Any]) -> BatchArguments:
+    def _on_device(self, batch: tuple[Any, ...], named: dict[str, Any]) -> BatchArguments:
         device = self._engine.batch_device
         return BatchArguments(
             *((batch, named) if device is None else to_device((batch, named), device, non_blocking=True))
         )
 
-    def _clip(self, most: float) -> None:
+    def _clip(self, max_norm: float) -> None:
         assert self.optimizer is not None
         parameters = [each for group in self.optimizer.param_groups for each in group["params"]]
-        nn.utils.clip_grads_with_norm_(parameters, most, self._engine.norm(parameters))
+        nn.utils.clip_grads_with_norm_(parameters, max_norm, self._engine.norm(parameters))
 
 
-def _wanted(strategy: str) -> str:
-    """What the command line asked for (`legroom launch --strategy`) wins over what the script says."""
-    told = os.environ.get("LEGROOM_STRATEGY", "")
-    for name, whence in ((strategy, "strategy="), (told or "auto", "LEGROOM_STRATEGY=")):
+def _strategy_name(strategy: str) -> str:
+    """Return the strategy of the command line (`legroom launch --strategy`), or else that of the script."""
+    override = os.environ.get("LEGROOM_STRATEGY", "")
+    for name, source in ((strategy, "strategy="), (override or "auto", "LEGROOM_STRATEGY=")):
         if name not in NAMES:
-            raise UsageError(f"{whence}'{name}' is no strategy: take one of {', '.join(NAMES)}")
-    if told and strategy not in ("auto", told):
-        log.warning("LEGROOM_STRATEGY=%s is taken instead of the script's strategy='%s'.", told, strategy)
-    return told or strategy
+            raise UsageError(f"{source}'{name}' is not valid. Use one of {', '.join(NAMES)}.")
+    if override and strategy not in ("auto", override):
+        log.warning("LEGROOM_STRATEGY=%s overrides strategy='%s' of the script.", override, strategy)
+    return override or strategy

@@ -1,7 +1,7 @@
-"""Ray, started for a while and stopped after it, or a cluster that is there already and stays.
+"""Starts a temporary Ray instance, or connects to an existing cluster.
 
-Ray that we start is quiet and private: no dashboard, no usage statistics, no output of workers on the terminal. Ray that the
-caller has started, or that an address names, is used as it is and left running.
+A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. An instance that the caller has
+started, or a cluster with an address, is used as it is and left running.
 """
 
 import contextlib
@@ -19,49 +19,49 @@ from legroom.errors import MissingExtra, UsageError
 from legroom.observe.virtual.patching import Replacement, replaced
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-SECONDS_TO_REACH = 5.0
+CONNECT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """How its user says what concerns Ray: for sentences that name the remedy."""
+class RayHelp:
+    """Texts for error messages, which depend on the command that uses Ray."""
 
     address: str
-    """Before an address: `address=`."""
-    without_cluster: str
-    """What to do where none answers, beside starting one."""
-    without_ray: str
-    """What needs no Ray."""
+    """The prefix of an address: `address=`."""
+    no_cluster: str
+    """Further advice if there is no cluster."""
+    no_ray: str
+    """An alternative without Ray."""
 
 
 @contextlib.contextmanager
-def connected(
+def connect_ray(
     address: str | None,
-    words: Words,
+    help: RayHelp,
     *,
     processors: int,
     gpus: int | None = None,
     settings: Mapping[str, str] = QUIET,
 ) -> Iterator[None]:
-    """Ray is there inside: the caller's own, the cluster at `address`, or one of ours with so many processors and GPUs.
+    """Connect to the caller's Ray instance, to the cluster at `address`, or start one with these processors and GPUs.
 
-    `gpus`: None is all of this machine's. `settings`: of the environment, inside; the user's own come first.
+    `gpus`: None means all GPUs of this machine. `settings`: environment variables, unless the user has set them.
     """
     with _environment(settings):
-        if is_there():
+        if is_initialized():
             yield
             return
-        if address is not None:  # before Ray is loaded, which takes seconds
-            _check(address, words)
+        if address is not None:  # before the slow import of Ray
+            _check_address(address, help)
         try:
             import ray
         except ImportError:
             raise MissingExtra("Ray", "tune") from None
 
         try:
-            with contextlib.nullcontext() if address else _without_observers():
+            with contextlib.nullcontext() if address else _without_services():
                 ray.init(
-                    # "local": a cluster that happens to run here is not ours to fill
+                    # "local": do not use a cluster that happens to run here
                     address=address or "local",
                     include_dashboard=None if address else False,
                     num_cpus=None if address else processors,
@@ -70,16 +70,16 @@ def connected(
                     logging_level=logging.ERROR,
                     configure_logging=True,
                 )
-        except Exception as error:  # Ray raises plain ones, too, where it does not start in time
+        except Exception as error:  # also plain Exceptions, if it does not start in time
             if address == "auto":
-                raise _unreachable(address, words) from None
+                raise _no_cluster(address, help) from None
             if address is not None:
                 raise UsageError(
-                    f"something answers at {address}, but Ray cannot join it ({_first_line(error)}): give the port that `ray start` "
-                    "printed, and Ray's token in RAY_AUTH_TOKEN where the cluster asks for one"
+                    f"Ray cannot connect to {address} ({_first_line(error)}). Use the port that `ray start` "
+                    "printed, and set RAY_AUTH_TOKEN if the cluster requires a token."
                 ) from None
             raise UsageError(
-                f"Ray could not be started here ({_first_line(error)}): try again, or {words.without_ray}"
+                f"Ray could not be started ({_first_line(error)}). Try again, or {help.no_ray}."
             ) from None
         try:
             yield
@@ -87,56 +87,56 @@ def connected(
             ray.shutdown()
 
 
-def is_there() -> bool:
-    """Whether the caller has started Ray, without loading it for the question."""
+def is_initialized() -> bool:
+    """Whether the caller has started Ray. Does not import it."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 
 
 @contextlib.contextmanager
-def _without_observers() -> Iterator[None]:
-    """Ray that starts inside has nobody who adds machines, reads workers' logs or serves a dashboard: nobody asks them here, and each is a process that imports for a second.
+def _without_services() -> Iterator[None]:
+    """Start Ray without autoscaler, log monitor and dashboard, each of which is a process that takes a second to start.
 
-    Private to Ray. Where it is called otherwise, they are started, and Ray is there one to two seconds later.
+    This uses private functions of Ray. If they change, the services are started, which takes one to two seconds longer.
     """
     try:
         from ray._private import node, parameter
     except ImportError:
         yield
         return
-    plain: Any = parameter.RayParams
-    unwanted = {"no_monitor": True, "include_log_monitor": False}
+    original: Any = parameter.RayParams
+    disabled = {"no_monitor": True, "include_log_monitor": False}
     replacements = [Replacement(node.Node, "start_api_server", lambda *_, **__: None)]
-    if unwanted.keys() <= inspect.signature(plain).parameters.keys():
-        replacements.append(Replacement(parameter, "RayParams", functools.partial(plain, **unwanted)))
+    if disabled.keys() <= inspect.signature(original).parameters.keys():
+        replacements.append(Replacement(parameter, "RayParams", functools.partial(original, **disabled)))
     with replaced(replacements):
         yield
 
 
-def _check(address: str, words: Words) -> None:
-    """Ray waits long for a host that is not there, so it is asked for first."""
+def _check_address(address: str, help: RayHelp) -> None:
+    """Check that the host responds, because Ray waits long for one that does not."""
     if address == "auto":
         return
     if address.startswith("ray://"):
         raise UsageError(
-            f"{words.address}{address} is Ray's client: start this on a machine of the cluster with {words.address}auto, or name the "
-            f"cluster itself, {words.address}host:6379"
+            f"`{help.address}{address}` is an address of the Ray client. Run this on a machine of the cluster with `{help.address}auto`, "
+            f"or pass the address of the cluster, such as `{help.address}host:6379`."
         )
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit():
         raise UsageError(
-            f"{words.address}{address} is no address: write host:6379, or auto for the cluster of this machine"
+            f"`{help.address}{address}` is not a valid address. Use `host:6379`, or `auto` for the cluster of this machine."
         )
     try:
-        socket.create_connection((host, int(port)), timeout=SECONDS_TO_REACH).close()
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError):
-        raise _unreachable(address, words) from None
+        raise _no_cluster(address, help) from None
 
 
-def _unreachable(address: str, words: Words) -> UsageError:
-    where = "on this machine" if address == "auto" else f"at {address}"
+def _no_cluster(address: str, help: RayHelp) -> UsageError:
+    location = "on this machine" if address == "auto" else f"at {address}"
     return UsageError(
-        f"there is no Ray cluster {where}: start one with `ray start --head`, {words.without_cluster}"
+        f"There is no Ray cluster {location}. Start one with `ray start --head`, {help.no_cluster}."
     )
 
 
@@ -147,7 +147,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set inside, unless the user has set them otherwise; as it was afterwards."""
+    """Set environment variables inside the block, unless the user has set them."""
     added = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(added)
     try:

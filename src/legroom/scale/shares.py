@@ -1,6 +1,6 @@
-"""How the rows of a batch are divided: in whole rows, as near to the shares as can be, none lost and none twice.
+"""Splits a global batch among ranks or devices by shares.
 
-Shares are any numbers that are not negative; only their ratio counts. Every rank computes the same division by itself.
+Shares are non-negative numbers, of which only the ratio matters. Every rank computes the same split.
 """
 
 from collections.abc import Sequence
@@ -8,44 +8,44 @@ from collections.abc import Sequence
 from legroom.errors import UsageError
 
 
-def divided(rows: int, shares: Sequence[float]) -> list[int]:
-    """`rows` as one whole number per share; what is left over goes to the largest fractions, the first one at a tie.
+def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
+    """Return the samples of each share. Remaining samples go to the largest fractions, the first one if equal.
 
-    >>> divided(10, [1, 1, 1]), divided(8, [3, 1]), divided(6, [0, 1, 1])
+    >>> split_by_shares(10, [1, 1, 1]), split_by_shares(8, [3, 1]), split_by_shares(6, [0, 1, 1])
     ([4, 3, 3], [6, 2], [0, 3, 3])
     """
-    whole = sum(shares)
-    exact = [rows * share / whole for share in shares]
+    total = sum(shares)
+    exact = [batch_size * share / total for share in shares]
     counts = [int(each) for each in exact]
-    by_fraction = sorted(range(len(shares)), key=lambda place: (counts[place] - exact[place], place))
-    for place in by_fraction[: rows - sum(counts)]:
-        counts[place] += 1
+    by_fraction = sorted(range(len(shares)), key=lambda index: (counts[index] - exact[index], index))
+    for index in by_fraction[: batch_size - sum(counts)]:
+        counts[index] += 1
     return counts
 
 
-def checked_shares(shares: Sequence[float] | None, places: int, *, zero_allowed: bool) -> list[float]:
-    """Shares as a person gave them, one per place; equal ones where none were given."""
+def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: bool) -> list[float]:
+    """Return the user's shares after a check, or equal shares."""
     if shares is None:
-        return [1.0] * places
+        return [1.0] * count
     given = [float(share) for share in shares]
-    if len(given) != places:
-        raise UsageError(f"shares= has {len(given)} numbers for {places} devices: give one for each")
+    if len(given) != count:
+        raise UsageError(f"shares= has {len(given)} numbers for {count} devices. Pass one per device.")
     if any(not share >= 0 for share in given) or sum(given) == 0:
-        raise UsageError("shares= are numbers from 0 up, and not all are 0")
+        raise UsageError("shares= must be numbers of 0 or more, and not all 0.")
     if not zero_allowed and 0 in given:
         raise UsageError(
-            "a share of 0 leaves a rank without work: start one rank less, or give it a small share"
+            "A share of 0 leaves a rank without samples. Start one rank less, or pass a small share."
         )
     return given
 
 
-ALIKE = 0.1
-"""Room that differs by no more than this part is taken for the same."""
+MIN_DIFFERENCE = 0.1
+"""Devices whose memory differs by less than this fraction get equal shares."""
 
 
-def shares_of_room(room: Sequence[float]) -> list[float]:
-    """Shares in the ratio of each device's room for rows; equal ones where the room hardly differs."""
-    least, most = min(room), max(room)
-    if least <= 0 or most <= least * (1 + ALIKE):
-        return [1.0] * len(room)
-    return [each / most for each in room]
+def shares_by_memory(available: Sequence[float]) -> list[float]:
+    """Return shares in the ratio of the available memory, or equal shares if it hardly differs."""
+    smallest, largest = min(available), max(available)
+    if smallest <= 0 or largest <= smallest * (1 + MIN_DIFFERENCE):
+        return [1.0] * len(available)
+    return [each / largest for each in available]

@@ -1,7 +1,7 @@
-"""Nested arguments and results, taken apart and put together as torch itself does it.
+"""Traversal of nested arguments and results, as in torch.
 
-`torch.utils._pytree` is private by name only: export, functorch and libraries (which register their own outputs with it) stand on it, and it is
-the same from torch 2.6 on. Were it to go, whatever tells containers from leaves in the same way can take its place here.
+`torch.utils._pytree` is private, but torch.export, functorch and libraries rely on it, and it has not changed since torch 2.6. If it
+is removed, an equivalent can replace it here.
 """
 
 from torch.utils._pytree import tree_leaves as tree_leaves

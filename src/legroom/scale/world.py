@@ -1,10 +1,10 @@
-"""Where this process stands among those that train one model: its rank, its device, and the meeting with the others.
+"""The rank and device of this process, and its process group.
 
-    world = read_world(os.environ)      # what torchrun or `legroom launch` wrote there; nothing is started
-    place = take_place(world)           # the device of this rank, and the process group if there is one to be
+    world = read_world(os.environ)      # the variables of torchrun or `legroom launch`; starts nothing
+    devices = setup_rank(world)         # the device of this rank; starts the process group if launched
 
-A process that nobody launched is alone: no process group, no port, no waiting. One that was launched, even as the only one, gets
-its group, so that one rank behaves as many do. A group that the script has started already is used as it is.
+A process without a launcher has no process group. A launched process gets one, even if it is the only rank, so that one rank
+behaves like many. A process group that the script has already started is used as it is.
 """
 
 import atexit
@@ -22,38 +22,34 @@ from torch.distributed.rendezvous import rendezvous
 from legroom.errors import UsageError
 from legroom.observe.virtual.gpu import VirtualGPU
 
-PATIENCE = 600.0
-"""Seconds to wait at the start for ranks that have not come; LEGROOM_PATIENCE changes it."""
+DEFAULT_TIMEOUT = 600.0
+"""The seconds to wait for other ranks at the start. LEGROOM_TIMEOUT overrides it."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the environment says."""
+    """The ranks according to the environment."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
     launched: bool = False
-    """Whether a launcher started this process: then there is a group, even of one."""
+    """Whether a launcher started this process. There is a process group then, even with one rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where this rank computes."""
+class RankDevices:
+    """The devices of this rank."""
 
     world: World
     device: torch.device
     devices: tuple[torch.device, ...]
-    """All that this process may use: more than one where it is alone on a machine with several GPUs."""
-
-    @property
-    def alone(self) -> bool:
-        return not self.world.launched
+    """All devices of this process. A process without a launcher may have several GPUs."""
 
 
 def read_world(environ: Mapping[str, str]) -> World:
-    """The ranks as torchrun, `legroom launch` and other launchers write them down."""
+    """Read the variables of torchrun, `legroom launch` and other launchers."""
     names = ("RANK", "WORLD_SIZE")
     given = [name for name in names if name in environ]
     if not given:
@@ -61,12 +57,12 @@ def read_world(environ: Mapping[str, str]) -> World:
     if len(given) < len(names):
         missing = next(name for name in names if name not in environ)
         raise UsageError(
-            f"{given[0]} is set and {missing} is not: start the script with `legroom launch` or torchrun, which set both, "
-            f"or unset {given[0]}"
+            f"{given[0]} is set, but {missing} is not. Start the script with `legroom launch` or torchrun, "
+            f"or unset {given[0]}."
         )
     rank, size = (_number(environ, name) for name in names)
     if not 0 <= rank < size:
-        raise UsageError(f"RANK={rank} is none of WORLD_SIZE={size} ranks: they are counted from 0")
+        raise UsageError(f"RANK={rank} is not valid with WORLD_SIZE={size}. Ranks start at 0.")
     return World(
         rank,
         size,
@@ -76,8 +72,8 @@ def read_world(environ: Mapping[str, str]) -> World:
     )
 
 
-def take_place(world: World) -> Place:
-    """The device of this rank; the process group is started if the process was launched and has none yet."""
+def setup_rank(world: World) -> RankDevices:
+    """Select the device of this rank, and start the process group of a launched process."""
     started = dist.is_available() and dist.is_initialized()
     if started:
         world = World(
@@ -87,10 +83,10 @@ def take_place(world: World) -> Place:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if world.launched and not started:
-        _meet(world, device)
+        _init_process_group(world, device)
     if world.size > 1:
-        _refuse_shared_devices(device)
-    return Place(world, device, (device,) if world.launched else _all_devices(device))
+        _reject_shared_devices(device)
+    return RankDevices(world, device, (device,) if world.launched else _all_devices(device))
 
 
 def _device(world: World) -> torch.device:
@@ -99,18 +95,18 @@ def _device(world: World) -> torch.device:
     count = torch.cuda.device_count()
     if world.local_rank < count:
         return torch.device("cuda", world.local_rank)
-    if count == 1 and _has_a_gpu_of_its_own():
+    if count == 1 and _may_have_own_gpu():
         return torch.device("cuda", 0)
     raise UsageError(
-        f"{world.local_size} ranks on this machine and {count} GPU{'s' if count > 1 else ''}: start {count} "
-        f"(`legroom launch --nproc {count}`), or leave the GPUs out with CUDA_VISIBLE_DEVICES="
+        f"This machine has {world.local_size} ranks, but {count} GPU{'s' if count > 1 else ''}. Start {count} "
+        f"(`legroom launch --nproc {count}`), or use the CPU with CUDA_VISIBLE_DEVICES=."
     )
 
 
-def _has_a_gpu_of_its_own() -> bool:
-    """Launchers that show each rank one GPU (a batch system's task, a virtual GPU): its number is 0 everywhere.
+def _may_have_own_gpu() -> bool:
+    """Whether the launcher shows each rank one GPU (a job system, a virtual GPU), whose index is 0 on every rank.
 
-    Whether two were shown the same is found out when they have met.
+    Two ranks with the same GPU are detected after the process group has started.
     """
     return VirtualGPU._active is not None or "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
 
@@ -121,35 +117,35 @@ def _all_devices(device: torch.device) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
 
 
-def _refuse_shared_devices(device: torch.device) -> None:
-    """Two ranks on one GPU: NCCL would stop with an error that names neither."""
+def _reject_shared_devices(device: torch.device) -> None:
+    """Reject two ranks on one GPU. The error of NCCL would not name them."""
     if device.type == "cpu" or VirtualGPU._active is not None:
         return
     identity = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
-    everyone: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(everyone, identity)
-    if not identity[1]:  # torch before 2.4 does not tell
+    all_ranks: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, identity)
+    if not identity[1]:  # not available before torch 2.4
         return
-    sharing = [rank for rank, other in enumerate(everyone) if other == identity]
+    sharing = [rank for rank, other in enumerate(all_ranks) if other == identity]
     if len(sharing) > 1:
         raise UsageError(
-            f"ranks {' and '.join(map(str, sharing))} would share one GPU of {identity[0]}: start one rank per GPU, or show each "
-            "rank a GPU of its own with CUDA_VISIBLE_DEVICES"
+            f"Ranks {' and '.join(map(str, sharing))} use the same GPU of {identity[0]}. Start one rank per GPU, or set "
+            "CUDA_VISIBLE_DEVICES to a different GPU for each rank."
         )
 
 
-def _meet(world: World, device: torch.device) -> None:
-    patience = patience_in(os.environ)
-    where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+def _init_process_group(world: World, device: torch.device) -> None:
+    timeout = read_timeout(os.environ)
+    address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise UsageError(
-                f"RANK is set and {name} is not: start the script with `legroom launch` or torchrun"
+                f"RANK is set, but {name} is not. Start the script with `legroom launch` or torchrun."
             )
-    waiting = timedelta(seconds=patience)
+    duration = timedelta(seconds=timeout)
     try:
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=waiting))
-        store.set_timeout(waiting)
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=duration))
+        store.set_timeout(duration)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -157,52 +153,52 @@ def _meet(world: World, device: torch.device) -> None:
             world_size=world.size,
         )
     except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
-        raise _why_nobody_met(str(error), where, world, patience) from None
-    atexit.register(_part)
+        raise _connection_error(str(error), address, world, timeout) from None
+    atexit.register(_destroy_process_group)
 
 
-def _part() -> None:
+def _destroy_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def patience_in(environ: Mapping[str, str]) -> float:
-    """LEGROOM_PATIENCE, or what is waited by default."""
-    told = environ.get("LEGROOM_PATIENCE", str(PATIENCE))
+def read_timeout(environ: Mapping[str, str]) -> float:
+    """Return LEGROOM_TIMEOUT, or the default."""
+    text = environ.get("LEGROOM_TIMEOUT", str(DEFAULT_TIMEOUT))
     try:
-        patience = float(told)
+        timeout = float(text)
     except ValueError:
-        patience = 0.0
-    if not patience > 0:
-        raise UsageError(f"LEGROOM_PATIENCE={told} is no number of seconds above zero")
-    return patience
+        timeout = 0.0
+    if not timeout > 0:
+        raise UsageError(f"LEGROOM_TIMEOUT={text} is not valid. Use a number of seconds above zero.")
+    return timeout
 
 
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 
 
-def _why_nobody_met(told: str, where: str, world: World, patience: float) -> UsageError:
-    port = where.rpartition(":")[2]
-    if "EADDRINUSE" in told or "ddress already in use" in told:
+def _connection_error(message: str, address: str, world: World, timeout: float) -> UsageError:
+    port = address.rpartition(":")[2]
+    if "EADDRINUSE" in message or "ddress already in use" in message:
         return UsageError(
-            f"port {port} of this machine is in use: set MASTER_PORT to another one, or start with `legroom launch`, which takes "
-            "a free one"
+            f"Port {port} of this machine is in use. Set MASTER_PORT to another port, or use `legroom launch`, which selects "
+            "a free one."
         )
-    joined = _JOINED.search(told)
-    came = f"{joined[1]} of {world.size} ranks came" if joined else "not all ranks came"
-    if joined or "imed out" in told or "timeout" in told.lower() or "onnection" in told:
+    joined = _JOINED.search(message)
+    connected = f"{joined[1]} of {world.size} ranks" if joined else "not all ranks"
+    if joined or "imed out" in message or "timeout" in message.lower() or "onnection" in message:
         return UsageError(
-            f"rank {world.rank} of {world.size} waited {patience:g} s at {where} and {came}: start all of them with this address, and "
-            "see that the port can be reached from every machine (LEGROOM_PATIENCE=seconds waits longer)"
+            f"Rank {world.rank} of {world.size} waited {timeout:g} s at {address}, and {connected} connected. Start all ranks with this "
+            "address, and check that every machine can reach the port. LEGROOM_TIMEOUT sets the waiting time in seconds."
         )
-    return UsageError(f"the ranks could not meet at {where}: {told.splitlines()[0]}")
+    return UsageError(f"The ranks could not connect at {address}: {message.splitlines()[0]}")
 
 
-def _number(environ: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
-    told = environ.get(name)
-    if told is None and otherwise is not None:
-        return otherwise
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
     try:
-        return int(told or "")
+        return int(text or "")
     except ValueError:
-        raise UsageError(f"{name}={told} is no whole number") from None
+        raise UsageError(f"{name}={text} is not an integer.") from None

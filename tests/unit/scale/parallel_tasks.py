@@ -1,4 +1,4 @@
-"""What ranks do in the tests of strategies: train a small model for some steps, and tell what came out."""
+"""Tasks that ranks run in the strategy tests: train a small model, and return the results."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch.utils.data import TensorDataset
 
 import legroom
 
-ROWS, BATCH, STEPS = 21, 8, 6  # the last batch of an epoch has 5 rows
+SAMPLES, BATCH, STEPS = 21, 8, 6  # the last batch of an epoch has 5 samples
 
 
 class Tied(nn.Module):
-    """A model of tokens whose head has the embedding's weights, and a layer that nobody uses."""
+    """A language model with tied embeddings and an unused layer."""
 
     def __init__(self, *, unused: bool) -> None:
         super().__init__()
@@ -38,9 +38,10 @@ def model(*, unused: bool = True) -> nn.Module:
 
 
 def data() -> TensorDataset:
-    draws = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     return TensorDataset(
-        torch.randint(0, 7, (ROWS, 4), generator=draws), torch.randint(0, 7, (ROWS, 4), generator=draws)
+        torch.randint(0, 7, (SAMPLES, 4), generator=generator),
+        torch.randint(0, 7, (SAMPLES, 4), generator=generator),
     )
 
 
@@ -49,11 +50,11 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def train(strategy: Any, options: dict[str, Any] | None = None, *, guarded: bool = False) -> dict[str, Any]:
-    """Losses of the whole batches, weights (those that this rank has), and the prediction of one batch."""
-    made = model(unused=strategy != "dp")  # a virtual GPU misplaces the gradients of copies that nobody uses
+    """Return the losses of the global batches, the weights of this rank, and the predictions for one batch."""
+    network = model(unused=strategy != "dp")  # a virtual GPU misplaces the gradients of unused replicas
     run = legroom.parallel(
-        made,
-        torch.optim.SGD(made.parameters(), lr=0.1, momentum=0.9),
+        network,
+        torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9),
         strategy,
         batch=tuple(data()[:BATCH]),
         **(options or {}),
@@ -66,21 +67,21 @@ def train(strategy: Any, options: dict[str, Any] | None = None, *, guarded: bool
             loss = stepper.step(lambda x, y: loss_of(run.model(x), y), x, y)
             losses.append(run.gather(loss).mean().item())
     run.model.eval()
-    rows = data()[: BATCH // 2][0].to(run.device)
-    mine = rows if run.strategy == "pipeline" else rows.chunk(run.size)[run.rank]
-    predicted = run.gather(run.evaluate(lambda x: run.model(x).argmax(-1), mine))
+    samples = data()[: BATCH // 2][0].to(run.device)
+    own = samples if run.strategy == "pipeline" else samples.chunk(run.world_size)[run.rank]
+    predicted = run.gather(run.evaluate(lambda x: run.model(x).argmax(-1), own))
     return {
         "strategy": run.strategy,
         "losses": losses,
-        "weights": {name: _whole(each).tolist() for name, each in run.module.named_parameters()},
+        "weights": {name: _full(each).tolist() for name, each in run.module.named_parameters()},
         "predicted": predicted.tolist(),
         "epoch": loader.state_dict()["epoch"],
     }
 
 
-def _whole(tensor: Any) -> torch.Tensor:
-    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
-    return found
+def _full(tensor: Any) -> torch.Tensor:
+    full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    return full
 
 
 def guarded(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -88,15 +89,19 @@ def guarded(strategy: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def by_tokens(strategy: str) -> dict[str, Any]:
-    """A mean over tokens that are not padding, of which ranks have different numbers."""
+    """Train with a mean over non-padding tokens, of which ranks have different numbers."""
     ignored = 6
 
     def weight(_: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (y != ignored).sum()
 
-    made = model()
+    network = model()
     run = legroom.parallel(
-        made, torch.optim.SGD(made.parameters(), lr=0.1), strategy, weight=weight, batch=tuple(data()[:BATCH])
+        network,
+        torch.optim.SGD(network.parameters(), lr=0.1),
+        strategy,
+        weight=weight,
+        batch=tuple(data()[:BATCH]),
     )
     for x, y in run.loader(data(), BATCH):
         run.step(
@@ -106,34 +111,36 @@ def by_tokens(strategy: str) -> dict[str, Any]:
             x,
             y,
         )
-    return {"weights": {name: _whole(each).tolist() for name, each in run.module.named_parameters()}}
+    return {"weights": {name: _full(each).tolist() for name, each in run.module.named_parameters()}}
 
 
 def gathered(strategy: str) -> Any:
-    """Objects, numbers and rows of all ranks."""
-    made = model()
-    run = legroom.parallel(made, torch.optim.SGD(made.parameters(), lr=0.1), strategy)
-    rows = torch.arange(2 * (run.rank + 1)).reshape(-1, 2) + 10 * run.rank
-    told = run.gather({"rows": rows, "number": torch.tensor(float(run.rank)), "word": f"rank {run.rank}"})
+    """Gather objects, numbers and samples of all ranks."""
+    network = model()
+    run = legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), strategy)
+    samples = torch.arange(2 * (run.rank + 1)).reshape(-1, 2) + 10 * run.rank
+    result = run.gather(
+        {"samples": samples, "number": torch.tensor(float(run.rank)), "text": f"rank {run.rank}"}
+    )
     return {
-        "rows": told["rows"].tolist(),
-        "number": told["number"].tolist(),
-        "word": told["word"],
-        "main": run.main,
+        "samples": result["samples"].tolist(),
+        "number": result["number"].tolist(),
+        "text": result["text"],
+        "is_main": run.is_main,
     }
 
 
-def moved_over(folder: str) -> Any:
-    """Weights and optimizer state that fsdp saved, in a pipeline."""
+def fsdp_to_pipeline(folder: str) -> Any:
+    """Load weights and optimizer state that fsdp saved in a pipeline."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     def make(strategy: Any) -> Any:
-        made = model()
+        network = model()
         return legroom.parallel(
-            made,
+            network,
             torch.optim.SGD(
-                [each for name, each in made.named_parameters() if "unused" not in name], 0.1, 0.9
+                [each for name, each in network.named_parameters() if "unused" not in name], 0.1, 0.9
             ),
             strategy,
             batch=tuple(data()[:BATCH]),
@@ -149,40 +156,43 @@ def moved_over(folder: str) -> Any:
     steps(first)
     weights, state = get_state_dict(first.module, first.optimizer)
     dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder)
-    went_on = steps(first)
+    continued = steps(first)
 
     second = make("pipeline")
     weights, state = get_state_dict(second.module, second.optimizer)
-    held = {"model": weights, "optimizer": state}
-    dcp.load(held, checkpoint_id=folder)
+    loaded = {"model": weights, "optimizer": state}
+    dcp.load(loaded, checkpoint_id=folder)
     set_state_dict(
-        second.module, second.optimizer, model_state_dict=held["model"], optim_state_dict=held["optimizer"]
+        second.module,
+        second.optimizer,
+        model_state_dict=loaded["model"],
+        optim_state_dict=loaded["optimizer"],
     )
-    return went_on, steps(second)
+    return continued, steps(second)
 
 
-def refused(strategy: str, options: dict[str, Any]) -> str:
-    made = model()
+def rejected(strategy: str, options: dict[str, Any]) -> str:
+    network = model()
     try:
-        legroom.parallel(made, torch.optim.SGD(made.parameters(), lr=0.1), strategy, **options)  # type: ignore[arg-type]
+        legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), strategy, **options)  # type: ignore[arg-type]
     except legroom.errors.LegroomError as error:
         return str(error)
     return ""
 
 
 def peaks(strategy: str) -> tuple[int, int, str, list[float]]:
-    """On a virtual GPU: what was measured, what was foreseen, what was chosen, and the shares."""
+    """Train on a virtual GPU. Returns the measured and the predicted peak, the strategy and the shares."""
     torch.manual_seed(0)
-    made = nn.Sequential(
+    network = nn.Sequential(
         *[part for _ in range(6) for part in (nn.Linear(512, 512), nn.ReLU())], nn.Linear(512, 4)
     )
     batch = (torch.randn(256, 512), torch.zeros(256, dtype=torch.long))
     torch.cuda.reset_peak_memory_stats()
-    run = legroom.parallel(made, torch.optim.AdamW(made.parameters()), strategy, batch=batch)  # type: ignore[arg-type]
+    run = legroom.parallel(network, torch.optim.AdamW(network.parameters()), strategy, batch=batch)  # type: ignore[arg-type]
     dataset = TensorDataset(*batch)
     for _ in range(3):
         for x, y in run.loader(dataset, 256):
             run.step(lambda x, y: nn.functional.cross_entropy(run.model(x), y), x, y)
     plan = run.choice.plan
-    foreseen = plan.balance.peaks[run.rank] if plan is not None else 0
-    return torch.cuda.max_memory_allocated(), foreseen, run.strategy, run._engine.shares
+    predicted = plan.balance.peaks[run.rank] if plan is not None else 0
+    return torch.cuda.max_memory_allocated(), predicted, run.strategy, run._engine.shares

@@ -1,4 +1,4 @@
-"""`legroom.parallel` in one process: the same script where there is nothing to divide, and what it refuses."""
+"""`legroom.parallel` in one process: the same script on one device, and rejected arguments."""
 
 import logging
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 import legroom
 from legroom.errors import UsageError
-from legroom.scale.optimizers import rebound
+from legroom.scale.optimizers import replace_parameters
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -20,30 +20,30 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    draws = torch.Generator().manual_seed(0)
-    return torch.randn(8, 3, generator=draws), torch.randint(0, 2, (8,), generator=draws)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(8, 3, generator=generator), torch.randint(0, 2, (8,), generator=generator)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp", "pipeline", "split", "dp"])
-def test_every_strategy_is_the_plain_one_where_there_is_one_device(strategy: Any) -> None:
+def test_every_strategy_is_plain_training_on_one_device(strategy: Any) -> None:
     model, optimizer = parts()
     run = legroom.parallel(model, optimizer, strategy)
-    assert (run.strategy, run.rank, run.size, run.main) == ("alone", 0, 1, True)
+    assert (run.strategy, run.rank, run.world_size, run.is_main) == ("single", 0, 1, True)
     assert run.model is model
 
     by_hand, by_hand_optimizer = parts()
     x, y = batch()
     for _ in range(3):
         loss = run.step(lambda x, y: nn.functional.cross_entropy(run.model(x), y), x, y)
-        true = nn.functional.cross_entropy(by_hand(x), y)
-        true.backward()
+        expected = nn.functional.cross_entropy(by_hand(x), y)
+        expected.backward()
         by_hand_optimizer.step()
         by_hand_optimizer.zero_grad()
-        assert run.gather(loss).mean() == true
+        assert run.gather(loss).mean() == expected
     assert torch.equal(model.weight, by_hand.weight)  # type: ignore[arg-type]
 
 
-def test_the_batch_follows_the_model_to_its_gpu() -> None:
+def test_the_batch_is_moved_to_the_gpu_of_the_model() -> None:
     with legroom.VirtualGPU("64MiB"):
         model, optimizer = parts()
         run = legroom.parallel(model, optimizer)
@@ -54,7 +54,7 @@ def test_the_batch_follows_the_model_to_its_gpu() -> None:
         assert loss.device == run.device
 
 
-def test_bfloat16_is_computed_in_where_it_is_asked_for() -> None:
+def test_precision_bf16_runs_in_bfloat16() -> None:
     model, optimizer = parts()
     run = legroom.parallel(model, optimizer, precision="bf16")
     seen: list[torch.dtype] = []
@@ -68,41 +68,41 @@ def test_bfloat16_is_computed_in_where_it_is_asked_for() -> None:
     assert seen == [torch.bfloat16]
 
 
-def test_loaders_go_on_where_they_stood() -> None:
+def test_loaders_resume_at_their_position() -> None:
     run = legroom.parallel(*parts())
     loader = run.loader(TensorDataset(torch.arange(8)), 2)
     batches = iter(loader)
     next(batches)
     state = run.state_dict()
-    left = [rows.tolist() for (rows,) in batches]
+    rest = [samples.tolist() for (samples,) in batches]
 
     again = legroom.parallel(*parts())
     resumed = again.loader(TensorDataset(torch.arange(8)), 2)
     again.load_state_dict(state)
-    assert [rows.tolist() for (rows,) in resumed] == left
+    assert [samples.tolist() for (samples,) in resumed] == rest
 
 
-def test_epochs_that_are_left_are_counted() -> None:
+def test_epochs_iterates_over_the_remaining_epochs() -> None:
     run = legroom.parallel(*parts())
     loader = run.loader(TensorDataset(torch.arange(4)), 2)
-    counted = []
+    epochs = []
     for epoch in loader.epochs(3):
-        counted.append(epoch)
+        epochs.append(epoch)
         for _ in loader:
             if epoch == 1:
                 break
-    assert counted == [0, 1, 2]
+    assert epochs == [0, 1, 2]
     assert loader.epoch == 3
 
 
-def test_an_optimizer_may_be_made_from_the_parameters() -> None:
+def test_an_optimizer_can_be_created_by_a_function() -> None:
     model, _ = parts()
     run = legroom.parallel(model, lambda parameters: torch.optim.SGD(parameters, lr=0.5))
     assert run.optimizer is not None
     assert run.optimizer.param_groups[0]["params"][0] is model.weight
 
 
-def test_the_command_lines_strategy_wins_and_it_is_said(
+def test_the_strategy_of_the_command_line_overrides_that_of_the_script(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LEGROOM_STRATEGY", "split")
@@ -110,18 +110,18 @@ def test_the_command_lines_strategy_wins_and_it_is_said(
         model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
         run = legroom.parallel(model, torch.optim.SGD(model.parameters(), lr=0.1), "dp", batch=batch())
     assert run.strategy == "split"
-    assert "LEGROOM_STRATEGY=split is taken instead of the script's strategy='dp'" in caplog.text
+    assert "LEGROOM_STRATEGY=split overrides strategy='dp' of the script" in caplog.text
 
 
-def test_dp_says_why_ddp_would_be_better(caplog: pytest.LogCaptureFixture) -> None:
+def test_dp_recommends_ddp(caplog: pytest.LogCaptureFixture) -> None:
     with legroom.VirtualGPU("64MiB", "64MiB"), caplog.at_level(logging.WARNING):
         legroom.parallel(*parts(), "dp")
     assert "legroom launch --nproc 2 --strategy ddp" in caplog.text.replace("\n", " ")
 
 
-def test_a_coordinator_gets_so_few_rows_that_it_is_no_fuller_than_the_others() -> None:
+def test_the_coordinator_gets_fewer_samples_and_uses_no_more_memory_than_the_others() -> None:
     model = nn.Sequential(
-        *[part for _ in range(8) for part in (nn.Linear(64, 64), nn.Tanh())], nn.Linear(64, 4)
+        *[layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())], nn.Linear(64, 4)
     )
     x, y = torch.randn(2048, 64), torch.zeros(2048, dtype=torch.long)
     with legroom.VirtualGPU("64MiB", "64MiB", "64MiB"):
@@ -134,10 +134,10 @@ def test_a_coordinator_gets_so_few_rows_that_it_is_no_fuller_than_the_others() -
     assert run.choice.peaks == pytest.approx(peaks, rel=0.03)
 
 
-def test_a_model_that_cannot_be_written_down_is_split_by_its_weights(
+def test_a_model_that_cannot_be_recorded_is_split_by_the_size_of_its_weights(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Looks(nn.Module):
+    class ReadsValues(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
@@ -148,51 +148,53 @@ def test_a_model_that_cannot_be_written_down_is_split_by_its_weights(
             return x
 
     torch.manual_seed(0)
-    model = Looks()
+    model = ReadsValues()
     whole = model(batch()[0])
     with legroom.VirtualGPU("64MiB", "64MiB"), caplog.at_level(logging.WARNING):
         run = legroom.parallel(model, torch.optim.SGD(model.parameters(), lr=0.1), "split", batch=batch())
         assert {parameter.device.index for parameter in model.parameters()} == {0, 1}
         assert torch.equal(run.model(batch()[0].cuda()).cpu(), whole)
     assert (
-        "weights alone: in its own forward, what is done next depends on the values"
+        "weights only, because in its own forward, the control flow depends on values"
         in caplog.text.replace("\n", " ")
     )
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "sentence"),
+    ("arguments", "options", "message"),
     [
-        (("model",), {}, "give the model first, an nn.Module"),
+        (("model",), {}, "expects the model"),
         ((nn.Linear(1, 1), 3), {}, "optimizer= is a int"),
-        ((nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=1)), {}, "holds no parameter of this model"),
-        ((nn.Linear(1, 1), None, "zero"), {}, "strategy='zero' is no strategy: take one of auto, ddp"),
-        ((nn.Linear(1, 1),), {"schedule": "2f2b"}, "schedule= is '1f1b' or 'gpipe'"),
-        ((nn.Linear(1, 1),), {"micro_batches": 0}, "micro_batches=0 is no number"),
+        ((nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=1)), {}, "has no parameter of this model"),
+        ((nn.Linear(1, 1), None, "zero"), {}, "strategy='zero' is not valid. Use one of auto, ddp"),
+        ((nn.Linear(1, 1),), {"schedule": "2f2b"}, "Use '1f1b' or 'gpipe'"),
+        ((nn.Linear(1, 1),), {"micro_batches": 0}, "micro_batches=0 is not valid"),
     ],
 )
-def test_bad_arguments_get_one_sentence(arguments: Any, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
+def test_invalid_arguments_of_parallel_are_rejected(
+    arguments: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
         legroom.parallel(*arguments, **options)
 
 
-def test_a_step_without_an_optimizer_is_refused() -> None:
+def test_a_step_without_an_optimizer_is_rejected() -> None:
     run = legroom.parallel(nn.Linear(3, 2))
-    with pytest.raises(UsageError, match="there is no optimizer to step"):
+    with pytest.raises(UsageError, match="The run has no optimizer"):
         run.step(lambda x, y: run.model(x).sum(), *batch())
 
 
-def test_a_batch_in_place_of_the_function_is_refused() -> None:
+def test_a_batch_in_place_of_the_function_is_rejected() -> None:
     run = legroom.parallel(*parts())
-    with pytest.raises(UsageError, match="give the function that computes the loss first"):
+    with pytest.raises(UsageError, match="Pass the loss function first"):
         run.step(*batch())  # type: ignore[arg-type]
 
 
-def test_an_optimizer_that_has_taken_steps_cannot_follow_sharded_parameters() -> None:
+def test_an_optimizer_with_state_is_rejected_for_sharded_parameters() -> None:
     model, _ = parts()
     optimizer = torch.optim.Adam(model.parameters())
     model(batch()[0]).sum().backward()
     optimizer.step()
-    successors = {parameter: nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()}
-    with pytest.raises(UsageError, match="then load the optimizer's state"):
-        rebound(optimizer, successors)
+    replacements = {parameter: nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()}
+    with pytest.raises(UsageError, match="then load the state of the optimizer"):
+        replace_parameters(optimizer, replacements)

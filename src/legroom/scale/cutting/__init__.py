@@ -1,1 +1,1 @@
-"""A model cut into stages: what its forward pass does, where it can be cut, and which cut leaves all devices equally full."""
+"""Splits a model into stages: its forward graph, the positions at which it can be split, and the split that balances memory."""

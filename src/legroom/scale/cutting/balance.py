@@ -1,7 +1,8 @@
-"""The cut that leaves all stages equally full: parameters, gradients, optimizer state, activations in flight, buffers in between.
+"""Finds the cut that balances the memory of all stages: parameters, gradients, optimizer state, activations and buffers.
 
-What each position of the score costs is read off one trace of a whole step. Sums of that make a first cut; each of its stages is then
-rehearsed (see `rehearsal`), and what the sums had missed is added to them, until rehearsed peaks are even or the cut no longer moves.
+The costs of each position come from one trace of a whole step. A first cut is made from their sums. The stages of that cut are
+then predicted with a trace (see `stage_memory`), and the difference is added to the sums, until the predicted peaks are even or
+the cut does not change.
 """
 
 import itertools
@@ -9,54 +10,54 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from legroom.scale.cutting.forward_graph import CannotCut
-from legroom.scale.cutting.stages import Sheet
+from legroom.scale.cutting.forward_graph import CannotSplitModel
+from legroom.scale.cutting.stages import GraphPartitioner
 
-MOST_PLACES = 160
-"""Where a cut is looked for: those with the least to hand on, if there are more."""
-EVEN = 1.05
-"""Largest over smallest stage: no further cut is tried."""
-ROUNDS = 8
-POWER = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Bytes, by position of the score."""
-
-    kept: list[int]
-    """Made there for the backward pass of one micro-batch."""
-    weights: list[list["Weight"]]
-    """Tensors of the model that are read there."""
-
-
-class Weight(NamedTuple):
-    """A tensor of the model, in bytes."""
-
-    which: int
-    held: int
-    """With its gradient and optimizer state."""
-    updating: int
-    """What the optimizer needs besides while it takes its step."""
+MAX_CUT_POSITIONS = 160
+"""The maximum number of positions to consider. If there are more, those with the fewest bytes to send are used."""
+EVEN_RATIO = 1.05
+"""No further cut is tried if the largest stage is at most this many times the smallest."""
+MAX_ITERATIONS = 8
+PENALTY_POWER = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class PositionCosts:
+    """The memory costs in bytes of each position of the graph."""
+
+    saved: list[int]
+    """The bytes saved for the backward pass of one micro-batch."""
+    weights: list[list["WeightCost"]]
+    """The tensors of the model that are read at each position."""
+
+
+class WeightCost(NamedTuple):
+    """The bytes of a tensor of the model."""
+
+    key: int
+    total: int
+    """Including its gradient and optimizer state."""
+    temporary: int
+    """The additional bytes during the optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchFlow:
     """How micro-batches pass through the stages."""
 
     in_flight: tuple[int, ...]
-    """Of every stage: how many micro-batches wait for their backward pass at once."""
+    """For each stage, the maximum number of micro-batches that wait for their backward pass."""
     buffered: int
-    """How many micro-batches' inputs and gradients have buffers of their own."""
+    """The number of micro-batches whose inputs and gradients have separate buffers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
-    """A cut and what its stages need."""
+class BalancedCut:
+    """A cut and the predicted peaks of its stages."""
 
     boundaries: tuple[int, ...]
     peaks: tuple[int, ...]
-    """Rehearsed, in bytes."""
+    """The predicted bytes of each stage."""
 
     @property
     def spread(self) -> float:
@@ -64,131 +65,143 @@ class Balance:
 
     @property
     def unevenness(self) -> float:
-        """By which cuts are compared: a larger stage is worth it where it makes the others more even."""
+        """The measure to compare cuts: a larger stage is accepted if it makes the others more even."""
         return float(max(self.peaks) * self.spread**0.5)
 
 
-def balanced(
-    sheet: Sheet, costs: Costs, traffic: Traffic, rehearsed: Callable[[Sequence[int]], tuple[int, ...]]
-) -> Balance:
-    """The most even cut found. `rehearsed(boundaries)` tells the peak of every stage."""
-    stages = len(traffic.in_flight)
-    places = cutting_places(sheet)
-    if len(places) < stages - 1:
-        raise CannotCut(
+def balance_stages(
+    partitioner: GraphPartitioner,
+    costs: PositionCosts,
+    flow: MicroBatchFlow,
+    predict_peaks: Callable[[Sequence[int]], tuple[int, ...]],
+) -> BalancedCut:
+    """Return the most even cut found. `predict_peaks(boundaries)` returns the peak of every stage."""
+    stages = len(flow.in_flight)
+    positions = cut_positions(partitioner)
+    if len(positions) < stages - 1:
+        raise CannotSplitModel(
             "its own forward",
-            f"there are {len(places)} places to cut for {stages} stages that hand gradients on",
+            f"there are {len(positions)} positions to split it into {stages} stages with gradients between them",
         )
-    sums = _Sums(sheet, costs, traffic)
-    missed = [0] * stages
-    best: Balance | None = None
+    sums = _CostSums(partitioner, costs, flow)
+    differences = [0] * stages
+    best: BalancedCut | None = None
     seen: set[tuple[int, ...]] = set()
-    for _ in range(ROUNDS):
-        boundaries = _evenest(sums, places, stages, missed)
+    for _ in range(MAX_ITERATIONS):
+        boundaries = _most_even(sums, positions, stages, differences)
         if boundaries in seen:
             break
         seen.add(boundaries)
-        peaks = rehearsed(boundaries)
-        found = Balance(boundaries, peaks)
-        if best is None or found.unevenness < best.unevenness:
-            best = found
-        if found.spread <= EVEN:
+        cut = BalancedCut(boundaries, predict_peaks(boundaries))
+        if best is None or cut.unevenness < best.unevenness:
+            best = cut
+        if cut.spread <= EVEN_RATIO:
             break
-        missed = [
+        differences = [
             peak - sums.cost(stage, boundaries[stage], boundaries[stage + 1])
-            for stage, peak in enumerate(peaks)
+            for stage, peak in enumerate(cut.peaks)
         ]
     assert best is not None
     return best
 
 
-def cutting_places(sheet: Sheet) -> list[int]:
-    """Positions at which the score can be cut; where there are many, those with the least to hand on."""
-    places = [position for position in range(1, sheet.score.length) if sheet.can_cut(position)]
-    if len(places) > MOST_PLACES:
-        places = sorted(sorted(places, key=sheet.bytes_crossing)[:MOST_PLACES])
-    return places
+def cut_positions(partitioner: GraphPartitioner) -> list[int]:
+    """Return the positions at which the graph can be cut. If there are many, those with the fewest bytes to send."""
+    positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
+    if len(positions) > MAX_CUT_POSITIONS:
+        positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])
+    return positions
 
 
-class _Sums:
-    """What a stage between two positions costs, from sums over positions."""
+class _CostSums:
+    """The cost of a stage between two positions, from cumulative sums."""
 
-    def __init__(self, sheet: Sheet, costs: Costs, traffic: Traffic) -> None:
-        self.length = length = sheet.score.length
-        self._kept, self._held, self._updating = ([0] * (length + 1) for _ in range(3))
-        self._again: list[
-            tuple[int, int, Weight]
-        ] = []  # position, the position of the use before, and what is used again
-        used: dict[int, int] = {}
+    def __init__(self, partitioner: GraphPartitioner, costs: PositionCosts, flow: MicroBatchFlow) -> None:
+        self.length = length = partitioner.graph.length
+        self._saved, self._total, self._temporary = ([0] * (length + 1) for _ in range(3))
+        self._repeated: list[
+            tuple[int, int, WeightCost]
+        ] = []  # position, position of the previous use, tensor
+        last_use: dict[int, int] = {}
         for position in range(length):
-            fresh = [weight for weight in costs.weights[position] if weight.which not in used]
+            first_used = [weight for weight in costs.weights[position] if weight.key not in last_use]
             for weight in costs.weights[position]:
-                if weight.which in used:
-                    self._again.append((position, used[weight.which], weight))
-                used[weight.which] = position
-            for sums, more in (
-                (self._kept, costs.kept[position]),
-                (self._held, sum(weight.held for weight in fresh)),
-                (self._updating, sum(weight.updating for weight in fresh)),
+                if weight.key in last_use:
+                    self._repeated.append((position, last_use[weight.key], weight))
+                last_use[weight.key] = position
+            for sums, cost in (
+                (self._saved, costs.saved[position]),
+                (self._total, sum(weight.total for weight in first_used)),
+                (self._temporary, sum(weight.temporary for weight in first_used)),
             ):
-                sums[position + 1] = sums[position] + more
-        self._crossing = [sheet.bytes_crossing(position) for position in range(length)] + [0]
-        self._traffic = traffic
+                sums[position + 1] = sums[position] + cost
+        self._crossing = [partitioner.bytes_crossing(position) for position in range(length)] + [0]
+        self._flow = flow
 
     def cost(self, stage: int, begin: int, end: int) -> int:
-        """The higher of two times: the most micro-batches in flight, and the optimizer at work."""
-        again = [weight for position, before, weight in self._again if before < begin <= position < end]
-        held = self._held[end] - self._held[begin] + sum(weight.held for weight in again)
-        updating = self._updating[end] - self._updating[begin] + sum(weight.updating for weight in again)
-        in_flight = (self._kept[end] - self._kept[begin]) * self._traffic.in_flight[stage]
-        handed = (self._crossing[begin] + self._crossing[end]) * self._traffic.buffered
-        return held + handed + max(in_flight, updating)
+        """Return the higher of two peaks: with the most micro-batches in flight, and in the optimizer step."""
+        repeated = [
+            weight for position, previous, weight in self._repeated if previous < begin <= position < end
+        ]
+        total = self._total[end] - self._total[begin] + sum(weight.total for weight in repeated)
+        temporary = (
+            self._temporary[end] - self._temporary[begin] + sum(weight.temporary for weight in repeated)
+        )
+        in_flight = (self._saved[end] - self._saved[begin]) * self._flow.in_flight[stage]
+        buffers = (self._crossing[begin] + self._crossing[end]) * self._flow.buffered
+        return total + buffers + max(in_flight, temporary)
 
 
-def _evenest(sums: _Sums, places: Sequence[int], stages: int, missed: Sequence[int]) -> tuple[int, ...]:
-    """Boundaries whose stages are as even as can be; `missed`: what each stage costs beyond the sums.
+def _most_even(
+    sums: _CostSums, positions: Sequence[int], stages: int, differences: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the boundaries with the most even stages. `differences`: the cost of each stage beyond the sums.
 
-    Stages are brought near an aim, and of several aims the one is taken that gives the most even stages: the smallest largest stage alone
-    would leave others half empty wherever the next place to cut has more to hand on.
+    Several target sizes are tried, and the one with the most even stages is used. Minimizing only the largest stage would leave
+    others half empty if the next position has more bytes to send.
     """
-    ends = [*places, sums.length]
-    begins = [0, *places]
-    price = {
-        (stage, begin, end): sums.cost(stage, begin, end) + missed[stage]
+    ends = [*positions, sums.length]
+    begins = [0, *positions]
+    costs = {
+        (stage, begin, end): sums.cost(stage, begin, end) + differences[stage]
         for stage in range(stages)
         for begin in (begins if stage else begins[:1])
         for end in (ends if stage < stages - 1 else ends[-1:])
         if begin < end
     }
-    smallest = _least(price, ends, stages, lambda cost: float(max(0, cost)) ** POWER)
-    largest = max(_costs(price, smallest))
-    aims = [largest * percent / 100 for percent in range(70, 131, 5)]
-    ways = [smallest, *(_least(price, ends, stages, lambda cost, aim=aim: (cost - aim) ** 2) for aim in aims)]  # type: ignore[misc]
-    return min(ways, key=lambda way: Balance(way, _costs(price, way)).unevenness)
+    smallest = _minimize(costs, ends, stages, lambda cost: float(max(0, cost)) ** PENALTY_POWER)
+    largest = max(_stage_costs(costs, smallest))
+    targets = [largest * percent / 100 for percent in range(70, 131, 5)]
+    candidates = [
+        smallest,
+        *(
+            _minimize(costs, ends, stages, lambda cost, target=target: (cost - target) ** 2)  # type: ignore[misc]
+            for target in targets
+        ),
+    ]
+    return min(candidates, key=lambda cut: BalancedCut(cut, _stage_costs(costs, cut)).unevenness)
 
 
-def _least(
-    price: dict[tuple[int, int, int], int], ends: Sequence[int], stages: int, penalty: Callable[[int], float]
+def _minimize(
+    costs: dict[tuple[int, int, int], int], ends: Sequence[int], stages: int, penalty: Callable[[int], float]
 ) -> tuple[int, ...]:
-    """The boundaries whose stages' penalties have the least sum."""
-    reached: dict[int, tuple[float, tuple[int, ...]]] = {
-        0: (0.0, (0,))
-    }  # a boundary: the least sum up to it, and how
+    """Return the boundaries with the smallest sum of penalties."""
+    reached: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}  # smallest sum up to each boundary
     for stage in range(stages):
-        further: dict[int, tuple[float, tuple[int, ...]]] = {}
+        extended: dict[int, tuple[float, tuple[int, ...]]] = {}
         for end in ends if stage < stages - 1 else ends[-1:]:
-            ways = [
-                (before + penalty(price[stage, begin, end]), (*boundaries, end))
+            candidates = [
+                (before + penalty(costs[stage, begin, end]), (*boundaries, end))
                 for begin, (before, boundaries) in reached.items()
                 if begin < end
             ]
-            if ways:
-                further[end] = min(ways)
-        reached = further
+            if candidates:
+                extended[end] = min(candidates)
+        reached = extended
     return reached[ends[-1]][1]
 
 
-def _costs(price: dict[tuple[int, int, int], int], boundaries: tuple[int, ...]) -> tuple[int, ...]:
+def _stage_costs(costs: dict[tuple[int, int, int], int], boundaries: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(
-        price[stage, begin, end] for stage, (begin, end) in enumerate(itertools.pairwise(boundaries))
+        costs[stage, begin, end] for stage, (begin, end) in enumerate(itertools.pairwise(boundaries))
     )

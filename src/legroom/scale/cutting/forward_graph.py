@@ -1,11 +1,11 @@
-"""What a forward pass does, written down so that a part of it can be played on its own.
+"""Records the forward pass of a model, so that a part of it can run on its own.
 
-    score = record(model, arguments, named)       # on a copy without data: nothing is computed, nothing of the model changes
-    score.entries                                 # every layer called and every operation between layers, in order
+    graph = record_forward(model, arguments, named)       # on meta copies: computes nothing and does not change the model
+    graph.nodes(0, graph.length)                          # the layers and the operations between them, in order
 
-A layer is one entry; what is inside it stays the layer's own business. A module that calls others is written down both ways, as a whole
-and as what it does, so that a part that holds all of it calls the module itself, and only a module that is cut through is played from
-the score. Sizes and what depends on them are as recorded: a score is good for one shape of inputs, in training or in evaluation.
+A layer is a single node. A module that calls others is recorded both as a node and with its children. A stage that contains all
+of it calls the module itself, and only a module that is split is run from its recorded children. Sizes are recorded as constants, so a
+graph is valid for one shape of inputs, in training or in evaluation mode.
 """
 
 import contextlib
@@ -24,41 +24,41 @@ from legroom.errors import LegroomError
 from legroom.scale import trees
 
 
-class CannotCut(LegroomError):  # noqa: N818  (reads as what it is)
-    """A model whose forward pass cannot be played in parts: where that was seen, and what to use instead."""
+class CannotSplitModel(LegroomError):  # noqa: N818
+    """The forward pass of the model cannot be split. The message states where and why, and the alternatives."""
 
-    def __init__(self, where: str, why: str) -> None:
-        self.reason = f"in {where}, {why}"
+    def __init__(self, location: str, reason: str) -> None:
+        self.reason = f"in {location}, {reason}"
         super().__init__(
-            f"the model cannot be cut: {self.reason}. Use strategy='split' (several GPUs, one process) or 'fsdp' (one process per "
-            "GPU), which leave the model whole"
+            f"The model cannot be split: {self.reason}. Use strategy='split' (several GPUs, one process) or 'fsdp' (one process per "
+            "GPU), which do not record the model."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A tensor that the pass was given or made."""
+    """An input or intermediate tensor of the forward pass."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ModelTensor:
     """A parameter, buffer or other tensor of the model."""
 
     name: str
 
 
-class Here:
-    """The device on which a part is played, wherever the model was when it was recorded."""
+class StageDevice:
+    """A placeholder for the device of the stage."""
 
 
-HERE = Here()
+STAGE_DEVICE = StageDevice()
 
 
 @dataclass(frozen=True, slots=True)
-class Like:
-    """What is known of a tensor without its contents."""
+class SlotInfo:
+    """The shape and dtype of a slot."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -72,124 +72,124 @@ class Like:
         return count
 
     def meta(self) -> torch.Tensor:
-        made = torch.empty(self.shape, dtype=self.dtype, device="meta")
-        return made.requires_grad_(self.requires_grad)
+        tensor = torch.empty(self.shape, dtype=self.dtype, device="meta")
+        return tensor.requires_grad_(self.requires_grad)
 
 
 @dataclass(slots=True)
-class Entry:
-    """A layer called (`call` is its name) or an operation (`call` is the function)."""
+class GraphNode:
+    """A call of a module (`call` is its name) or an operation (`call` is the function)."""
 
     call: str | Callable[..., Any]
     owner: str
-    """The module whose forward does it."""
+    """The module whose forward calls it."""
     arguments: Any
     named: Any
     result: Any
     with_gradients: bool
     begin: int
     end: int
-    """Positions in the score. A layer or operation has one position; a module that calls others spans theirs."""
-    inside: list["Entry"] = field(default_factory=list)
-    changes: list[int] = field(default_factory=list)
-    """Slots that it changes in place."""
+    """Positions in the graph. A layer or operation has one position; a module that calls others spans theirs."""
+    children: list["GraphNode"] = field(default_factory=list)
+    modified_slots: list[int] = field(default_factory=list)
+    """The slots that it modifies in place."""
 
     @property
     def is_module(self) -> bool:
         return isinstance(self.call, str)
 
-    def reads(self) -> Iterator[Slot | Named]:
+    def inputs(self) -> Iterator[Slot | ModelTensor]:
         for leaf in trees.tree_leaves((self.arguments, self.named)):
-            if isinstance(leaf, Slot | Named):
+            if isinstance(leaf, Slot | ModelTensor):
                 yield leaf
 
-    def gives(self) -> Iterator[Slot]:
+    def outputs(self) -> Iterator[Slot]:
         for leaf in trees.tree_leaves(self.result):
             if isinstance(leaf, Slot):
                 yield leaf
 
 
 @dataclass(slots=True)
-class Score:
-    """One forward pass."""
+class ForwardGraph:
+    """The recorded forward pass."""
 
-    whole: Entry
-    """The model itself; its arguments are the pass's inputs."""
-    likes: list[Like]
-    """Of every slot."""
+    root: GraphNode
+    """The node of the model itself."""
+    slots: list[SlotInfo]
+    """The shape and dtype of every slot."""
     inputs: list[int]
-    """Slots of the tensors that the model is given, in the order of its arguments."""
+    """The slots of the model's input tensors, in the order of its arguments."""
 
     @property
     def length(self) -> int:
-        return self.whole.end
+        return self.root.end
 
-    def entries(self, begin: int, end: int) -> list[Entry]:
-        """What is between two positions: modules that lie in it whole, and what is left of those that do not."""
-        found: list[Entry] = []
+    def nodes(self, begin: int, end: int) -> list[GraphNode]:
+        """Return the nodes between two positions: modules that are completely inside, and the children of the others."""
+        found: list[GraphNode] = []
 
-        def collect(entry: Entry) -> None:
-            if begin <= entry.begin and entry.end <= end:
-                if entry.begin < entry.end:
-                    found.append(entry)
-            elif entry.begin < end and begin < entry.end:
-                for part in entry.inside:
-                    collect(part)
+        def collect(node: GraphNode) -> None:
+            if begin <= node.begin and node.end <= end:
+                if node.begin < node.end:
+                    found.append(node)
+            elif node.begin < end and begin < node.end:
+                for child in node.children:
+                    collect(child)
 
-        for part in self.whole.inside:
-            collect(part)
+        for child in self.root.children:
+            collect(child)
         return found
 
-    def single(self) -> list[Entry]:
-        """One entry per position."""
-        found: list[Entry] = []
+    def leaves(self) -> list[GraphNode]:
+        """Return one node per position."""
+        found: list[GraphNode] = []
 
-        def collect(entry: Entry) -> None:
-            if entry.inside:
-                for part in entry.inside:
-                    collect(part)
-            elif entry.begin < entry.end:
-                found.append(entry)
+        def collect(node: GraphNode) -> None:
+            if node.children:
+                for child in node.children:
+                    collect(child)
+            elif node.begin < node.end:
+                found.append(node)
 
-        collect(self.whole)
+        collect(self.root)
         return found
 
     def signature(self) -> list[str]:
         return [
-            entry.call if isinstance(entry.call, str) else getattr(entry.call, "__name__", "")
-            for entry in self.single()
+            node.call if isinstance(node.call, str) else getattr(node.call, "__name__", "")
+            for node in self.leaves()
         ]
 
 
-def record(model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Score:
-    """The score of `model(*arguments, **named)`, taken from copies without data.
+def record_forward(model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> ForwardGraph:
+    """Record `model(*arguments, **named)` on meta copies.
 
-    What is made from nothing (positions, masks) is computed for real, since models look at it; whoever looks at what comes from the
-    inputs takes another way with other inputs, and cannot be recorded.
+    Tensors that do not depend on the inputs (positions, masks) are really computed, because models read their values. A model that
+    reads values of the inputs cannot be recorded, because it may behave differently with other inputs.
     """
-    model, arguments, named = without_data(model, arguments, named)
+    model, arguments, named = meta_copies(model, arguments, named)
     recorder = _Recorder(model)
     with recorder:
         model(*arguments, **named)
-    return recorder.score()
+    return recorder.graph()
 
 
 def input_tensors(arguments: Any, named: Any) -> list[torch.Tensor]:
-    """The tensors that a model is given, each once, in the order of its arguments."""
+    """Return the input tensors of a model without duplicates, in the order of its arguments."""
     return list({id(tensor): tensor for tensor in _tensors((arguments, named))}.values())
 
 
-def without_data(model: nn.Module, *values: Any) -> tuple[Any, ...]:
-    """Copies of a model and of values on the meta device: their tensors have shapes alone."""
+def meta_copies(model: nn.Module, *values: Any) -> tuple[Any, ...]:
+    """Return copies of a model and of values with their tensors on the meta device."""
     memo: dict[int, Any] = {}
-    for tensor in (*(each for _, each in tensors_of(model)), *trees.tree_leaves(values)):
+    for tensor in (*(each for _, each in named_tensors(model)), *trees.tree_leaves(values)):
         if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-            memo[id(tensor)] = _like(tensor)
+            memo[id(tensor)] = _meta_tensor(tensor)
     return tuple(copy.deepcopy(value, memo) for value in (model, *values))
 
 
-def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, buffers, and tensors that are plain attributes of modules, with their names."""
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters, buffers, and tensors that are plain attributes of modules, with their names."""
     for prefix, module in model.named_modules(remove_duplicate=False):
         for holder in (module._parameters, module._buffers, vars(module)):
             for name, value in holder.items():
@@ -197,52 +197,54 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                     yield (f"{prefix}.{name}" if prefix else name), value
 
 
-def _like(tensor: torch.Tensor) -> torch.Tensor:
+def _meta_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if is_lazy(tensor):
-        raise CannotCut("a lazy layer", "parameters have no shape yet: run one batch through the model first")
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        raise CannotSplitModel(
+            "a lazy layer", "parameters have no shape yet; run one batch through the model first"
+        )
+    meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad and tensor.is_leaf)
+        return nn.Parameter(meta, requires_grad=tensor.requires_grad)
+    return meta.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
 class _Recorder(TorchFunctionMode):
-    """Writes the score while it is entered."""
+    """Records the graph while it is active."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._length = 0
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._known: dict[int, str] = {}
-        for name, tensor in tensors_of(model):
-            self._known.setdefault(id(tensor), name)
-        self._slots: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._tensor_names: dict[int, str] = {}
+        for name, tensor in named_tensors(model):
+            self._tensor_names.setdefault(id(tensor), name)
+        self._slot_numbers: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._versions: dict[int, int] = {}
-        self._likes: list[Like] = []
-        self._open: list[Entry] = []
+        self._slots: list[SlotInfo] = []
+        self._open: list[GraphNode] = []
         self._inputs: list[int] = []
-        self._whole: Entry | None = None
-        self._resting = 0
+        self._root: GraphNode | None = None
+        self._paused = 0
         self._stack = contextlib.ExitStack()
 
-    def score(self) -> Score:
-        assert self._whole is not None
-        return Score(self._whole, self._likes, self._inputs)
+    def graph(self) -> ForwardGraph:
+        assert self._root is not None
+        return ForwardGraph(self._root, self._slots, self._inputs)
 
     def __enter__(self) -> "_Recorder":
-        plain = nn.Module.__call__
+        original = nn.Module.__call__
 
         def call(module: nn.Module, *arguments: Any, **named: Any) -> Any:
-            if self._resting or id(module) not in self._names:
-                return plain(module, *arguments, **named)
-            return self._module(plain, module, arguments, named)
+            if self._paused or id(module) not in self._names:
+                return original(module, *arguments, **named)
+            return self._record_module(original, module, arguments, named)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
-        def put_back() -> None:
-            nn.Module.__call__ = plain  # type: ignore[method-assign]
+        def restore() -> None:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
 
-        self._stack.callback(put_back)
+        self._stack.callback(restore)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -250,115 +252,119 @@ class _Recorder(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._stack.close()
 
-    # --- a layer, or a module that calls others
+    # --- layers and modules
 
-    def _module(
-        self, plain: Callable[..., Any], module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    def _record_module(
+        self,
+        original: Callable[..., Any],
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        named: dict[str, Any],
     ) -> Any:
         name = self._names[id(module)]
         if not self._open:
-            self._inputs = [self._new(tensor) for tensor in input_tensors(arguments, named)]
-        entry = self._entry(name, arguments, named)
+            self._inputs = [self._new_slot(tensor) for tensor in input_tensors(arguments, named)]
+        node = self._new_node(name, arguments, named)
         if _is_layer(module):
             self._length += 1
-            self._resting += 1
+            self._paused += 1
             try:
-                result = plain(module, *_on_meta(arguments), **_on_meta(named))
+                result = original(module, *_on_meta(arguments), **_on_meta(named))
             finally:
-                self._resting -= 1
+                self._paused -= 1
         else:
-            self._open.append(entry)
+            self._open.append(node)
             try:
-                result = plain(module, *arguments, **named)
+                result = original(module, *arguments, **named)
             finally:
                 self._open.pop()
             if not self._open:
-                self._whole = entry
-        self._finish(entry, (arguments, named), result)
+                self._root = node
+        self._finish(node, (arguments, named), result)
         return result
 
-    # --- an operation between layers
+    # --- operations between layers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._resting or not self._open:
+        if self._paused or not self._open:
             return func(*args, **kwargs)
         if func is torch.Tensor.__iter__:
-            with self:  # iterating is taking apart: that is an operation, and its pieces are known
+            with self:  # iteration is recorded as unbind
                 return iter(args[0].unbind(0))
-        told = getattr(func, "__name__", "")
-        if told in ("__get__", "__set__") or func in _QUESTIONS:
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__") or func in _METADATA_FUNCTIONS:
             result = func(*args, **kwargs)
             if not isinstance(result, torch.Tensor) or self._is_known(result):
                 return result
-            entry = self._entry(func, args, kwargs)
+            node = self._new_node(func, args, kwargs)
         else:
-            entry = self._entry(func, args, kwargs)
-            depends = any(each.is_meta for each in _tensors((args, kwargs)))
-            given, given_named = (_on_meta if depends else _for_real)((args, kwargs))
+            node = self._new_node(func, args, kwargs)
+            depends_on_inputs = any(each.is_meta for each in _tensors((args, kwargs)))
+            arguments, named = (_on_meta if depends_on_inputs else _on_cpu)((args, kwargs))
             try:
-                result = func(*given, **given_named)
+                result = func(*arguments, **named)
             except (NotImplementedError, RuntimeError) as error:
-                if depends:
-                    raise CannotCut(_place(entry.owner), _why(told, error)) from None
+                if depends_on_inputs:
+                    raise CannotSplitModel(_location(node.owner), _reason(name, error)) from None
                 raise
         if result is None or any(True for _ in _tensors(result)):
             self._length += 1
-            self._finish(entry, (args, kwargs), result)
+            self._finish(node, (args, kwargs), result)
         return result
 
-    # --- writing
+    # --- nodes and slots
 
-    def _entry(self, call: Any, arguments: Any, named: Any) -> Entry:
+    def _new_node(self, call: Any, arguments: Any, named: Any) -> GraphNode:
         owner = self._open[-1].call if self._open else ""
         assert isinstance(owner, str)
         position = self._length
-        return Entry(
+        return GraphNode(
             call,
             owner,
-            self._written(arguments, owner),
-            self._written(named, owner),
+            self._with_references(arguments, owner),
+            self._with_references(named, owner),
             None,
             torch.is_grad_enabled(),
             position,
             position,
         )
 
-    def _finish(self, entry: Entry, given: Any, result: Any) -> None:
-        entry.end = self._length
-        for tensor in _tensors(given):
+    def _finish(self, node: GraphNode, arguments: Any, result: Any) -> None:
+        node.end = self._length
+        for tensor in _tensors(arguments):
             if (slot := self._slot(tensor)) is not None:
                 version = tensor._version
                 if version != self._versions[slot]:
-                    entry.changes.append(slot)
+                    node.modified_slots.append(slot)
                     self._versions[slot] = version
         for tensor in _tensors(result):
             if not self._is_known(tensor):
-                self._new(tensor)
-        entry.result = self._written(result, entry.owner)
+                self._new_slot(tensor)
+        node.result = self._with_references(result, node.owner)
         if self._open:
-            self._open[-1].inside.append(entry)
+            self._open[-1].children.append(node)
 
-    def _written(self, value: Any, owner: str) -> Any:
-        """`value` with references for tensors; anything else that holds tensors cannot be written down."""
+    def _with_references(self, value: Any, owner: str) -> Any:
+        """Replace tensors by references. Other objects that contain tensors cannot be recorded."""
 
         def reference(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
                 slot = self._slot(leaf)
                 if slot is not None:
                     return Slot(slot)
-                if id(leaf) in self._known:
-                    return Named(self._known[id(leaf)])
-                raise CannotCut(
-                    _place(owner),
+                if id(leaf) in self._tensor_names:
+                    return ModelTensor(self._tensor_names[id(leaf)])
+                raise CannotSplitModel(
+                    _location(owner),
                     "a tensor is used that is neither an input nor a parameter or buffer of the model",
                 )
             if isinstance(leaf, torch.device):
-                return HERE
-            if _holds_tensors(leaf):
-                raise CannotCut(
-                    _place(owner),
-                    f"a {type(leaf).__name__}, which holds tensors, is handed from layer to layer (of a cache: turn it off, as with "
+                return STAGE_DEVICE
+            if _contains_tensors(leaf):
+                raise CannotSplitModel(
+                    _location(owner),
+                    f"a {type(leaf).__name__}, which contains tensors, is passed between layers (disable caches, for example with "
                     "model.config.use_cache = False)",
                 )
             return leaf
@@ -366,21 +372,21 @@ class _Recorder(TorchFunctionMode):
         return trees.tree_map(reference, value)
 
     def _slot(self, tensor: torch.Tensor) -> int | None:
-        known = self._slots.get(id(tensor))
-        return known[1] if known is not None and known[0]() is tensor else None
+        entry = self._slot_numbers.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return self._slot(tensor) is not None or id(tensor) in self._known
+        return self._slot(tensor) is not None or id(tensor) in self._tensor_names
 
-    def _new(self, tensor: torch.Tensor) -> int:
-        number = len(self._likes)
-        self._likes.append(Like(tuple(tensor.shape), tensor.dtype, tensor.requires_grad))
-        self._slots[id(tensor)] = (weakref.ref(tensor), number)
+    def _new_slot(self, tensor: torch.Tensor) -> int:
+        number = len(self._slots)
+        self._slots.append(SlotInfo(tuple(tensor.shape), tensor.dtype, tensor.requires_grad))
+        self._slot_numbers[id(tensor)] = (weakref.ref(tensor), number)
         self._versions[number] = tensor._version
         return number
 
 
-_QUESTIONS = {
+_METADATA_FUNCTIONS = {
     torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.__len__, torch.Tensor.is_floating_point,
     torch.Tensor.is_contiguous, torch.Tensor.data_ptr, torch.Tensor.get_device, torch.is_floating_point, torch.Tensor.__hash__,
     torch.Tensor.untyped_storage, torch.Tensor.element_size, torch.Tensor.storage_offset, torch.numel,
@@ -388,34 +394,33 @@ _QUESTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """What is called as it is: layers without others inside, and torch's own that use theirs without calling them."""
+    """Whether a module is recorded as one node: without children, or a module of torch that uses these without calling them."""
     if next(module.children(), None) is None:
         return True
     if isinstance(module, nn.Sequential):
         return False
-    kind = type(module).__module__
     return (
-        kind.startswith("torch.")
+        type(module).__module__.startswith("torch.")
         or isinstance(module, torch.jit.ScriptModule)
         or hasattr(module, "parametrizations")
         or bool(module._forward_hooks or module._forward_pre_hooks)
     )
 
 
-def _holds_tensors(value: Any, depth: int = 2) -> bool:
+def _contains_tensors(value: Any, depth: int = 2) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     if depth == 0 or isinstance(value, nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
         return False
     for item in vars(value).values():
         items = item if isinstance(item, list | tuple) else [item]
-        if any(_holds_tensors(each, depth - 1) for each in items):
+        if any(_contains_tensors(each, depth - 1) for each in items):
             return True
     return bool(_is_empty_cache(value))
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """Holds no tensor yet, but will: the layers put theirs in."""
+    """Whether the object is a cache, to which layers will add tensors."""
     return "Cache" in type(value).__name__
 
 
@@ -424,24 +429,24 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _on_meta(value: Any) -> Any:
-    """Beside tensors without data, all must be without."""
+    """Move all tensors to the meta device, because it cannot be mixed with others."""
     return trees.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
-def _for_real(value: Any) -> Any:
-    """Made from nothing, or from what was: on the host, whatever device is asked for."""
-    arguments, named = trees.tree_map(lambda leaf: _HOST if isinstance(leaf, torch.device) else leaf, value)
-    return arguments, {**named, "device": _HOST} if isinstance(named.get("device"), str) else named
+def _on_cpu(value: Any) -> Any:
+    """Replace devices by the CPU, for operations that do not depend on the inputs."""
+    arguments, named = trees.tree_map(lambda leaf: _CPU if isinstance(leaf, torch.device) else leaf, value)
+    return arguments, {**named, "device": _CPU} if isinstance(named.get("device"), str) else named
 
 
-_HOST = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 
-def _place(owner: str) -> str:
+def _location(owner: str) -> str:
     return f"the forward of {owner}" if owner else "its own forward"
 
 
-def _why(operation: str, error: BaseException) -> str:
+def _reason(operation: str, error: BaseException) -> str:
     if "meta tensors" in str(error) or operation in ("__bool__", "item", "tolist", "numpy"):
-        return "what is done next depends on the values in the batch"
+        return "the control flow depends on values of the batch"
     return f"{operation} failed: {(str(error).splitlines() or [type(error).__name__])[0]}"

@@ -1,5 +1,6 @@
-"""From a model and a batch to a cut: the score, its costs, and the balance of its stages."""
+"""Plans how to split a model over devices: records its forward graph, traces its costs, and balances its stages."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,69 +9,117 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from legroom.scale.cutting.balance import Balance, Traffic, balanced
-from legroom.scale.cutting.cut_points import Cut, cut_at
-from legroom.scale.cutting.forward_graph import record
-from legroom.scale.cutting.stage_memory import costs, inputs_of, stage_step, traffic
-from legroom.scale.cutting.stages import Part, Sheet
-from legroom.scale.prediction.step_trace import Likeness, foreseen
+from legroom.scale.cutting.balance import BalancedCut, MicroBatchFlow, balance_stages
+from legroom.scale.cutting.forward_graph import CannotSplitModel, ForwardGraph, record_forward
+from legroom.scale.cutting.stage_memory import micro_batch_flow, model_inputs, position_costs, stage_step
+from legroom.scale.cutting.stages import GraphPartitioner, StageProgram
+from legroom.scale.prediction.step_trace import DeviceModel, predict_step
 from legroom.scale.prediction.strategy_steps import split_step
-from legroom.scale.strategies.split import homes_of_parts
+from legroom.scale.strategies.split import placement_of_stages
 from legroom.train.guarding.batches.splitting import BatchArguments
 
 T = TypeVar("T")
 
 
 def plan_split(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any, devices: int, like: Likeness
-) -> tuple[dict[str, int], Balance]:
-    """Which of the devices each tensor of the model goes to, and what each device needs: the same cut, one batch at a time."""
-    score = record(model, *inputs_of(batch))
-    sheet = Sheet(score)
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    batch: Any,
+    devices: int,
+    device_model: DeviceModel,
+) -> tuple[dict[str, int], BalancedCut]:
+    """Plan strategy `split`. Returns the device index of each tensor, and the balanced cut."""
+    partitioner = GraphPartitioner(record_forward(model, *model_inputs(batch)))
 
-    def rehearsed(boundaries: Sequence[int]) -> tuple[int, ...]:
-        homes = homes_of_parts(model, sheet.parts(boundaries))
-        told = foreseen(like, devices, split_step(model, optimizer, batch, devices, homes))
-        return tuple(peaks.allocated for peaks in told.peaks)
+    def predict_peaks(boundaries: Sequence[int]) -> tuple[int, ...]:
+        placement = placement_of_stages(model, partitioner.programs(boundaries))
+        step = split_step(model, optimizer, batch, devices, placement)
+        return tuple(peaks.allocated for peaks in predict_step(device_model, devices, step).peaks)
 
-    flow = Traffic((1,) * devices, 1)
-    found = balanced(sheet, costs(model, optimizer, sheet, batch, like), flow, rehearsed)
-    return homes_of_parts(model, sheet.parts(found.boundaries)), found
+    flow = MicroBatchFlow((1,) * devices, 1)
+    costs = position_costs(model, optimizer, partitioner, batch, device_model)
+    cut = balance_stages(partitioner, costs, flow, predict_peaks)
+    return placement_of_stages(model, partitioner.programs(cut.boundaries)), cut
 
 
-class Among:
-    """Who plans: here one process, which does everything."""
+class LocalPlanning:
+    """Planning in one process, which predicts all stages."""
 
-    def agreed(self, function: Callable[[], T]) -> T:
-        """What all take for the result of `function()`."""
+    def broadcast(self, function: Callable[[], T]) -> T:
+        """Return the result of `function()` on the first rank."""
         return function()
 
-    def each(self, function: Callable[[int], T], stages: int) -> tuple[T, ...]:
-        """`function(stage)` for every stage."""
+    def per_stage(self, function: Callable[[int], T], stages: int) -> tuple[T, ...]:
+        """Return `function(stage)` for every stage."""
         return tuple(map(function, range(stages)))
 
 
-class AmongRanks(Among):
-    """One rank per stage: the first one's word counts, and each looks after its own stage."""
+class DistributedPlanning(LocalPlanning):
+    """Planning on one rank per stage, each of which predicts its own stage."""
 
-    def agreed(self, function: Callable[[], T]) -> T:
-        told: list[Any] = [function() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(told, src=0, device=torch.device("cpu"))
-        return told[0]  # type: ignore[no-any-return]
+    def broadcast(self, function: Callable[[], T]) -> T:
+        result: list[Any] = [function() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(result, src=0, device=torch.device("cpu"))
+        return result[0]  # type: ignore[no-any-return]
 
-    def each(self, function: Callable[[int], T], stages: int) -> tuple[T, ...]:
-        told: list[Any] = [None] * stages
-        dist.all_gather_object(told, function(dist.get_rank()))
-        return tuple(told)
+    def per_stage(self, function: Callable[[int], T], stages: int) -> tuple[T, ...]:
+        results: list[Any] = [None] * stages
+        dist.all_gather_object(results, function(dist.get_rank()))
+        return tuple(results)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Where a model is cut for a pipeline, and what each stage needs."""
+class ModelCut:
+    """Where a model is split. Applies to any forward graph of it: other batch sizes, training or evaluation."""
 
-    cut: Cut
-    parts: tuple[Part, ...]
-    balance: Balance
+    boundaries: tuple[int, ...]
+    """Positions in the recorded graph, including 0 and its length."""
+    signature: tuple[str, ...]
+    is_layer: tuple[bool, ...]
+    """Whether each position is a layer."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.boundaries) - 1
+
+    def on(self, graph: ForwardGraph) -> tuple[int, ...]:
+        """Return the boundaries in another graph: after the same number of layers, and the same number of operations after these."""
+        if tuple(graph.signature()) == self.signature:
+            return self.boundaries
+        is_layer = [node.is_module for node in graph.leaves()]
+        if sum(is_layer) != sum(self.is_layer):
+            raise CannotSplitModel(
+                "its own forward",
+                f"{sum(is_layer)} layers are called, but {sum(self.is_layer)} were called when the model was split",
+            )
+        inner = [self._position(boundary, is_layer) for boundary in self.boundaries[1:-1]]
+        return (0, *inner, graph.length)
+
+    def _position(self, boundary: int, is_layer: Sequence[bool]) -> int:
+        layers_before = sum(self.is_layer[:boundary])
+        operations = sum(
+            1 for _ in itertools.takewhile(lambda layer: not layer, reversed(self.is_layer[:boundary]))
+        )
+        positions = [position for position, layer in enumerate(is_layer) if layer]
+        start = positions[layers_before - 1] + 1 if layers_before else 0
+        stop = positions[layers_before] if layers_before < len(positions) else len(is_layer)
+        return min(start + operations, stop)
+
+
+def cut_at(graph: ForwardGraph, boundaries: Sequence[int]) -> ModelCut:
+    """Return the cut of a graph at these boundaries."""
+    return ModelCut(
+        tuple(boundaries), tuple(graph.signature()), tuple(node.is_module for node in graph.leaves())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePlan:
+    """The stages of a pipeline, and their predicted memory."""
+
+    cut: ModelCut
+    programs: tuple[StageProgram, ...]
+    balance: BalancedCut
     micro_batches: int
 
 
@@ -79,33 +128,35 @@ def plan_pipeline(
     optimizer: torch.optim.Optimizer | None,
     batch: Any,
     stages: int,
-    like: Likeness,
+    device_model: DeviceModel,
     *,
     schedule: str,
     micro_batches: int | None,
-    among: Among | None = None,
-) -> Plan:
-    """`batch`: one of the whole run; it is cut into micro-batches here as it will be in a step.
+    planning: LocalPlanning | None = None,
+) -> PipelinePlan:
+    """Plan strategy `pipeline`. `batch`: a global batch, which is split into micro-batches as in a step.
 
-    `among`: ranks that plan together, each rehearsing its own stage.
+    `planning`: how ranks plan together.
     """
-    rows = BatchArguments((batch,), {}).batch_size
-    count = min(rows, micro_batches or 4 * stages)
-    (micro,), _ = BatchArguments((batch,), {}).slice(0, -(-rows // count))
-    score = record(model, *inputs_of(micro))
-    sheet = Sheet(score)
-    flow = traffic(schedule, stages, rows // -(-rows // count))
+    planning = planning or LocalPlanning()
+    arguments = BatchArguments((batch,), {})
+    count = min(arguments.batch_size, micro_batches or 4 * stages)
+    micro_size = -(-arguments.batch_size // count)
+    (micro,), _ = arguments.slice(0, micro_size)
+    graph = record_forward(model, *model_inputs(micro))
+    partitioner = GraphPartitioner(graph)
+    flow = micro_batch_flow(schedule, stages, arguments.batch_size // micro_size)
 
-    def rehearsed(boundaries: Sequence[int]) -> tuple[int, ...]:
-        parts = sheet.parts(boundaries)
+    def predict_peaks(boundaries: Sequence[int]) -> tuple[int, ...]:
+        programs = partitioner.programs(boundaries)
 
-        def peak(stage: int) -> int:
-            step = stage_step(model, optimizer, score, parts, stage, flow, micro)
-            return foreseen(like, 1, step).peaks[0].allocated
+        def predict_peak(stage: int) -> int:
+            step = stage_step(model, optimizer, graph, programs, stage, flow, micro)
+            return predict_step(device_model, 1, step).peaks[0].allocated
 
-        return together.each(peak, stages)
+        return planning.per_stage(predict_peak, stages)
 
-    together = among or Among()
-    told = together.agreed(lambda: costs(model, optimizer, sheet, micro, like))
-    found = balanced(sheet, told, flow, rehearsed)
-    return Plan(cut_at(score, found.boundaries), tuple(sheet.parts(found.boundaries)), found, count)
+    costs = planning.broadcast(lambda: position_costs(model, optimizer, partitioner, micro, device_model))
+    cut = balance_stages(partitioner, costs, flow, predict_peaks)
+    programs = tuple(partitioner.programs(cut.boundaries))
+    return PipelinePlan(cut_at(graph, cut.boundaries), programs, cut, count)

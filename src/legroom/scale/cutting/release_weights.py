@@ -1,11 +1,11 @@
-"""A model from which some tensors are taken: what another stage holds."""
+"""Releases the tensors of a model that another stage has."""
 
 import torch
 from torch import nn
 
 
-def let_go(model: nn.Module, names: set[str]) -> None:
-    """Empty the places of these tensors; the modules stay, and with them names, and modes of training or evaluation."""
+def release_tensors(model: nn.Module, names: set[str]) -> None:
+    """Set these tensors to None. The modules stay, with their names and modes."""
     for name in names:
         prefix, _, last = name.rpartition(".")
         module = model.get_submodule(prefix)
@@ -14,11 +14,11 @@ def let_go(model: nn.Module, names: set[str]) -> None:
                 holder[last] = None
 
 
-def move_plain(model: nn.Module, names: set[str], device: torch.device) -> None:
-    """Tensors that are plain attributes do not move with their modules: move those."""
+def move_plain_attributes(model: nn.Module, names: set[str], device: torch.device) -> None:
+    """Move tensors that are plain attributes, which `module.to` does not move."""
     for name in names:
         prefix, _, last = name.rpartition(".")
         module = model.get_submodule(prefix)
-        held = vars(module).get(last)
-        if isinstance(held, torch.Tensor):
-            setattr(module, last, held.to(device))
+        value = vars(module).get(last)
+        if isinstance(value, torch.Tensor):
+            setattr(module, last, value.to(device))

@@ -1,7 +1,7 @@
-"""One stage's step, rehearsed on a device without data: the passes of all micro-batches in the order of the schedule.
+"""The step of one stage, to be traced for its memory: the passes of all micro-batches in the order of the schedule.
 
-The order and the buffers are those of `torch.distributed.pipelining`: a buffer for each micro-batch's inputs and for the gradients that
-come back, the last stage's loss, gradients summed over micro-batches, then the optimizer.
+Order and buffers are those of `torch.distributed.pipelining`: a buffer for the inputs and for the received gradients of each
+micro-batch, the loss of the last stage, gradients summed over micro-batches, then the optimizer.
 """
 
 import itertools
@@ -14,177 +14,198 @@ from torch import nn
 from legroom.memory.events import Alloc, Event, Free
 from legroom.predict.tracing.copying import DeviceCopies, loss_of
 from legroom.scale import trees
-from legroom.scale.cutting.balance import Costs, Traffic, Weight
-from legroom.scale.cutting.forward_graph import Entry, Named, Score, input_tensors, tensors_of, without_data
-from legroom.scale.cutting.release_weights import let_go
-from legroom.scale.cutting.stages import Part, Player, Sheet
-from legroom.scale.optimizers import rebound
-from legroom.scale.prediction.step_trace import Likeness, MakeStep, traced, undisturbed
+from legroom.scale.cutting.balance import MicroBatchFlow, PositionCosts, WeightCost
+from legroom.scale.cutting.forward_graph import (
+    ForwardGraph,
+    GraphNode,
+    ModelTensor,
+    SlotInfo,
+    input_tensors,
+    meta_copies,
+    named_tensors,
+)
+from legroom.scale.cutting.release_weights import release_tensors
+from legroom.scale.cutting.stages import GraphPartitioner, StageProgram, StageRunner
+from legroom.scale.optimizers import replace_parameters
+from legroom.scale.prediction.step_trace import DeviceModel, MakeStep, outside_virtual_gpu, trace_devices
 from legroom.scale.prediction.strategy_steps import optimizer_for
 
 
-def traffic(schedule: str, stages: int, micro_batches: int) -> Traffic:
-    """GPipe holds all micro-batches in every stage; 1F1B as many as there are stages from here on."""
+def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBatchFlow:
+    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage, 1F1B one per remaining stage."""
     if schedule == "gpipe" or micro_batches < stages:
-        return Traffic((micro_batches,) * stages, micro_batches)
-    return Traffic(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)
+        return MicroBatchFlow((micro_batches,) * stages, micro_batches)
+    return MicroBatchFlow(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)
 
 
-def order(ahead: int, count: int) -> list[tuple[bool, int]]:
-    """(is it forward, which micro-batch) as a stage does them: `ahead` forward passes before the first backward, `count` in all."""
-    steps = [(True, number) for number in range(ahead)]
-    for number in range(count):
-        steps.append((False, number))
-        if ahead + number < count:
-            steps.append((True, ahead + number))
-    return steps
+def pass_order(ahead: int, count: int) -> list[tuple[bool, int]]:
+    """Return (is forward, micro-batch) of a stage with `ahead` forward passes before the first backward, `count` in total."""
+    passes = [(True, index) for index in range(ahead)]
+    for index in range(count):
+        passes.append((False, index))
+        if ahead + index < count:
+            passes.append((True, ahead + index))
+    return passes
 
 
 def stage_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None,
-    score: Score,
-    parts: Sequence[Part],
+    graph: ForwardGraph,
+    programs: Sequence[StageProgram],
     stage: int,
-    flow: Traffic,
+    flow: MicroBatchFlow,
     micro: Any,
 ) -> MakeStep:
-    """A step of one stage; `micro`: one micro-batch, inputs first and target last."""
-    part, is_last = parts[stage], stage == len(parts) - 1
-    bare, bare_optimizer = without_data(model, optimizer)
-    homes = dict(tensors_of(bare))
-    mine = part.tensors(bare)
-    kept = {id(homes[name]) for name in mine}
-    rebound(
-        bare_optimizer,
-        {each: None for each in homes.values() if isinstance(each, nn.Parameter) and id(each) not in kept},
+    """Return a step of one stage. `micro`: one micro-batch, inputs first and target last."""
+    program, is_last = programs[stage], stage == len(programs) - 1
+    meta_model, meta_optimizer = meta_copies(model, optimizer)
+    tensors = dict(named_tensors(meta_model))
+    own = program.tensors(meta_model)
+    own_ids = {id(tensors[name]) for name in own}
+    replace_parameters(
+        meta_optimizer,
+        {
+            each: None
+            for each in tensors.values()
+            if isinstance(each, nn.Parameter) and id(each) not in own_ids
+        },
     )
-    let_go(bare, set(homes) - mine)
+    release_tensors(meta_model, set(tensors) - own)
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
-        placed, placed_optimizer = onto.copied((bare, bare_optimizer))
-        steps = optimizer_for(placed, placed_optimizer)
-        given = onto.copied(micro)
-        player = Player(score, part, placed, torch.device("cuda", 0))
-        receives, sends = player.likes(part.receives), player.likes(part.sends)
-        arrive = [[_buffer(like) for like in receives] for _ in range(flow.buffered)]
-        come_back = [
-            [] if is_last else [_buffer(like) for like in sends if like.requires_grad]
+        copied, copied_optimizer = onto.copied((meta_model, meta_optimizer))
+        stage_optimizer = optimizer_for(copied, copied_optimizer)
+        copied_micro = onto.copied(micro)
+        runner = StageRunner(graph, program, copied, torch.device("cuda", 0))
+        receives, sends = runner.slot_infos(program.receives), runner.slot_infos(program.sends)
+        input_buffers = [[_buffer(info) for info in receives] for _ in range(flow.buffered)]
+        gradient_buffers = [
+            [] if is_last else [_buffer(info) for info in sends if info.requires_grad]
             for _ in range(flow.buffered)
         ]
 
-        def forward(number: int, rows: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
-            """What backward starts from, and what waits for it as well: torch's stage holds its outputs until then."""
+        def forward(index: int, batch: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
+            """Return the outputs for backward, and all sent tensors, which torch's stage keeps until then."""
             received = [
-                each.requires_grad_(like.requires_grad)
-                for each, like in zip(arrive[number], receives, strict=True)
+                each.requires_grad_(info.requires_grad)
+                for each, info in zip(input_buffers[index], receives, strict=True)
             ]
-            sent = player.play(received, input_tensors(*inputs_of(rows)))
-            loss = [loss_of(lambda *_, **__: player.result(sent), rows)] if is_last else []
+            sent = runner.run(received, input_tensors(*model_inputs(batch)))
+            loss = [loss_of(lambda *_, **__: runner.result(sent), batch)] if is_last else []
             return loss or [each for each in sent if each.requires_grad], sent
 
-        # The first step makes optimizer state; what the second holds is there once the pipeline is full: more passes add nothing.
+        # The first step creates optimizer state. The second reaches its peak once the pipeline is full, so more passes are not needed.
         ahead = flow.in_flight[stage]
-        orders = iter([order(1, 1), order(ahead, min(ahead + 1, flow.buffered))])
+        orders = iter([pass_order(1, 1), pass_order(ahead, min(ahead + 1, flow.buffered))])
 
         def passes() -> None:
-            batch = [trees.tree_map_only(torch.Tensor, torch.empty_like, given) for _ in range(flow.buffered)]
-            waiting: dict[int, Any] = {}
-            going_back: list[Any] = []  # gradients on their way to the stage before
-            for is_forward, number in next(orders):
+            batches = [
+                trees.tree_map_only(torch.Tensor, torch.empty_like, copied_micro)
+                for _ in range(flow.buffered)
+            ]
+            pending: dict[int, Any] = {}
+            sent_gradients: list[Any] = []  # being sent to the previous stage
+            for is_forward, index in next(orders):
                 if is_forward:
-                    waiting[number] = forward(number, batch[number])
+                    pending[index] = forward(index, batches[index])
                 else:
-                    outputs, held = waiting.pop(number)
-                    torch.autograd.backward(outputs, [None] if is_last else come_back[number])
-                    del outputs, held
-                    going_back = [each.grad for each in arrive[number]]
-                    for each in arrive[number]:
+                    outputs, sent = pending.pop(index)
+                    torch.autograd.backward(outputs, [None] if is_last else gradient_buffers[index])
+                    del outputs, sent
+                    sent_gradients = [each.grad for each in input_buffers[index]]
+                    for each in input_buffers[index]:
                         each.grad = None
-            del going_back
+            del sent_gradients
 
         def step() -> None:
             passes()
-            steps.step()
-            steps.zero_grad()
+            stage_optimizer.step()
+            stage_optimizer.zero_grad()
 
         return step
 
     return make
 
 
-def costs(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, sheet: Sheet, micro: Any, like: Likeness
-) -> Costs:
-    """What every position costs, from one traced step of the whole model."""
-    score = sheet.score
-    whole = Part(
-        tuple(sheet.single),
+def position_costs(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    partitioner: GraphPartitioner,
+    micro: Any,
+    device_model: DeviceModel,
+) -> PositionCosts:
+    """Return the costs of every position, from one traced step of the whole model."""
+    graph = partitioner.graph
+    whole_model = StageProgram(
+        tuple(partitioner.leaves),
         (),
-        tuple(sorted({slot.number for slot in score.whole.gives()})),
-        tuple(range(len(score.inputs))),
+        tuple(sorted({slot.number for slot in graph.root.outputs()})),
+        tuple(range(len(graph.inputs))),
     )
 
-    def trace() -> Costs:
-        with traced(like) as (events, _):
+    def trace() -> PositionCosts:
+        with trace_devices(device_model) as (events, _):
             onto = DeviceCopies()
-            placed, placed_optimizer = onto.copied((model, optimizer))
-            steps = optimizer_for(placed, placed_optimizer)
+            copied, copied_optimizer = onto.copied((model, optimizer))
+            traced_optimizer = optimizer_for(copied, copied_optimizer)
             batch = onto.copied(micro)
-            player = Player(score, whole, placed, torch.device("cuda", 0))
-            begins = [len(events)]
+            runner = StageRunner(graph, whole_model, copied, torch.device("cuda", 0))
+            marks = [len(events)]
 
-            def mark(entry: Entry) -> None:
-                begins.append(len(events))
+            def mark(node: GraphNode) -> None:
+                marks.append(len(events))
 
-            sent = player.play((), input_tensors(*inputs_of(batch)), mark)
-            loss = loss_of(lambda *_, **__: player.result(sent), batch)
-            kept = _kept(events, begins)
+            sent = runner.run((), input_tensors(*model_inputs(batch)), mark)
+            loss = loss_of(lambda *_, **__: runner.result(sent), batch)
+            saved = _saved_bytes(events, marks)
             loss.backward()
-            steps.step()
-            weights = _weights(sheet, placed, steps)
-        return Costs(kept, weights)
+            traced_optimizer.step()
+            weights = _weight_costs(partitioner, copied, traced_optimizer)
+        return PositionCosts(saved, weights)
 
-    return undisturbed(trace)
-
-
-def _kept(events: Sequence[Event], begins: Sequence[int]) -> list[int]:
-    """Bytes made between each two marks that are there at the end of the forward pass."""
-    gone = {event.id for event in events if type(event) is Free}
-    kept = []
-    for begin, end in itertools.pairwise(begins):
-        made = [event for event in events[begin:end] if type(event) is Alloc and event.id not in gone]
-        kept.append(sum(event.block_bytes for event in made))
-    return kept
+    return outside_virtual_gpu(trace)
 
 
-def _weights(sheet: Sheet, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[Weight]]:
-    """Tensors read at every position, with gradient and optimizer state where they are trained."""
-    homes = dict(tensors_of(model))
-    found = []
-    for entry in sheet.single:
-        names = {leaf.name for leaf in entry.reads() if isinstance(leaf, Named)}
-        if isinstance(entry.call, str):
-            names.update(f"{entry.call}.{name}" for name, _ in tensors_of(model.get_submodule(entry.call)))
-        tensors = {id(homes[name]): homes[name] for name in sorted(names)}
-        found.append([_weight(key, tensor, optimizer) for key, tensor in tensors.items()])
-    return found
+def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
+    """Return the bytes allocated between consecutive marks that are alive at the end of the forward pass."""
+    freed = {event.id for event in events if type(event) is Free}
+    saved = []
+    for begin, end in itertools.pairwise(marks):
+        allocated = [event for event in events[begin:end] if type(event) is Alloc and event.id not in freed]
+        saved.append(sum(event.block_bytes for event in allocated))
+    return saved
 
 
-def _weight(which: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> Weight:
-    """An optimizer that works on lists of tensors makes one more of each while it does."""
+def _weight_costs(
+    partitioner: GraphPartitioner, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> list[list[WeightCost]]:
+    """Return the tensors read at every position, with gradient and optimizer state if they are trained."""
+    by_name = dict(named_tensors(model))
+    costs = []
+    for node in partitioner.leaves:
+        names = {leaf.name for leaf in node.inputs() if isinstance(leaf, ModelTensor)}
+        if isinstance(node.call, str):
+            names.update(f"{node.call}.{name}" for name, _ in named_tensors(model.get_submodule(node.call)))
+        tensors = {id(by_name[name]): by_name[name] for name in sorted(names)}
+        costs.append([_weight_cost(key, tensor, optimizer) for key, tensor in tensors.items()])
+    return costs
+
+
+def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> WeightCost:
+    """Return the cost of a tensor. A multi-tensor optimizer allocates one temporary of its size."""
     size = tensor.numel() * tensor.element_size()
     if not tensor.requires_grad:
-        return Weight(which, size, 0)
+        return WeightCost(key, size, 0)
     state = optimizer.state.get(tensor, {})
-    held = sum(
+    state_bytes = sum(
         each.numel() * each.element_size() for each in state.values() if isinstance(each, torch.Tensor)
     )
-    return Weight(which, 2 * size + held, size)
+    return WeightCost(key, 2 * size + state_bytes, size)
 
 
-def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What of a batch the model is given: all of a mapping, of a sequence all but the target at its end."""
+def model_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the model's arguments of a batch: all of a dict, or all but the last item (the target) of a sequence."""
     if isinstance(batch, dict):
         return (), dict(batch)
     if isinstance(batch, list | tuple):
@@ -192,5 +213,5 @@ def inputs_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (batch,), {}
 
 
-def _buffer(like: Any) -> torch.Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, device="cuda")
+def _buffer(info: SlotInfo) -> torch.Tensor:
+    return torch.empty(info.shape, dtype=info.dtype, device="cuda")

@@ -1,7 +1,7 @@
-"""A score divided among stages: what each plays, what it hands on, and which weights it needs; and the playing.
+"""Partitions a forward graph into stages, and runs a stage.
 
-A stage hands on what later ones need and cannot make themselves. What comes from the batch alone, without weights and without chance
-(positions, masks), is made again where it is needed, since every stage has the batch.
+A stage sends what later stages need and cannot compute themselves. Tensors that depend only on the batch, without weights and
+randomness (positions, masks), are recomputed where they are needed, because every stage has the batch.
 """
 
 import contextlib
@@ -15,226 +15,232 @@ import torch
 from torch import nn
 
 from legroom.scale import trees
-from legroom.scale.cutting.forward_graph import Entry, Here, Like, Named, Score, Slot, tensors_of
+from legroom.scale.cutting.forward_graph import (
+    ForwardGraph,
+    GraphNode,
+    ModelTensor,
+    Slot,
+    SlotInfo,
+    StageDevice,
+    named_tensors,
+)
 
-_CHANCE = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "exponential")
+_RANDOM_FUNCTIONS = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "exponential")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one stage does."""
+class StageProgram:
+    """The nodes that one stage runs, and what it receives and sends."""
 
-    entries: tuple[Entry, ...]
+    nodes: tuple[GraphNode, ...]
     receives: tuple[int, ...]
-    """Slots, from the stage before."""
+    """The slots received from the previous stage."""
     sends: tuple[int, ...]
-    """Slots, to the next stage; of the last one, what the model's result is made of."""
+    """The slots sent to the next stage; for the last stage, those of the model's output."""
     inputs: tuple[int, ...]
-    """Of the model's inputs, by place, those it reads."""
+    """The indices of the model's inputs that it reads."""
 
     def tensors(self, model: nn.Module) -> set[str]:
-        """Names of the parameters and buffers that it needs."""
-        modules = {entry.call for entry in self.entries if isinstance(entry.call, str)}
-        found = {leaf.name for entry in self.entries for leaf in entry.reads() if isinstance(leaf, Named)}
-        for name, _ in tensors_of(model):
-            ways = name.split(".")
-            if any(".".join(ways[:depth]) in modules for depth in range(len(ways))):
-                found.add(name)
-        return found
+        """Return the names of the parameters and buffers that it needs."""
+        modules = {node.call for node in self.nodes if isinstance(node.call, str)}
+        names = {leaf.name for node in self.nodes for leaf in node.inputs() if isinstance(leaf, ModelTensor)}
+        for name, _ in named_tensors(model):
+            path = name.split(".")
+            if any(".".join(path[:depth]) in modules for depth in range(len(path))):
+                names.add(name)
+        return names
 
 
-class Sheet:
-    """What can be asked of a score about cuts."""
+class GraphPartitioner:
+    """Determines where a forward graph can be cut, and the programs of the stages."""
 
-    def __init__(self, score: Score) -> None:
-        self.score = score
-        self.single = score.single()
-        self._changed: dict[int, int] = {}
-        for entry in self.single:
-            for slot in entry.changes:
-                self._changed[slot] = entry.begin
-        self._maker: dict[int, Entry] = {}
-        for entry in self.single:
-            for given in entry.gives():
-                self._maker.setdefault(given.number, entry)
-        self._result = {leaf.number for leaf in score.whole.gives()}
+    def __init__(self, graph: ForwardGraph) -> None:
+        self.graph = graph
+        self.leaves = graph.leaves()
+        self._modified_at: dict[int, int] = {}
+        for node in self.leaves:
+            for slot in node.modified_slots:
+                self._modified_at[slot] = node.begin
+        self._producer: dict[int, GraphNode] = {}
+        for node in self.leaves:
+            for output in node.outputs():
+                self._producer.setdefault(output.number, node)
+        self._result = {leaf.number for leaf in graph.root.outputs()}
 
     @cached_property
-    def remade(self) -> set[int]:
-        """Slots that any stage can make by itself from the batch."""
-        found = set(self.score.inputs)
-        for entry in self.single:
-            reads = list(entry.reads())
-            gives = [slot.number for slot in entry.gives()]
-            by_chance = any(word in getattr(entry.call, "__name__", "") for word in _CHANCE)
+    def recomputable(self) -> set[int]:
+        """The slots that every stage can compute from the batch."""
+        found = set(self.graph.inputs)
+        for node in self.leaves:
+            outputs = [slot.number for slot in node.outputs()]
+            is_random = any(word in getattr(node.call, "__name__", "") for word in _RANDOM_FUNCTIONS)
             if (
-                not entry.is_module
-                and not by_chance
-                and all(isinstance(leaf, Slot) and leaf.number in found for leaf in reads)
-                and not any(slot in self._changed for slot in gives)
-                and not any(self.score.likes[slot].requires_grad for slot in gives)
+                not node.is_module
+                and not is_random
+                and all(isinstance(leaf, Slot) and leaf.number in found for leaf in node.inputs())
+                and not any(slot in self._modified_at for slot in outputs)
+                and not any(self.graph.slots[slot].requires_grad for slot in outputs)
             ):
-                found.update(gives)
+                found.update(outputs)
         return found
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
-        """Of every position: the slots that would have to be handed on if a stage began there."""
-        last: dict[int, int] = dict.fromkeys(self._result, self.score.length + 1)
-        first: dict[int, int] = {}
-        for entry in self.single:
-            for leaf in entry.reads():
+        """For every position, the slots that must be sent if a stage begins there."""
+        last_use: dict[int, int] = dict.fromkeys(self._result, self.graph.length + 1)
+        created: dict[int, int] = {}
+        for node in self.leaves:
+            for leaf in node.inputs():
                 if isinstance(leaf, Slot):
-                    last[leaf.number] = max(last.get(leaf.number, 0), entry.begin)
-            for given in entry.gives():
-                first.setdefault(given.number, entry.begin)
-        found: list[list[int]] = [[] for _ in range(self.score.length + 1)]
-        for slot, born in first.items():
-            if slot not in self.remade:
-                for position in range(born + 1, min(last.get(slot, born), self.score.length) + 1):
-                    found[position].append(slot)
-        return [tuple(slots) for slots in found]
+                    last_use[leaf.number] = max(last_use.get(leaf.number, 0), node.begin)
+            for output in node.outputs():
+                created.setdefault(output.number, node.begin)
+        crossing: list[list[int]] = [[] for _ in range(self.graph.length + 1)]
+        for slot, begin in created.items():
+            if slot not in self.recomputable:
+                for position in range(begin + 1, min(last_use.get(slot, begin), self.graph.length) + 1):
+                    crossing[position].append(slot)
+        return [tuple(slots) for slots in crossing]
 
     def bytes_crossing(self, position: int) -> int:
-        return sum(self.score.likes[slot].bytes for slot in self.crossing[position])
+        return sum(self.graph.slots[slot].bytes for slot in self.crossing[position])
 
     def can_cut(self, position: int) -> bool:
-        """Something is handed on that gradients flow through, and none of it is changed in place afterwards."""
+        """Whether gradients flow through the sent slots, and none of these is modified in place afterwards."""
         crossing = self.crossing[position]
-        return any(self.score.likes[slot].requires_grad for slot in crossing) and not any(
-            self._changed.get(slot, -1) >= position for slot in crossing
+        return any(self.graph.slots[slot].requires_grad for slot in crossing) and not any(
+            self._modified_at.get(slot, -1) >= position for slot in crossing
         )
 
-    def parts(self, boundaries: Sequence[int]) -> list[Part]:
-        """One part between each two of the boundaries, the first being 0 and the last the length."""
+    def programs(self, boundaries: Sequence[int]) -> list[StageProgram]:
+        """Return one program between consecutive boundaries, of which the first is 0 and the last the length."""
         spans = list(itertools.pairwise(boundaries))
-        made: list[Part] = []
-        needed = set(self._result)  # by whatever comes after
+        programs: list[StageProgram] = []
+        needed = set(self._result)  # by later stages
         for number, (begin, end) in reversed(list(enumerate(spans))):
             is_last = number == len(spans) - 1
-            sends = tuple(sorted(needed if is_last else needed - self.remade))
-            entries = self.score.entries(begin, end)
-            present = set(map(id, entries))
-            entries += [entry for entry in self._again(_wants(entries, sends)) if id(entry) not in present]
-            entries.sort(key=lambda entry: entry.begin)
-            wants = _wants(entries, sends)
-            receives = tuple(sorted(wants - set(self.score.inputs)))
-            inputs = tuple(place for place, slot in enumerate(self.score.inputs) if slot in wants)
-            made.append(Part(tuple(entries), receives, sends, inputs))
+            sends = tuple(sorted(needed if is_last else needed - self.recomputable))
+            nodes = self.graph.nodes(begin, end)
+            present = set(map(id, nodes))
+            recomputed = self._recomputing_nodes(_required_slots(nodes, sends))
+            nodes += [node for node in recomputed if id(node) not in present]
+            nodes.sort(key=lambda node: node.begin)
+            required = _required_slots(nodes, sends)
+            receives = tuple(sorted(required - set(self.graph.inputs)))
+            inputs = tuple(index for index, slot in enumerate(self.graph.inputs) if slot in required)
+            programs.append(StageProgram(tuple(nodes), receives, sends, inputs))
             needed = set(receives)
-        return made[::-1]
+        return programs[::-1]
 
-    def _again(self, wanted: Iterable[int]) -> list[Entry]:
-        """The operations that make these slots from the batch, as far as they can be."""
-        found: dict[int, Entry] = {}
+    def _recomputing_nodes(self, slots: Iterable[int]) -> list[GraphNode]:
+        """Return the operations that compute these slots from the batch, if possible."""
+        found: dict[int, GraphNode] = {}
 
-        def make(slot: int) -> None:
-            entry = self._maker.get(slot)
-            if slot in self.remade and entry is not None and entry.begin not in found:
-                found[entry.begin] = entry
-                for leaf in entry.reads():
+        def visit(slot: int) -> None:
+            node = self._producer.get(slot)
+            if slot in self.recomputable and node is not None and node.begin not in found:
+                found[node.begin] = node
+                for leaf in node.inputs():
                     if isinstance(leaf, Slot):
-                        make(leaf.number)
+                        visit(leaf.number)
 
-        for slot in wanted:
-            make(slot)
+        for slot in slots:
+            visit(slot)
         return list(found.values())
 
 
-class Player(nn.Module):
-    """One part as a module: `player(*received, inputs)` gives what the part sends."""
+class StageRunner(nn.Module):
+    """Runs the program of one stage."""
 
-    def __init__(self, score: Score, part: Part, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, graph: ForwardGraph, program: StageProgram, model: nn.Module, device: torch.device
+    ) -> None:
         super().__init__()
-        self._score, self._part, self._device = score, part, device
-        self._model = [model]  # in a list: the model's parameters are not the player's own
-        self._dying = _last_uses(part)
+        self.program = program
+        self._graph, self._device = graph, device
+        self._model = [model]  # in a list, so that its parameters are not registered
+        self._last_uses = _last_uses(program)
 
-    def likes(self, slots: Iterable[int]) -> list[Like]:
-        return [self._score.likes[slot] for slot in slots]
+    def slot_infos(self, slots: Iterable[int]) -> list[SlotInfo]:
+        return [self._graph.slots[slot] for slot in slots]
 
-    @property
-    def part(self) -> Part:
-        return self._part
-
-    def play(
+    def run(
         self,
         received: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        after: Callable[[Entry], None] | None = None,
+        after: Callable[[GraphNode], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """`inputs`: all tensors that the model is given. `after` is called when an entry is done."""
-        values = dict(zip(self._part.receives, received, strict=True))
-        for place in self._part.inputs:
-            values[self._score.inputs[place]] = inputs[place]
-        for entry, dying in zip(self._part.entries, self._dying, strict=True):
-            self._play(entry, values)
-            for slot in dying:
+        """Return the tensors that the stage sends. `inputs`: all input tensors of the model. `after`: called after each node."""
+        values = dict(zip(self.program.receives, received, strict=True))
+        for index in self.program.inputs:
+            values[self._graph.inputs[index]] = inputs[index]
+        for node, last_used in zip(self.program.nodes, self._last_uses, strict=True):
+            self._run_node(node, values)
+            for slot in last_used:
                 values.pop(slot, None)
             if after is not None:
-                after(entry)
-        own = {slot.number for entry in self._part.entries for slot in entry.gives()}
+                after(node)
+        computed = {slot.number for node in self.program.nodes for slot in node.outputs()}
         return tuple(
-            (
-                values[slot] if slot in own else values[slot].view_as(values[slot])
-            ).contiguous()  # or it cannot be sent
-            for slot in self._part.sends
+            # Only contiguous tensors can be sent.
+            (values[slot] if slot in computed else values[slot].view_as(values[slot])).contiguous()
+            for slot in self.program.sends
         )
 
     def result(self, sent: Sequence[torch.Tensor]) -> Any:
-        """The model's result, from what the last part sent."""
-        values = dict(zip(self._part.sends, sent, strict=True))
+        """Return the output of the model from the tensors that the last stage sent."""
+        values = dict(zip(self.program.sends, sent, strict=True))
         return trees.tree_map(
-            lambda leaf: values[leaf.number] if isinstance(leaf, Slot) else leaf, self._score.whole.result
+            lambda leaf: values[leaf.number] if isinstance(leaf, Slot) else leaf, self._graph.root.result
         )
 
-    def _play(self, entry: Entry, values: dict[int, torch.Tensor]) -> None:
-        def found(leaf: Any) -> Any:
+    def _run_node(self, node: GraphNode, values: dict[int, torch.Tensor]) -> None:
+        def resolve(leaf: Any) -> Any:
             if isinstance(leaf, Slot):
                 return values[leaf.number]
-            if isinstance(leaf, Named):
+            if isinstance(leaf, ModelTensor):
                 return attribute(self._model[0], leaf.name)
-            return self._device if isinstance(leaf, Here) else leaf
+            return self._device if isinstance(leaf, StageDevice) else leaf
 
-        arguments, named = trees.tree_map(found, (entry.arguments, entry.named))
-        call = self._model[0].get_submodule(entry.call) if isinstance(entry.call, str) else entry.call
-        with contextlib.nullcontext() if entry.with_gradients else torch.no_grad():
+        arguments, named = trees.tree_map(resolve, (node.arguments, node.named))
+        call = self._model[0].get_submodule(node.call) if isinstance(node.call, str) else node.call
+        with contextlib.nullcontext() if node.with_gradients else torch.no_grad():
             result = call(*arguments, **named)
-        for leaf, value in _matched(entry.result, result):
-            values[leaf] = value
+        for slot, value in _result_slots(node.result, result):
+            values[slot] = value
 
 
-def _wants(entries: Sequence[Entry], sends: Iterable[int]) -> set[int]:
-    """Slots that these entries read, or that are to be sent, before any of them has made it."""
-    wants: set[int] = set()
-    made: set[int] = set()
-    for entry in entries:
-        wants.update(
-            leaf.number for leaf in entry.reads() if isinstance(leaf, Slot) and leaf.number not in made
+def _required_slots(nodes: Sequence[GraphNode], sends: Iterable[int]) -> set[int]:
+    """Return the slots that these nodes read, or that are sent, without being computed by them."""
+    required: set[int] = set()
+    computed: set[int] = set()
+    for node in nodes:
+        required.update(
+            leaf.number for leaf in node.inputs() if isinstance(leaf, Slot) and leaf.number not in computed
         )
-        made.update(slot.number for slot in entry.gives())
-    return wants | (set(sends) - made)
+        computed.update(slot.number for slot in node.outputs())
+    return required | (set(sends) - computed)
 
 
-def _matched(template: Any, result: Any) -> Iterator[tuple[int, torch.Tensor]]:
+def _result_slots(template: Any, result: Any) -> Iterator[tuple[int, torch.Tensor]]:
     for leaf, value in zip(trees.tree_leaves(template), trees.tree_leaves(result), strict=True):
         if isinstance(leaf, Slot):
             yield leaf.number, value
 
 
-def _last_uses(part: Part) -> list[tuple[int, ...]]:
-    """For every entry, the slots that nobody needs afterwards: what is held longer than needed is memory."""
-    needed = set(part.sends)
-    dying: list[tuple[int, ...]] = []
-    for entry in reversed(part.entries):
-        touched = {leaf.number for leaf in entry.reads() if isinstance(leaf, Slot)}
-        touched.update(slot.number for slot in entry.gives())
-        dying.append(tuple(touched - needed))
-        needed |= touched
-    return dying[::-1]
+def _last_uses(program: StageProgram) -> list[tuple[int, ...]]:
+    """Return, for every node, the slots that are not needed afterwards, so that their memory can be freed."""
+    needed = set(program.sends)
+    last_uses: list[tuple[int, ...]] = []
+    for node in reversed(program.nodes):
+        used = {leaf.number for leaf in node.inputs() if isinstance(leaf, Slot)}
+        used.update(slot.number for slot in node.outputs())
+        last_uses.append(tuple(used - needed))
+        needed |= used
+    return last_uses[::-1]
 
 
 def attribute(model: nn.Module, name: str) -> Any:
-    """A parameter, buffer or other attribute by its full name."""
+    """Return a parameter, buffer or other attribute by its full name."""
     prefix, _, last = name.rpartition(".")
     return getattr(model.get_submodule(prefix), last)

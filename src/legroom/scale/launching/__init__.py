@@ -1,1 +1,1 @@
-"""Starting the ranks of one program together: what is planned, how it is run, how it ended."""
+"""Launches the ranks of a script: the plan, the engines, and the result."""

@@ -1,8 +1,8 @@
-"""Runs a plan on torchrun's own agent: its rendezvous, its restarts, its way of ending all ranks when one fails.
+"""Runs a plan with torchrun's own agent, including its rendezvous, its restarts and its termination of ranks.
 
-`torch.distributed.elastic` starts one process per rank, watches them, and meets other nodes. What is added: where the
-ranks' output goes, and what is said when an attempt is over. Those are the agent's own seams: `LogsSpecs.reify` is asked
-for files when an attempt starts, `_monitor_workers` is what every agent overrides to say how its workers are.
+`torch.distributed.elastic` starts one process per rank, monitors them, and connects to other nodes. This module adds the output
+files of the ranks and a callback at the end of an attempt. It uses extension points of the agent: `LogsSpecs.reify` returns
+the files at the start of an attempt, and `_monitor_workers` returns the state of the workers.
 """
 
 import contextlib
@@ -28,60 +28,60 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from legroom.errors import LegroomError
-from legroom.scale.launching.folder import RunFolder, read_ending
-from legroom.scale.launching.host_kills import kernel_kills
-from legroom.scale.launching.outcome import Attempt, LaunchEnd, Over, RankResult, Starting
+from legroom.scale.launching.folder import LaunchFolder, read_exit
+from legroom.scale.launching.host_oom import host_oom_kills
+from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, OnEnd, OnStart, RankResult
 from legroom.scale.launching.plan import LaunchPlan
-from legroom.scale.launching.rank_settings import ATTEMPT, environment, rank_command
+from legroom.scale.launching.rank_settings import ATTEMPT_VARIABLE, environment, rank_command
 
 GRACE_SECONDS = 15
-"""How long ranks that are told to end may take. torchrun gives 30, so a launch whose rank died could take longer than that."""
+"""The time that terminated ranks get to exit. torchrun's default is 30."""
 
 
-def run_elastic(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Over) -> LaunchEnd:
-    """Start the ranks of this node and stay until all of them have ended, one way or another.
+def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
+    """Start the ranks of this node and wait until all of them have exited.
 
-    Raises `LegroomError` where nodes do not meet. Ctrl-C ends all ranks if this runs on the main thread.
+    Raises `LegroomError` if the nodes do not connect. Ctrl-C stops all ranks if this runs on the main thread.
     """
     _silence_torch()
-    watched = _Watched(folder, starting, over)
-    killed_before = kernel_kills()
-    known = set(psutil.Process().children(recursive=True))
+    recorder = _AttemptRecorder(folder, on_start, on_end)
+    kills_before = host_oom_kills()
+    existing = set(psutil.Process().children(recursive=True))
     interrupted = ""
     with _environment(plan, folder), _grace(GRACE_SECONDS), _signals_restored():
         try:
-            agent = _Agent(_spec(plan), watched)
+            agent = _Agent(_spec(plan), recorder)
             try:
                 agent.run()
             finally:
-                agent.meet_no_more()
+                agent.close_rendezvous()
         except (SignalException, KeyboardInterrupt) as stop:
             interrupted = getattr(stop, "sigval", signal.SIGINT).name
-            watched.interrupted()
+            recorder.interrupted()
         except (RendezvousTimeoutError, RendezvousClosedError, RendezvousConnectionError) as error:
-            raise _not_met(plan, error) from None
+            raise _rendezvous_error(plan, error) from None
         finally:
-            _end(set(psutil.Process().children(recursive=True)) - known)
-    return LaunchEnd(
-        attempts=tuple(watched.attempts),
+            _kill(set(psutil.Process().children(recursive=True)) - existing)
+    return LaunchResult(
+        attempts=tuple(recorder.attempts),
         interrupted=interrupted,
-        kernel_kills=kernel_kills() - killed_before,
+        host_oom_kills=host_oom_kills() - kills_before,
     )
 
 
-class _Watched(LogsSpecs):
-    """Gives each rank its files, and keeps the attempts."""
+class _AttemptRecorder(LogsSpecs):
+    """Provides the files of each rank, and records the attempts."""
 
-    def __init__(self, folder: RunFolder, starting: Starting, over: Over) -> None:
+    def __init__(self, folder: LaunchFolder, on_start: OnStart, on_end: OnEnd) -> None:
         super().__init__()
         self._folder = folder
-        self._starting = starting
-        self._over = over
+        self._on_start = on_start
+        self._on_end = on_end
         self._ranks: dict[int, int] = {}
         self._number = 0
-        self._began = 0.0
+        self._start_time = 0.0
         self._running = False
-        self.attempts: list[Attempt] = []
+        self.attempts: list[LaunchAttempt] = []
 
     @property
     def root_log_dir(self) -> str:
@@ -90,101 +90,105 @@ class _Watched(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         self._ranks = {local: int(values["RANK"]) for local, values in envs.items()}
         self._number = len(self.attempts)
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         self._running = True
         for values in envs.values():
-            values[ATTEMPT] = str(self._number)
+            values[ATTEMPT_VARIABLE] = str(self._number)
         files = {local: self._folder.files(rank, self._number) for local, rank in self._ranks.items()}
         for each in files.values():
             each.out.parent.mkdir(exist_ok=True)
             each.out.touch()
             each.err.touch()
-        self._starting(self._number, self._ranks)
+        self._on_start(self._number, self._ranks)
         return LogsDest(
             stdouts={local: str(each.out) for local, each in files.items()},
             stderrs={local: str(each.err) for local, each in files.items()},
-            error_files={local: str(each.ending.with_suffix(".error")) for local, each in files.items()},
+            error_files={local: str(each.exit_record.with_suffix(".error")) for local, each in files.items()},
         )
 
     def finished(self, exit_codes: Mapping[int, int], first: Collection[int] = ()) -> None:
-        """All ranks of the attempt are gone. `exit_codes`, by rank: of those that failed. `first`: of those, which were seen
-        dead before the others were told to end."""
+        """Record that all ranks of the attempt have exited.
+
+        `exit_codes`: exit codes of failed ranks. `first`: ranks that exited before the others were terminated.
+        """
         if not self._running:
             return
         self._running = False
-        attempt = Attempt(
+        attempt = LaunchAttempt(
             number=self._number,
-            seconds=time.monotonic() - self._began,
+            seconds=time.monotonic() - self._start_time,
             ranks=tuple(
                 self._result(rank, exit_codes.get(rank, 0), rank in first)
                 for rank in sorted(self._ranks.values())
             ),
         )
         self.attempts.append(attempt)
-        self._over(attempt)
+        self._on_end(attempt)
 
     def interrupted(self) -> None:
-        """The launcher was told to end, and has ended the ranks."""
+        """Record that the launcher was interrupted and terminated the ranks."""
         self.finished(dict.fromkeys(self._ranks.values(), -signal.SIGTERM))
 
-    def _result(self, rank: int, exit_code: int, fell_first: bool) -> RankResult:
+    def _result(self, rank: int, exit_code: int, died_first: bool) -> RankResult:
         files = self._folder.files(rank, self._number)
-        ending = read_ending(files.ending)
-        return RankResult(rank=rank, exit_code=exit_code, ending=ending, files=files, fell_first=fell_first)
+        exit_record = read_exit(files.exit_record)
+        return RankResult(
+            rank=rank, exit_code=exit_code, exit_record=exit_record, files=files, died_first=died_first
+        )
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent, which also says when an attempt is over."""
+    """torchrun's agent with a callback at the end of an attempt."""
 
-    def __init__(self, spec: WorkerSpec, watched: _Watched) -> None:
-        super().__init__(spec, watched)
+    def __init__(self, spec: WorkerSpec, recorder: _AttemptRecorder) -> None:
+        super().__init__(spec, recorder)
         self._shutdown_timeout = GRACE_SECONDS
-        self._watched = watched
+        self._recorder = recorder
         self._handler = spec.rdzv_handler
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        dead = {worker.global_rank for worker in worker_group.workers if _is_dead(worker.id)}
-        result: RunResult = super()._monitor_workers(worker_group)  # ends the others if one has failed
+        exited = {worker.global_rank for worker in worker_group.workers if _has_exited(worker.id)}
+        result: RunResult = super()._monitor_workers(worker_group)  # terminates the others if one has failed
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY, WorkerState.SUCCEEDED):
             codes = {rank: failure.exitcode for rank, failure in result.failures.items()}
-            self._watched.finished(codes, dead)
+            self._recorder.finished(codes, exited)
         return result
 
     def _stop_workers(self, *arguments: Any, **options: Any) -> None:
         super()._stop_workers(*arguments, **options)
-        # Another node came or went: the ranks were healthy and are about to start anew.
-        self._watched.finished({})
+        # A node was added or removed: the ranks had no error and will be restarted.
+        self._recorder.finished({})
 
     def _shutdown(self, *arguments: Any, **options: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            # Whoever presses Ctrl-C while ranks take their time to end means it.
-            signal.signal(signal.SIGINT, lambda *_: self._kill())
+            # A second Ctrl-C kills ranks that do not exit.
+            signal.signal(signal.SIGINT, lambda *_: self._kill_ranks())
         super()._shutdown(*arguments, **options)
 
-    def _kill(self) -> None:
+    def _kill_ranks(self) -> None:
         for worker in self.get_worker_group().workers:
-            with contextlib.suppress(OSError, TypeError):  # gone, or never there
+            with contextlib.suppress(OSError, TypeError):  # already exited, or never started
                 os.killpg(worker.id, signal.SIGKILL)
 
-    def meet_no_more(self) -> None:
-        """Let the other nodes know that this launch is over."""
+    def close_rendezvous(self) -> None:
+        """Tell the other nodes that this launch is over."""
         with contextlib.suppress(Exception):
             self._handler.shutdown()
 
 
 def _spec(plan: LaunchPlan) -> WorkerSpec:
     command = rank_command(plan)
-    fewest, most = plan.nodes
-    patience = int(plan.wait)
+    minimum, maximum = plan.nodes
+    timeout = int(plan.wait)
     settings: dict[str, Any] = (
-        {"join_timeout": patience, "read_timeout": patience} if plan.rendezvous else {"is_host": True}
+        {"join_timeout": timeout, "read_timeout": timeout} if plan.rendezvous else {"is_host": True}
     )
     parameters = RendezvousParameters(
         backend="c10d",
         endpoint=plan.rendezvous or "localhost:0",
         run_id=plan.run_id,
-        min_nodes=fewest,
-        max_nodes=most,
+        min_nodes=minimum,
+        max_nodes=maximum,
         **settings,
     )
     return WorkerSpec(
@@ -199,35 +203,32 @@ def _spec(plan: LaunchPlan) -> WorkerSpec:
     )
 
 
-def _not_met(plan: LaunchPlan, error: Exception) -> LegroomError:
-    fewest = plan.nodes[0]
+def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
     if isinstance(error, RendezvousTimeoutError):
         return LegroomError(
-            f"fewer than {fewest} nodes came to {plan.rendezvous} within {plan.wait:.0f} seconds: start the same command "
-            "on each node, and see that the host and the port can be reached from all of them"
+            f"Fewer than {plan.nodes[0]} nodes connected to {plan.rendezvous} within {plan.wait:.0f} seconds. Run the same command "
+            "on each node, and check that all nodes can reach the host and the port."
         )
     if isinstance(error, RendezvousClosedError):
-        return LegroomError(
-            f"the launch at {plan.rendezvous} is over or full: start all nodes anew, together"
-        )
+        return LegroomError(f"The launch at {plan.rendezvous} is over or full. Restart all nodes together.")
     return LegroomError(
-        f"no connection to {plan.rendezvous}: start the node with that address first, and see that the port is open"
+        f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."
     )
 
 
 def _silence_torch() -> None:
-    """What its agent logs about failures and signals is said here, once and in other words."""
+    """Disable the agent's log messages about failures and signals. Legroom reports them once."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).disabled = True
 
 
 @contextlib.contextmanager
-def _environment(plan: LaunchPlan, folder: RunFolder) -> Iterator[None]:
-    """What every rank finds in its environment; the agent hands ours on."""
+def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
+    """Set the environment variables of the ranks, which they inherit from the agent."""
     before = dict(os.environ)
     os.environ.update(environment(plan, folder))
-    os.environ.pop("LEGROOM", None)  # a rank is watched already
+    os.environ.pop("LEGROOM", None)  # ranks are recorded already
     try:
         yield
     finally:
@@ -237,10 +238,10 @@ def _environment(plan: LaunchPlan, folder: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _grace(seconds: int) -> Iterator[None]:
-    """Ranks that are told to end have so long before they are killed.
+    """Set the time that terminated ranks get to exit before they are killed.
 
-    `PContext.close` has it as a default that no setting reaches when a rank has failed. Where that changes, torch's own
-    half minute holds, so a launch with a rank that will not end takes that long.
+    It is a default argument of `PContext.close` that cannot be set if a rank has failed. If torch changes that function, its own
+    default of 30 seconds applies.
     """
     close: Any = PContext.close
     before = getattr(close, "__defaults__", None)
@@ -256,7 +257,7 @@ def _grace(seconds: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_restored() -> Iterator[None]:
-    """The agent takes the signals that end a program; afterwards they are as before."""
+    """Restore the signal handlers that the agent replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -273,17 +274,17 @@ def _signals_restored() -> Iterator[None]:
             signal.signal(name, handler if handler is not None else signal.SIG_DFL)
 
 
-def _is_dead(pid: Any) -> bool:
-    """Whether a process has ended, and nobody has asked yet how."""
+def _has_exited(pid: Any) -> bool:
+    """Whether a process is a zombie: it has exited, but was not waited for yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except (psutil.Error, TypeError, ValueError):
         return False
 
 
-def _end(left: set[psutil.Process]) -> None:
-    """Whatever is still there, for instance after a second Ctrl-C, goes now."""
-    for process in left:
+def _kill(processes: set[psutil.Process]) -> None:
+    """Kill remaining processes, for example after a second Ctrl-C."""
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(list(left), timeout=2)
+    psutil.wait_procs(list(processes), timeout=2)

@@ -1,12 +1,12 @@
-"""Where a launch keeps what its ranks leave: their output, how they ended, and their captures.
+"""The folder of a launch: the output of its ranks, how they exited, and their captures.
 
     train.launch/
-        rank-0.out  rank-0.err     what the rank printed
-        rank-0.json                how it ended; missing for one that was killed
-        rank-0.legroom             its capture, where memory was watched
-        restart-1/...              the same of every further attempt
+        rank-0.out  rank-0.err     the output of the rank
+        rank-0.json                how it exited; missing if it was killed
+        rank-0.legroom             its capture, if its memory was recorded
+        restart-1/...              the same for every further attempt
 
-All that is shown about a launch is read from here, whoever started the ranks and wherever they ran.
+Reports about a launch are created from this folder, for all engines.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ from legroom.memory.capture.capture import SUFFIX as CAPTURE
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """What one rank leaves of one attempt."""
+    """The files of one rank and attempt."""
 
     out: Path
     err: Path
-    ending: Path
+    exit_record: Path
     capture: Path
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class LaunchFolder:
     """The folder of one launch."""
 
     path: Path
@@ -46,19 +46,19 @@ class RunFolder:
         )
 
     def discard(self) -> None:
-        """Nothing was started: take it away again, unless there is something in it."""
+        """Remove the folder if it is empty, because nothing was started."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
 
-def make_folder(wanted: Path | None, stem: str) -> RunFolder:
-    """A new folder: `wanted`, which must be new or empty, or a free name made from `stem` in the current one."""
+def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
+    """Create a folder: `chosen`, which must be new or empty, or an unused name from `stem` in the current folder."""
     try:
-        if wanted is not None:
-            wanted.mkdir(parents=True, exist_ok=True)
-            if any(wanted.iterdir()):
-                raise UsageError(f"'{wanted}' holds files already: name a new folder with --logs")
-            return RunFolder(wanted)
+        if chosen is not None:
+            chosen.mkdir(parents=True, exist_ok=True)
+            if any(chosen.iterdir()):
+                raise UsageError(f"`{chosen}` is not empty. Pass a new folder to `--logs`.")
+            return LaunchFolder(chosen)
         number = 1
         while True:
             path = Path(f"{stem}.launch" if number == 1 else f"{stem}-{number}.launch")
@@ -67,46 +67,46 @@ def make_folder(wanted: Path | None, stem: str) -> RunFolder:
             except FileExistsError:
                 number += 1
                 continue
-            return RunFolder(path)
+            return LaunchFolder(path)
     except OSError as error:
         raise UsageError(
-            f"no folder for the ranks' output can be made here ({error.strerror}): name one with --logs"
+            f"Cannot create a folder for the output here ({error.strerror}). Pass one with `--logs`."
         ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnding:
-    """The last words of one rank, written by itself: first when an error leaves the script, again when all is over."""
+class RankExit:
+    """How one rank exited. The rank writes it when an exception is raised, and again at exit."""
 
     rank: int
     time: float
-    """When it happened, in seconds since the epoch: what comes first is the cause."""
+    """The time in seconds since the epoch. The earliest failure is the cause."""
     exit_code: int
     ended: str
     """An `ExitReason` of `legroom.memory.annotations`."""
     error: str = ""
-    """The uncaught exception in one line."""
+    """The uncaught exception, in one line."""
     traceback: str = ""
     log_size: int | None = None
-    """How long the error log was before the traceback was written to it."""
+    """The size of the error log before the traceback was written to it."""
     seconds: float = 0.0
     steps: int = 0
     device: int | None = None
-    """The GPU that the rank filled most; None where memory was not watched."""
+    """The GPU that the rank used most; None if memory was not recorded."""
     peak_allocated: int = 0
     peak_reserved: int = 0
     capacity: int = 0
 
     def write(self, path: Path) -> None:
-        """In one piece: a reader finds the old one or the new one."""
-        half = path.with_suffix(".part")
-        half.write_text(json.dumps(asdict(self)))
-        os.replace(half, path)
+        """Write the record atomically."""
+        temporary = path.with_suffix(".part")
+        temporary.write_text(json.dumps(asdict(self)))
+        os.replace(temporary, path)
 
 
-def read_ending(path: Path) -> RankEnding | None:
-    """None where a rank left none."""
+def read_exit(path: Path) -> RankExit | None:
+    """Return the record of a rank, or None if it wrote none."""
     try:
-        return RankEnding(**json.loads(path.read_text()))
+        return RankExit(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None

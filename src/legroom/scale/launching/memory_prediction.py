@@ -1,7 +1,7 @@
-"""What each rank of a launch will need of its GPU, before any of them starts.
+"""Predicts the memory of each rank before the launch.
 
-Every rank of this node is traced by itself, as `legroom estimate` traces a script, in a world of the right size whose
-other ranks never come (see `observe.virtual.single_rank`). So shards, shares and stages have their true sizes.
+Every rank of this node is traced separately, as `legroom estimate` traces a script, in a process group of the right size without
+the other ranks (see `observe.virtual.single_rank`). Shards, batches and stages therefore have their true sizes.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ from typing import Any
 
 from legroom.gpus.catalog import GpuSpec, real_gpu
 from legroom.gpus.machine import processors, visible_gpus
-from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK
+from legroom.observe.virtual.single_rank import VARIABLE as SINGLE_RANK_VARIABLE
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.tracing.script import CannotTrace, TracedScript
 from legroom.predict.tracing.trace import Mode
@@ -21,60 +21,62 @@ from legroom.scale.launching.plan import IN_ONE_PROCESS, LaunchPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """One rank, as it will be."""
+class RankPrediction:
+    """The prediction for one rank."""
 
     rank: int
     gpu: GpuSpec
     estimate: Estimate | None
-    trouble: str = ""
-    """Why there is no estimate."""
+    error: str = ""
+    """The reason if there is no estimate."""
 
     def as_json(self) -> dict[str, Any]:
-        told = self.estimate
+        estimate = self.estimate
         return {
             "rank": self.rank,
             "gpu": self.gpu.name,
             "capacity_bytes": self.gpu.total,
-            "verdict": told.verdict if told else None,
-            "batch_size": told.batch_size if told else None,
-            "peak_allocated_bytes": told.peak_allocated if told else None,
-            "peak_device_bytes": told.peak_device if told else None,
-            "safe_bytes": told.safe if told else None,
-            "trouble": self.trouble or None,
+            "verdict": estimate.verdict if estimate else None,
+            "batch_size": estimate.batch_size if estimate else None,
+            "peak_allocated_bytes": estimate.peak_allocated if estimate else None,
+            "peak_device_bytes": estimate.peak_device if estimate else None,
+            "safe_bytes": estimate.safe if estimate else None,
+            "error": self.error or None,
         }
 
 
-def foretell(plan: LaunchPlan, say: Callable[[str], None] = lambda sentence: None) -> list[Forecast]:
-    """One forecast per rank of this node, taken as the first; none where no GPU is named and none is there."""
+def predict_ranks(
+    plan: LaunchPlan, progress: Callable[[str], None] = lambda message: None
+) -> list[RankPrediction]:
+    """Return one prediction per rank of this node, assumed to be the first node. Empty without any GPU."""
     gpus = list(plan.gpus) or _real_gpus(plan)
     if not gpus:
         return []
     if plan.strategy in IN_ONE_PROCESS:
-        trouble = f"strategy {plan.strategy} drives several GPUs from one process, which is not traced: try it with --gpu"
-        return [Forecast(rank=0, gpu=gpus[0], estimate=None, trouble=trouble)]
-    say(f"tracing {plan.nproc} ranks, each by itself")
-    with tempfile.TemporaryDirectory(prefix="legroom-") as letters, ThreadPoolExecutor(processors()) as pool:
+        error = f"strategy {plan.strategy} uses several GPUs in one process, which cannot be traced; run it with --gpu instead"
+        return [RankPrediction(rank=0, gpu=gpus[0], estimate=None, error=error)]
+    progress(f"tracing {plan.nproc} ranks separately")
+    with tempfile.TemporaryDirectory(prefix="legroom-") as messages, ThreadPoolExecutor(processors()) as pool:
 
-        def trace(rank: int) -> Forecast:
-            return _trace(plan, rank, gpus[rank], letters)
+        def trace(rank: int) -> RankPrediction:
+            return _trace(plan, rank, gpus[rank], messages)
 
-        first = trace(0)  # what it decides and broadcasts is there for the others then
+        first = trace(0)  # the others read its broadcasts
         return [first, *pool.map(trace, range(1, plan.nproc))]
 
 
-def _trace(plan: LaunchPlan, rank: int, gpu: GpuSpec, letters: str) -> Forecast:
-    environment = _environment(plan, rank, letters)
+def _trace(plan: LaunchPlan, rank: int, gpu: GpuSpec, messages: str) -> RankPrediction:
+    environment = _environment(plan, rank, messages)
     try:
         try:
-            told = _estimate(plan, gpu, "fake", environment)
-        except CannotTrace as trouble:
-            if not trouble.needs_data:
+            estimate = _estimate(plan, gpu, "fake", environment)
+        except CannotTrace as error:
+            if not error.needs_data:
                 raise
-            told = _estimate(plan, gpu, "cpu", environment)
-    except CannotTrace as trouble:
-        return Forecast(rank=rank, gpu=gpu, estimate=None, trouble=str(trouble))
-    return Forecast(rank=rank, gpu=gpu, estimate=told)
+            estimate = _estimate(plan, gpu, "cpu", environment)
+    except CannotTrace as error:
+        return RankPrediction(rank=rank, gpu=gpu, estimate=None, error=str(error))
+    return RankPrediction(rank=rank, gpu=gpu, estimate=estimate)
 
 
 def _estimate(plan: LaunchPlan, gpu: GpuSpec, mode: Mode, environment: Mapping[str, str]) -> Estimate:
@@ -83,8 +85,8 @@ def _estimate(plan: LaunchPlan, gpu: GpuSpec, mode: Mode, environment: Mapping[s
         return estimate_from_trace(traced.trace())
 
 
-def _environment(plan: LaunchPlan, rank: int, letters: str) -> dict[str, str]:
-    """As the rank will find it, except that a trace has one GPU: it is the first of its node."""
+def _environment(plan: LaunchPlan, rank: int, messages: str) -> dict[str, str]:
+    """Return the environment of the rank, except that a trace has a single GPU, so its local rank is 0."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),
@@ -93,7 +95,7 @@ def _environment(plan: LaunchPlan, rank: int, letters: str) -> dict[str, str]:
         "GROUP_RANK": "0",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
-        LONE_RANK: letters,
+        SINGLE_RANK_VARIABLE: messages,
         **plan.settings,
     }
 

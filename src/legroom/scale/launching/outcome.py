@@ -1,8 +1,8 @@
-"""How a launch ended, and which rank is to blame.
+"""The result of a launch, and the rank that caused a failure.
 
-When one rank fails, the others follow within a moment: they lose their connection to it, or the launcher ends them. So
-the rank that the operating system reports first is often not the one that failed first. Here a rank's own error comes
-before a lost connection, and a death by a signal before that too; among errors the earliest is the cause.
+If one rank fails, the others fail soon after: they lose their connection to it, or the launcher terminates them. The
+rank that the operating system reports first is therefore often not the one that failed first. Here an error of the rank
+itself takes precedence, then a signal, then a lost connection. Among errors, the earliest is the cause.
 """
 
 import re
@@ -11,29 +11,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from legroom.scale.launching.folder import RankEnding, RankFiles
+from legroom.scale.launching.folder import RankExit, RankFiles
 
-_LOST_PEER = re.compile(
+_LOST_CONNECTION = re.compile(
     r"Connection (?:closed|reset|refused) by peer|Connection reset by|Connection was likely closed|Broken pipe"
     r"|ncclRemoteError|NCCL.{0,80}remote (?:process|error)|recvValue failed|sendBytes failed|failed to recv"
     r"|(?:Read|Send|Connect) error|Gloo .{0,40}failed|PeerFailed|RankMissing|RendezvousConnectionError",
     re.IGNORECASE | re.DOTALL,
 )
-"""How gloo, NCCL, torch's stores and Legroom's own meetings say that another rank is gone."""
+"""Messages of gloo, NCCL, torch's stores and Legroom if another rank is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """One rank of one attempt, when it was over."""
+    """The result of one rank in one attempt."""
 
     rank: int
     exit_code: int
-    """As the operating system reports it, below zero for a signal."""
-    ending: RankEnding | None
-    """What it said itself; None for one that was killed or ended by the launcher."""
+    """The exit code of the operating system; negative for a signal."""
+    exit_record: RankExit | None
+    """The record that the rank wrote; None if it was killed or terminated."""
     files: RankFiles
-    fell_first: bool = False
-    """Whether it was seen dead while others still lived. The launcher's own SIGKILL, for those that will not end, comes later."""
+    died_first: bool = False
+    """Whether it exited before the launcher terminated the others."""
 
     @property
     def failed(self) -> bool:
@@ -41,12 +41,12 @@ class RankResult:
 
     @property
     def code(self) -> int:
-        """As a shell reports it: 128 and the signal for a process that was killed."""
+        """The exit code of a shell: 128 plus the signal for a process that was killed."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property
     def signal(self) -> str:
-        """`SIGKILL`; "" for a process that ended by itself."""
+        """The name of the signal, such as `SIGKILL`; "" if the process exited."""
         if self.exit_code >= 0:
             return ""
         try:
@@ -55,32 +55,34 @@ class RankResult:
             return f"signal {-self.exit_code}"
 
     @property
-    def failure(self) -> RankEnding | None:
-        """Its own words on why it failed; None for one that was killed, even if its script was done by then."""
-        return self.ending if self.ending is not None and self.ending.exit_code != 0 else None
+    def failure(self) -> RankExit | None:
+        """The record of its own failure; None if it was killed, even after the script had finished."""
+        return self.exit_record if self.exit_record is not None and self.exit_record.exit_code != 0 else None
 
     @property
-    def was_ended(self) -> bool:
-        """Whether it was told to end, as the launcher tells the others when one has failed."""
+    def was_terminated(self) -> bool:
+        """Whether it was terminated, as the launcher does with the others if one fails."""
         return self.signal == "SIGTERM" and self.failure is None
 
     @property
-    def lost_peer(self) -> bool:
-        """Whether its error is that another rank is gone: an effect, not a cause."""
-        told = self.failure
-        return told is not None and bool(_LOST_PEER.search(told.error) or _LOST_PEER.search(told.traceback))
+    def lost_connection(self) -> bool:
+        """Whether its error is a lost connection to another rank, which is not the cause."""
+        failure = self.failure
+        return failure is not None and bool(
+            _LOST_CONNECTION.search(failure.error) or _LOST_CONNECTION.search(failure.traceback)
+        )
 
     def as_json(self) -> dict[str, Any]:
-        ending = self.ending
+        exit_record = self.exit_record
         return {
             "rank": self.rank,
             "exit_code": self.code,
             "signal": self.signal or None,
-            "ended": ending.ended if ending and not self.signal else "killed",
-            "error": ending.error if ending else "",
-            "steps": ending.steps if ending else 0,
-            "peak_allocated_bytes": ending.peak_allocated if ending else 0,
-            "peak_reserved_bytes": ending.peak_reserved if ending else 0,
+            "ended": exit_record.ended if exit_record and not self.signal else "killed",
+            "error": exit_record.error if exit_record else "",
+            "steps": exit_record.steps if exit_record else 0,
+            "peak_allocated_bytes": exit_record.peak_allocated if exit_record else 0,
+            "peak_reserved_bytes": exit_record.peak_reserved if exit_record else 0,
             "stdout": str(self.files.out),
             "stderr": str(self.files.err),
             "capture": str(self.files.capture) if self.files.capture.exists() else None,
@@ -88,8 +90,8 @@ class RankResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """All ranks of this node, from their start to their end."""
+class LaunchAttempt:
+    """One start of all ranks of this node."""
 
     number: int
     """0 is the first."""
@@ -98,8 +100,8 @@ class Attempt:
 
     @property
     def cause(self) -> RankResult | None:
-        """The rank that failed first; None where none failed."""
-        return min((rank for rank in self.ranks if rank.failed), key=_order, default=None)
+        """The rank that failed first, or None."""
+        return min((rank for rank in self.ranks if rank.failed), key=_precedence, default=None)
 
     @property
     def followers(self) -> tuple[RankResult, ...]:
@@ -108,46 +110,46 @@ class Attempt:
         return tuple(rank for rank in self.ranks if rank.failed and rank is not cause)
 
     @property
-    def left_early(self) -> tuple[RankResult, ...]:
-        """Ranks that ended without an error, while the others still needed them."""
+    def exited_early(self) -> tuple[RankResult, ...]:
+        """Ranks that exited without an error while the others still needed them."""
         cause = self.cause
-        if cause is None or not cause.lost_peer:
+        if cause is None or not cause.lost_connection:
             return ()
         return tuple(rank for rank in self.ranks if not rank.failed)
 
 
-Starting = Callable[[int, Mapping[int, int]], None]
-"""`(attempt, {local rank: rank})`: ranks are about to start."""
-Over = Callable[[Attempt], None]
-"""All of them have ended."""
+OnStart = Callable[[int, Mapping[int, int]], None]
+"""Called with `(attempt, {local rank: rank})` before the ranks start."""
+OnEnd = Callable[[LaunchAttempt], None]
+"""Called after all ranks of an attempt have exited."""
 
 
-def _order(rank: RankResult) -> tuple[int, float]:
-    """Least is most to blame."""
-    if rank.was_ended:
+def _precedence(rank: RankResult) -> tuple[int, float]:
+    """Return a sort key; the rank with the lowest is the cause."""
+    if rank.was_terminated:
         return 3, float(rank.rank)
     if rank.failure is None:
-        return 1, rank.rank - (1e6 if rank.fell_first else 0.0)
-    return (2 if rank.lost_peer else 0), rank.failure.time
+        return 1, rank.rank - (1e6 if rank.died_first else 0.0)
+    return (2 if rank.lost_connection else 0), rank.failure.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchEnd:
-    """The whole launch, as this node saw it."""
+class LaunchResult:
+    """The result of a launch on this node."""
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[LaunchAttempt, ...]
     interrupted: str = ""
-    """The signal that ended the launcher: `SIGINT` for Ctrl-C."""
-    kernel_kills: int = 0
-    """How many processes of this machine the kernel killed meanwhile for want of host memory."""
+    """The signal that stopped the launcher: `SIGINT` for Ctrl-C."""
+    host_oom_kills: int = 0
+    """The number of processes that the kernel killed meanwhile because host memory ran out."""
 
     @property
-    def last(self) -> Attempt | None:
+    def last(self) -> LaunchAttempt | None:
         return self.attempts[-1] if self.attempts else None
 
     @property
     def exit_code(self) -> int:
-        """The first failing rank's; 130 after Ctrl-C."""
+        """The exit code of the rank that failed first; 130 after Ctrl-C."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
         cause = self.last.cause if self.last is not None else None
@@ -165,10 +167,14 @@ class LaunchEnd:
         }
 
 
-def crowded(ranks: Iterable[RankResult]) -> Mapping[int, Sequence[int]]:
-    """GPUs that several ranks filled, with those ranks: mostly a script that never chose its own."""
+def shared_gpus(ranks: Iterable[RankResult]) -> Mapping[int, Sequence[int]]:
+    """Return GPUs that several ranks used, with these ranks. Usually the script did not select a GPU per rank."""
     users: dict[int, list[int]] = {}
     for rank in ranks:
-        if rank.ending is not None and rank.ending.device is not None and rank.ending.peak_allocated:
-            users.setdefault(rank.ending.device, []).append(rank.rank)
-    return {device: found for device, found in users.items() if len(found) > 1}
+        if (
+            rank.exit_record is not None
+            and rank.exit_record.device is not None
+            and rank.exit_record.peak_allocated
+        ):
+            users.setdefault(rank.exit_record.device, []).append(rank.rank)
+    return {device: ranks_on_it for device, ranks_on_it in users.items() if len(ranks_on_it) > 1}

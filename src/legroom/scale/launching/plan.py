@@ -1,6 +1,6 @@
-"""What is to be launched: how many ranks, on how many nodes, on which GPUs, and the same as a torchrun command.
+"""The plan of a launch: the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
 
-Everything that can be known to be wrong is refused here, before any process starts.
+Invalid combinations are rejected here, before any process starts.
 """
 
 import os
@@ -15,105 +15,105 @@ from legroom.gpus.machine import processors
 from legroom.observe.script import Script
 
 IN_ONE_PROCESS = ("dp", "split")
-"""Strategies that drive several GPUs from one process: there is one rank, whatever the number of GPUs."""
+"""Strategies that use several GPUs in one process. There is one rank, independent of the number of GPUs."""
 DEFAULT_PORT = 29400
-STRATEGY = "LEGROOM_STRATEGY"
-"""Read by `legroom.parallel`."""
-Engine = Literal["torchrun", "ray"]
+STRATEGY_VARIABLE = "LEGROOM_STRATEGY"
+"""The environment variable that `legroom.parallel` reads."""
+LaunchEngineName = Literal["torchrun", "ray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """A launch that can be carried out, as one node sees it."""
+    """A valid launch, from the perspective of one node."""
 
     script: Script
     nproc: int
-    """Ranks on this node."""
+    """The number of ranks on this node."""
     gpus: tuple[GpuSpec, ...] = ()
-    """Virtual GPUs of this node; every rank sees them all and uses its own. Empty: none."""
+    """The virtual GPUs of this node, if any. Every rank sees all of them and uses its own."""
     real_gpus: int = 0
-    """Real ones that are used instead; 0: the ranks compute on the CPU."""
+    """The number of real GPUs that are used instead. With 0, the ranks run on the CPU."""
     nodes: tuple[int, int] = (1, 1)
-    """The fewest to start with, and the most."""
+    """The minimum and maximum number of nodes."""
     rendezvous: str | None = None
-    """`host:port` where nodes meet; None: this machine alone, on a free port."""
+    """`host:port` at which the nodes connect. None: only this machine, on a free port."""
     wait: float = 600
-    """Seconds that nodes wait for one another."""
+    """The seconds that nodes wait for each other."""
     strategy: str | None = None
     max_restarts: int = 0
     threads: int = 1
     """`OMP_NUM_THREADS` of each rank."""
     watch: bool = True
-    """Whether a rank with a real GPU records what happens to its memory."""
-    engine: Engine = "torchrun"
+    """Whether ranks on real GPUs record their memory."""
+    engine: LaunchEngineName = "torchrun"
 
     @property
     def world_size(self) -> int:
-        """Ranks of all nodes, where all are as this one."""
+        """The number of ranks on all nodes, if all nodes have as many as this one."""
         return self.nodes[1] * self.nproc
 
     @property
     def settings(self) -> dict[str, str]:
-        """What ranks and torch's agent find in their environment, whoever starts them."""
+        """The environment variables of the ranks and of torch's agent."""
         settings = {"OMP_NUM_THREADS": str(self.threads)}
         if self.strategy is not None:
-            settings[STRATEGY] = self.strategy
+            settings[STRATEGY_VARIABLE] = self.strategy
         if self.max_restarts or self.nodes[0] < self.nodes[1]:
-            # Ranks that start again would find the addresses of those before them in the store that the agent keeps
-            # for all attempts (torch 2.13), and wait for the dead. With this every attempt has a store of its own.
+            # The agent keeps one store for all attempts (torch 2.13). Restarted ranks would find the addresses of the
+            # previous ones in it and wait for them. With this setting, every attempt has its own store.
             settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return settings
 
     @property
     def torchrun(self) -> str:
-        """The command that does the same with torchrun, in one line for a shell."""
+        """The equivalent torchrun command, as one shell line."""
         settings = {"LEGROOM": _names(self.gpus), **self.settings} if self.gpus else self.settings
-        words = [
+        arguments = [
             f"{name}={shlex.quote(value)}"
             for name, value in settings.items()
-            if (name, value) != ("OMP_NUM_THREADS", "1")  # as torchrun sets it itself
+            if (name, value) != ("OMP_NUM_THREADS", "1")  # torchrun's own default
         ]
-        words.append("torchrun")
+        arguments.append("torchrun")
         if self.rendezvous is None:
-            words.append("--standalone")
+            arguments.append("--standalone")
         else:
-            fewest, most = self.nodes
-            words += [
-                f"--nnodes={most if fewest == most else f'{fewest}:{most}'}",
+            minimum, maximum = self.nodes
+            arguments += [
+                f"--nnodes={maximum if minimum == maximum else f'{minimum}:{maximum}'}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint={self.rendezvous}",
                 f"--rdzv-id={shlex.quote(self.run_id)}",
             ]
-        words.append(f"--nproc-per-node={self.nproc}")
+        arguments.append(f"--nproc-per-node={self.nproc}")
         if self.max_restarts:
-            words.append(f"--max-restarts={self.max_restarts}")
-        return " ".join([*words, shlex.join(self.script.command_line)])
+            arguments.append(f"--max-restarts={self.max_restarts}")
+        return " ".join([*arguments, shlex.join(self.script.command_line)])
 
     @property
     def run_id(self) -> str:
-        """What nodes of the same launch have in common."""
+        """The id that all nodes of a launch share."""
         return self.script.stem
 
     @property
     def options(self) -> list[str]:
-        """Legroom's own words that another launch of the same kind needs."""
-        fewest, most = self.nodes
-        words = ["--nproc", str(self.nproc)]
+        """The options of `legroom launch` that repeat this launch."""
+        minimum, maximum = self.nodes
+        arguments = ["--nproc", str(self.nproc)]
         if self.gpus:
             same = len(set(self.gpus)) == 1
-            words = ["--gpu", _names(self.gpus[:1] if same else self.gpus), *words]
+            arguments = ["--gpu", _names(self.gpus[:1] if same else self.gpus), *arguments]
         if self.rendezvous is not None:
-            words += ["--nodes", str(most) if fewest == most else f"{fewest}:{most}"]
-            words += ["--rendezvous", self.rendezvous]
-        elif most > 1:
-            words += ["--nodes", str(most)]
+            arguments += ["--nodes", str(maximum) if minimum == maximum else f"{minimum}:{maximum}"]
+            arguments += ["--rendezvous", self.rendezvous]
+        elif maximum > 1:
+            arguments += ["--nodes", str(maximum)]
         if self.engine != "torchrun":
-            words += ["--engine", self.engine]
+            arguments += ["--engine", self.engine]
         if self.strategy is not None:
-            words += ["--strategy", self.strategy]
+            arguments += ["--strategy", self.strategy]
         if self.max_restarts:
-            words += ["--max-restarts", str(self.max_restarts)]
-        return words
+            arguments += ["--max-restarts", str(self.max_restarts)]
+        return arguments
 
 
 def plan_launch(
@@ -128,17 +128,19 @@ def plan_launch(
     strategy: str | None = None,
     max_restarts: int = 0,
     watch: bool = True,
-    engine: Engine = "torchrun",
+    engine: LaunchEngineName = "torchrun",
 ) -> LaunchPlan:
-    """Decide what was left open and refuse what cannot be; `gpus` are virtual, `real_gpus` counts what the machine has."""
+    """Fill in defaults and reject invalid combinations. `gpus` are virtual; `real_gpus` is the number of real ones."""
     script.check()
-    fewest, most = _parse_nodes(nodes)
+    minimum, maximum = _parse_nodes(nodes)
     if engine == "ray" and rendezvous is not None:
-        raise UsageError("nodes of a Ray cluster have met already: leave --rendezvous away with --engine ray")
-    if engine == "torchrun" and rendezvous is None and most > 1:
         raise UsageError(
-            f"{most} nodes need a place to meet: give all of them the same --rendezvous HOST:{DEFAULT_PORT}, "
-            "where HOST is one of them"
+            "The nodes of a Ray cluster are already connected. Omit `--rendezvous` with `--engine ray`."
+        )
+    if engine == "torchrun" and rendezvous is None and maximum > 1:
+        raise UsageError(
+            f"{maximum} nodes need an address at which they connect. Add the same `--rendezvous HOST:{DEFAULT_PORT}` on all of them, "
+            "where HOST is one of the nodes."
         )
     ranks = _ranks(nproc, gpus, real_gpus, strategy)
     if engine == "torchrun":  # a Ray cluster has GPUs elsewhere too
@@ -146,10 +148,10 @@ def plan_launch(
     return LaunchPlan(
         script=script,
         nproc=ranks,
-        gpus=_one_each(gpus, ranks, strategy),
+        gpus=_one_per_rank(gpus, ranks, strategy),
         real_gpus=0 if gpus else real_gpus,
-        nodes=(fewest, most),
-        rendezvous=None if rendezvous is None else _parse_place(rendezvous),
+        nodes=(minimum, maximum),
+        rendezvous=None if rendezvous is None else _parse_rendezvous(rendezvous),
         wait=wait,
         strategy=strategy,
         max_restarts=max_restarts,
@@ -163,64 +165,66 @@ def _ranks(nproc: int | None, gpus: Sequence[GpuSpec], real_gpus: int, strategy:
     if strategy in IN_ONE_PROCESS:
         if nproc is not None and nproc > 1:
             raise UsageError(
-                f"strategy {strategy} drives all GPUs from one process: leave --nproc away, "
-                "or use --strategy ddp for one process per GPU"
+                f"Strategy {strategy} uses all GPUs in one process. Omit `--nproc`, "
+                "or use `--strategy ddp` for one process per GPU."
             )
         return 1
     ranks = nproc or len(gpus) or real_gpus or 1
     if len(gpus) > 1 and ranks > len(gpus):
         raise UsageError(
-            f"{ranks} ranks need {ranks} GPUs and --gpu names {len(gpus)}: name one size for all, or one for each rank"
+            f"{ranks} ranks need {ranks} GPUs, but `--gpu` has {len(gpus)}. Pass one GPU for all ranks, or one per rank."
         )
     return ranks
 
 
-def _check_real_gpus(ranks: int, there: int) -> None:
-    if 0 < there < ranks:
+def _check_real_gpus(ranks: int, available: int) -> None:
+    if 0 < available < ranks:
         raise UsageError(
-            f"{ranks} ranks need {ranks} GPUs and this machine has {there}: use --nproc {there}, "
-            "try it on virtual GPUs with --gpu 8GiB, or on the CPU with CUDA_VISIBLE_DEVICES= in front"
+            f"{ranks} ranks need {ranks} GPUs, but this machine has {available}. Use `--nproc {available}`, "
+            "virtual GPUs (`--gpu 8GiB`), or the CPU (`CUDA_VISIBLE_DEVICES= legroom launch ...`)."
         )
 
 
-def _one_each(gpus: Sequence[GpuSpec], ranks: int, strategy: str | None) -> tuple[GpuSpec, ...]:
-    """One size stands for a GPU of that size for each rank."""
+def _one_per_rank(gpus: Sequence[GpuSpec], ranks: int, strategy: str | None) -> tuple[GpuSpec, ...]:
+    """Repeat a single GPU for each rank."""
     if len(gpus) == 1 and strategy not in IN_ONE_PROCESS:
         return tuple(gpus) * ranks
     return tuple(gpus)
 
 
 def _names(gpus: Sequence[GpuSpec]) -> str:
-    """As the command line accepts them."""
+    """Format GPUs for the command line."""
     return ",".join(gpu.name for gpu in gpus)
 
 
 def _parse_nodes(text: str) -> tuple[int, int]:
-    """`4`, or `2:4` for as many as come, at least two."""
-    fewest, colon, most = text.partition(":")
+    """Parse `4`, or `2:4` for two to four nodes."""
+    minimum, colon, maximum = text.partition(":")
     try:
-        bounds = int(fewest), int(most if colon else fewest)
+        bounds = int(minimum), int(maximum if colon else minimum)
     except ValueError:
         bounds = 0, 0
     if not 1 <= bounds[0] <= bounds[1]:
-        raise UsageError(f"'{text}' is no number of nodes: write --nodes 4, or --nodes 2:4 for two to four")
+        raise UsageError(
+            f"`{text}` is not a valid number of nodes. Use `--nodes 4`, or `--nodes 2:4` for two to four."
+        )
     return bounds
 
 
-def _parse_place(text: str) -> str:
+def _parse_rendezvous(text: str) -> str:
     host, colon, port = text.rpartition(":")
     if not colon:
         host, port = text, str(DEFAULT_PORT)
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"'{text}' is no place to meet: write it like node1:{DEFAULT_PORT}, a host and a port"
+            f"`{text}` is not a valid address. Use a host and a port, such as `node1:{DEFAULT_PORT}`."
         )
     return f"{host}:{port}"
 
 
 def _threads(ranks: int) -> int:
-    """What the user says, else the cores divided among the ranks: torch would start a thread per core in each."""
-    wish = os.environ.get("OMP_NUM_THREADS", "")
-    if wish.isdecimal() and int(wish) > 0:
-        return int(wish)
+    """Return the user's setting, or the cores divided among the ranks. torch would start a thread per core in each."""
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.isdecimal() and int(setting) > 0:
+        return int(setting)
     return max(1, processors() // ranks)

@@ -1,4 +1,4 @@
-"""What a rank is told by the launcher, through its environment: where to leave its record, and which GPUs it has."""
+"""The settings that the launcher passes to a rank through its environment: its folder and its GPUs."""
 
 import json
 import os
@@ -8,55 +8,58 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from legroom.gpus.catalog import GpuSpec, find_gpu
-from legroom.scale.launching.folder import RankFiles, RunFolder
+from legroom.scale.launching.folder import LaunchFolder, RankFiles
 from legroom.scale.launching.plan import LaunchPlan
 
-ORDER = "LEGROOM_LAUNCH"
-ATTEMPT = "LEGROOM_ATTEMPT"
-"""Which attempt it belongs to: torch's own count leaves out restarts for nodes that came or went."""
+SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
+ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
+"""The attempt of the rank. torch's own count does not include restarts because of added or removed nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One rank's part, the same for all ranks of a node."""
+class RankSettings:
+    """The settings of a rank, the same for all ranks of a node."""
 
     folder: str
     gpus: tuple[GpuSpec, ...]
-    """Virtual GPUs; empty: what the machine has."""
+    """The virtual GPUs; empty for real ones."""
     watch: bool
     options: tuple[str, ...]
-    """The words of the launch, for the next command that a report names."""
+    """The options of the launch, for the next command in a report."""
 
     @classmethod
-    def from_environment(cls) -> "Order":
-        facts = json.loads(os.environ.pop(ORDER))
+    def from_environment(cls) -> "RankSettings":
+        settings = json.loads(os.environ.pop(SETTINGS_VARIABLE))
         return cls(
-            folder=facts["folder"],
-            gpus=tuple(map(find_gpu, facts["gpus"])),
-            watch=facts["watch"],
-            options=tuple(facts["options"]),
+            folder=settings["folder"],
+            gpus=tuple(map(find_gpu, settings["gpus"])),
+            watch=settings["watch"],
+            options=tuple(settings["options"]),
         )
 
     def files(self) -> RankFiles:
-        return RunFolder(Path(self.folder)).files(rank(), int(os.environ.get(ATTEMPT, "0")))
+        return LaunchFolder(Path(self.folder)).files(rank(), int(os.environ.get(ATTEMPT_VARIABLE, "0")))
 
 
 def rank() -> int:
-    """Of this process among all."""
+    """Return the global rank of this process."""
     return int(os.environ["RANK"])
 
 
-def environment(plan: LaunchPlan, folder: RunFolder) -> Mapping[str, str]:
-    """What a rank finds in its environment beside what the rendezvous gives it."""
-    order = Order(
+def environment(plan: LaunchPlan, folder: LaunchFolder) -> Mapping[str, str]:
+    """Return the environment variables of a rank, in addition to those of the rendezvous."""
+    settings = RankSettings(
         folder=str(folder.path.absolute()),
         gpus=plan.gpus,
-        watch=bool(plan.gpus) or (plan.watch and plan.real_gpus > 0),  # a virtual GPU counts anyway
+        watch=bool(plan.gpus) or (plan.watch and plan.real_gpus > 0),  # a virtual GPU is always recorded
         options=tuple(plan.options),
     )
-    return {ORDER: json.dumps({**asdict(order), "gpus": [gpu.name for gpu in plan.gpus]}), **plan.settings}
+    return {
+        SETTINGS_VARIABLE: json.dumps({**asdict(settings), "gpus": [gpu.name for gpu in plan.gpus]}),
+        **plan.settings,
+    }
 
 
 def rank_command(plan: LaunchPlan) -> list[str]:
-    """What is started for every rank."""
+    """Return the command of every rank."""
     return [sys.executable, "-u", "-m", "legroom.run.launched_rank", *plan.script.command_line]

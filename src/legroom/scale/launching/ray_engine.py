@@ -1,12 +1,12 @@
-"""Runs a plan on a Ray cluster through Ray Train: Ray finds the machines, places the ranks and starts them again.
+"""Runs a plan on a Ray cluster through Ray Train: Ray finds the machines, places the ranks and restarts them.
 
-A Ray worker is no place for a script: Ray has imported much there, and runs the training function on a thread. So each
-worker starts the rank as a process of its own, the same program that torchrun's agent starts, with the same environment.
-What the rank leaves comes back through a mailbox, an actor in the cluster: the folder of the launch then looks as if
-all ranks had run here, and everything that reads it works unchanged.
+A script cannot run directly in a Ray worker: Ray has already imported many modules there, and runs the training function in a
+thread. So each worker starts the rank as a separate process, with the same program and environment as torchrun's agent. The
+output of the rank is sent to a mailbox, an actor in the cluster. The folder of the launch then looks as if all
+ranks had run on this machine.
 
-The cluster is the one that RAY_ADDRESS names, or with --nodes the one that this machine belongs to. Otherwise one is started
-on this machine for the time: one that happens to run here is somebody's, and may end at any moment.
+The cluster is that of RAY_ADDRESS, or with `--nodes` that of this machine. Otherwise a temporary one is started on this machine. A
+cluster that happens to run here is not used, because it may belong to another user.
 """
 
 import logging
@@ -17,25 +17,25 @@ from typing import Any
 
 from legroom.errors import LegroomError, MissingExtra, UsageError
 from legroom.gpus.machine import processors
-from legroom.scale.launching.folder import RunFolder
-from legroom.scale.launching.host_kills import kernel_kills
-from legroom.scale.launching.outcome import LaunchEnd, Over, Starting
+from legroom.scale.launching.folder import LaunchFolder
+from legroom.scale.launching.host_oom import host_oom_kills
+from legroom.scale.launching.outcome import LaunchResult, OnEnd, OnStart
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.scale.launching.rank_settings import environment, rank_command
-from legroom.scale.launching.ray_mailbox import Delivery, Mailbox
-from legroom.scale.launching.ray_worker import RankOrder, run_on_worker
-from legroom.scale.ray_cluster import Words, connected
+from legroom.scale.launching.ray_mailbox import Mailbox, MailboxReader
+from legroom.scale.launching.ray_worker import RankTask, run_on_worker
+from legroom.scale.ray_cluster import RayHelp, connect_ray
 
-_WORDS = Words(
+_HELP = RayHelp(
     address="RAY_ADDRESS=",
-    without_cluster="`ray start --address` on the other nodes, and launch from the first; without RAY_ADDRESS and --nodes, the ranks run "
-    "on this machine",
-    without_ray="use --engine torchrun, which needs no Ray",
+    no_cluster="run `ray start --address` on the other nodes, and launch from the first. Without RAY_ADDRESS and --nodes, the "
+    "ranks run on this machine",
+    no_ray="use `--engine torchrun`, which does not need Ray",
 )
 
 
-def run_ray(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Over) -> LaunchEnd:
-    """Start every rank on the cluster and stay until all have ended. Raises `MissingExtra` without Ray."""
+def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
+    """Start all ranks on the cluster and wait until they have exited. Raises `MissingExtra` without Ray."""
     try:
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -43,10 +43,12 @@ def run_ray(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Ov
     except ImportError:
         raise MissingExtra("Ray", "tune") from None
 
-    order = RankOrder(
-        words=tuple(rank_command(plan)[1:]), environment=dict(environment(plan, folder)), folder=os.getcwd()
+    task = RankTask(
+        arguments=tuple(rank_command(plan)[1:]),
+        environment=dict(environment(plan, folder)),
+        folder=os.getcwd(),
     )
-    killed_before = kernel_kills()
+    kills_before = host_oom_kills()
     interrupted = ""
     logging.getLogger("ray").setLevel(logging.ERROR)
     with _cluster(plan), tempfile.TemporaryDirectory(prefix="legroom-ray-") as storage:
@@ -54,56 +56,58 @@ def run_ray(plan: LaunchPlan, folder: RunFolder, *, starting: Starting, over: Ov
         mailbox = ray.remote(num_cpus=0)(Mailbox).remote()
         trainer = TorchTrainer(
             run_on_worker,
-            train_loop_config={"mailbox": mailbox, "order": order},
+            train_loop_config={"mailbox": mailbox, "task": task},
             scaling_config=ScalingConfig(
                 num_workers=plan.world_size,
                 use_gpu=use_gpu,
                 placement_strategy="SPREAD" if plan.nodes[1] > 1 else "PACK",
             ),
-            torch_config=TorchConfig(backend="gloo"),  # for the workers to agree where the ranks meet
+            torch_config=TorchConfig(
+                backend="gloo"
+            ),  # with which the workers agree on the address of the ranks
             run_config=RunConfig(
                 storage_path=storage, failure_config=FailureConfig(max_failures=plan.max_restarts)
             ),
         )
-        delivery = Delivery(ray, mailbox, plan.world_size, folder, starting, over)
-        delivery.start()
-        trouble = ""
+        reader = MailboxReader(ray, mailbox, plan.world_size, folder, on_start, on_end)
+        reader.start()
+        message = ""
         try:
             trainer.fit()
         except KeyboardInterrupt:
             interrupted = "SIGINT"
         except Exception as error:
-            trouble = str(error)
+            message = str(error)
         finally:
-            delivery.stop()
-    if not delivery.attempts and not interrupted:
-        reason = trouble.strip().splitlines()[-1] if trouble.strip() else "Ray did not say why"
+            reader.stop()
+    if not reader.attempts and not interrupted:
+        reason = message.strip().splitlines()[-1] if message.strip() else "Ray gave no reason"
         raise LegroomError(
-            f"Ray could not start the ranks: {reason}; `ray status` shows what the cluster has"
+            f"Ray could not start the ranks: {reason}. Run `ray status` to see the resources of the cluster."
         )
-    return LaunchEnd(
-        attempts=tuple(delivery.attempts),
+    return LaunchResult(
+        attempts=tuple(reader.attempts),
         interrupted=interrupted,
-        kernel_kills=kernel_kills() - killed_before,
+        host_oom_kills=host_oom_kills() - kills_before,
     )
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """The cluster that was named, or for several nodes this machine's, or else one of our own."""
-    named = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
-    return connected(
-        None if named == "local" else named, _WORDS, processors=max(plan.world_size + 1, processors())
+    """Connect to the cluster of RAY_ADDRESS, or for several nodes that of this machine, or start one."""
+    address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
+    return connect_ray(
+        None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())
     )
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Whether ranks get GPUs of the cluster; virtual ones need none."""
+    """Whether ranks use GPUs of the cluster. Virtual GPUs need none."""
     if plan.gpus:
         return False
-    there = int(ray.cluster_resources().get("GPU", 0))
-    if 0 < there < plan.world_size:
+    available = int(ray.cluster_resources().get("GPU", 0))
+    if 0 < available < plan.world_size:
         raise UsageError(
-            f"{plan.world_size} ranks need {plan.world_size} GPUs and the Ray cluster has {there}: use --nproc {there}, "
-            "or try it on virtual GPUs with --gpu 8GiB"
+            f"{plan.world_size} ranks need {plan.world_size} GPUs, but the Ray cluster has {available}. Use `--nproc {available}`, "
+            "or virtual GPUs (`--gpu 8GiB`)."
         )
-    return there > 0
+    return available > 0

@@ -1,4 +1,4 @@
-"""What happens on a Ray worker: it starts its rank as a process, and sends what that leaves to the mailbox."""
+"""Runs on a Ray worker: starts the rank as a process, and sends its output to the mailbox."""
 
 import json
 import os
@@ -11,40 +11,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legroom.scale.launching.folder import RankFiles, RunFolder
-from legroom.scale.launching.rank_settings import ATTEMPT, ORDER
+from legroom.scale.launching.folder import LaunchFolder, RankFiles
+from legroom.scale.launching.rank_settings import ATTEMPT_VARIABLE, SETTINGS_VARIABLE
 
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class RankOrder:
-    """What every worker is told."""
+class RankTask:
+    """The task of every worker."""
 
-    words: tuple[str, ...]
-    """For this machine's Python."""
+    arguments: tuple[str, ...]
+    """Arguments of the Python interpreter."""
     environment: dict[str, str]
     folder: str
-    """Where the launch was started: the script must be there on every node, as with torchrun."""
+    """The working directory of the launch. As with torchrun, the script must exist there on every node."""
 
 
 def run_on_worker(config: dict[str, Any]) -> None:
-    """Ray Train's training function: returns when the rank has ended well, raises otherwise."""
+    """Ray Train's training function: returns if the rank succeeds, raises otherwise."""
     import ray
     import ray.train
     import torch.distributed as distributed
 
-    mailbox, order = config["mailbox"], config["order"]
+    mailbox, task = config["mailbox"], config["task"]
     context = ray.train.get_context()
     rank = context.get_world_rank()
-    agreed: list[Any] = [None]
+    shared: list[Any] = [None]
     if rank == 0:
-        agreed = [(_own_address(), _free_port(), ray.get(mailbox.begin.remote()))]
-    distributed.broadcast_object_list(agreed, src=0)
-    address, port, attempt = agreed[0]
-    with tempfile.TemporaryDirectory(prefix="legroom-rank-") as place:
+        shared = [(_own_address(), _free_port(), ray.get(mailbox.begin.remote()))]
+    distributed.broadcast_object_list(shared, src=0)
+    address, port, attempt = shared[0]
+    with tempfile.TemporaryDirectory(prefix="legroom-rank-") as folder:
         variables = {
-            **order.environment,
+            **task.environment,
             "RANK": str(rank),
             "LOCAL_RANK": str(context.get_local_rank()),
             "WORLD_SIZE": str(context.get_world_size()),
@@ -53,47 +53,49 @@ def run_on_worker(config: dict[str, Any]) -> None:
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            ATTEMPT: "0",  # here every attempt has a folder of its own; the mailbox knows which it is
-            ORDER: json.dumps({**json.loads(order.environment[ORDER]), "folder": place}),
+            ATTEMPT_VARIABLE: "0",  # every attempt has its own folder here; the mailbox knows its number
+            SETTINGS_VARIABLE: json.dumps(
+                {**json.loads(task.environment[SETTINGS_VARIABLE]), "folder": folder}
+            ),
         }
         code = _run_rank(
-            order,
+            task,
             variables,
-            RunFolder(Path(place)).files(rank),
+            LaunchFolder(Path(folder)).files(rank),
             send=lambda name, data: ray.get(mailbox.put.remote(attempt, rank, name, data)),
         )
-    ray.get(mailbox.leave.remote(attempt, rank, code))
+    ray.get(mailbox.exited.remote(attempt, rank, code))
     if code != 0:
-        raise RuntimeError(f"rank {rank} ended with code {code}")
+        raise RuntimeError(f"rank {rank} exited with code {code}")
 
 
 def _run_rank(
-    order: RankOrder, variables: Mapping[str, str], files: RankFiles, send: Callable[[str, bytes], object]
+    task: RankTask, variables: Mapping[str, str], files: RankFiles, send: Callable[[str, bytes], object]
 ) -> int:
     settings = {**os.environ, **variables}
     settings.pop("LEGROOM", None)
     with files.out.open("wb") as out, files.err.open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, *order.words], env=settings, cwd=order.folder, stdout=out, stderr=err
+            [sys.executable, *task.arguments], env=settings, cwd=task.folder, stdout=out, stderr=err
         )
     sent = {"out": 0, "err": 0}
-    told = b""
+    sent_record = b""
     running = True
     while running:
         try:
-            process.wait(LOOK_SECONDS)
+            process.wait(POLL_SECONDS)
             running = False
         except subprocess.TimeoutExpired:
             pass
-        pieces = {name: _read(getattr(files, name), start) for name, start in sent.items()}
-        ending = _read(files.ending, 0)
-        if ending != told:  # ahead of the traceback, in the order in which the rank wrote them
-            told = ending
-            send("ending", ending)
-        for name, piece in pieces.items():
-            if piece:
-                sent[name] += len(piece)
-                send(name, piece)
+        chunks = {name: _read(getattr(files, name), start) for name, start in sent.items()}
+        exit_record = _read(files.exit_record, 0)
+        if exit_record != sent_record:  # before the traceback, as the rank wrote them
+            sent_record = exit_record
+            send("exit_record", exit_record)
+        for name, chunk in chunks.items():
+            if chunk:
+                sent[name] += len(chunk)
+                send(name, chunk)
     if files.capture.exists():
         send("capture", files.capture.read_bytes())
     return process.returncode

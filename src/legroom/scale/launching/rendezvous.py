@@ -1,4 +1,4 @@
-"""Whether nodes can meet where they are told to: a port that another program holds is found in seconds, not in minutes."""
+"""Checks the rendezvous address, so that a port used by another program is reported in seconds instead of minutes."""
 
 import socket
 import subprocess
@@ -8,20 +8,20 @@ import psutil
 
 from legroom.errors import LegroomError, UsageError
 
-PATIENCE_SECONDS = 5
+TIMEOUT_SECONDS = 5
 
 
-def check_place(place: str) -> None:
-    """Raise where the host of `host:port` has no address, or where the port is this machine's and another program's."""
-    host, _, port = place.rpartition(":")
+def check_rendezvous(address: str) -> None:
+    """Raise an error if the host of `host:port` is unknown, or if another program on this machine uses the port."""
+    host, _, port = address.rpartition(":")
     addresses = _addresses(host)
     if not addresses & _own_addresses():
         return
-    if _is_free(int(port)) or _is_meeting(host, int(port)):
+    if _is_free(int(port)) or _is_rendezvous(host, int(port)):
         return
     raise LegroomError(
-        f"port {port} is used by another program{_who(int(port))}: end it, or meet at another port, "
-        f"with the same --rendezvous {host}:{_next(int(port))} on all nodes"
+        f"Port {port} is used by another program{_process(int(port))}. Stop that program, or use another port "
+        f"with the same `--rendezvous {host}:{_next(int(port))}` on all nodes."
     )
 
 
@@ -30,7 +30,7 @@ def _addresses(host: str) -> set[str]:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except OSError:
         raise UsageError(
-            f"no address is known for '{host}': check its name, or give --rendezvous its number"
+            f"The host `{host}` is unknown. Check its name, or pass its IP address to `--rendezvous`."
         ) from None
 
 
@@ -48,24 +48,24 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _is_meeting(host: str, port: int) -> bool:
-    """Whether another node of a launch waits there already.
+def _is_rendezvous(host: str, port: int) -> bool:
+    """Whether another node of a launch already listens at the port.
 
-    Asked in a process of its own: a stranger that says nothing keeps torch waiting whatever its timeout, and one that hangs
-    up makes it log its whole stack.
+    Checked in a separate process: a program that does not respond blocks torch longer than its timeout, and one that closes the
+    connection makes it log its stack.
     """
-    asking = [sys.executable, "-c", _QUESTION, host, str(port), str(PATIENCE_SECONDS)]
-    with subprocess.Popen(asking, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-c", _CHECK, host, str(port), str(TIMEOUT_SECONDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        process.stdout.readline()  # torch is there
+        process.stdout.readline()  # torch is loaded
         try:
-            return process.wait(PATIENCE_SECONDS) == 0
+            return process.wait(TIMEOUT_SECONDS) == 0
         except subprocess.TimeoutExpired:
             process.kill()
             return False
 
 
-_QUESTION = """
+_CHECK = """
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
@@ -75,8 +75,8 @@ TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=float(secon
 """
 
 
-def _who(port: int) -> str:
-    """` (python, process 4711)`, where we may know."""
+def _process(port: int) -> str:
+    """Return ` (python, process 4711)`, or "" if unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:

@@ -1,9 +1,9 @@
-"""What a step would take on devices like these, traced without data and without touching the run.
+"""Predicts the memory of a step on given devices, with fake tensors and without affecting the run.
 
-    peaks = foreseen(likeness_of(device), 2, make_step)       # one per device
+    prediction = predict_step(device_model_of(device), 2, make_step)       # prediction.peaks: one per device
 
-A trace needs the whole process for itself: where the run itself is on a virtual GPU, it is made in a fork, which nobody notices. There
-it counts what a virtual GPU counts, tensors alone; for a real GPU, what CUDA's kernels take as well.
+A trace needs a process without an active virtual GPU. If the run itself is on a virtual GPU, the trace runs in a forked
+process and counts only tensors, like a virtual GPU. For a real GPU, it includes the workspaces of CUDA kernels.
 """
 
 import contextlib
@@ -30,42 +30,42 @@ from legroom.predict.tracing.trace import Trace
 
 T = TypeVar("T")
 MakeStep = Callable[[DeviceCopies], Callable[[], object]]
-"""Copies what a step works on onto the traced devices, and gives the step."""
+"""Copies the model and batch to the traced devices, and returns the step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
-    """What kind of device is traced."""
+class DeviceModel:
+    """The type of device to trace."""
 
     gpu: GpuSpec
     kernels: bool
-    """Whether kernels' own memory counts: it does not on a virtual GPU."""
+    """Whether workspaces of kernels are included. They are not on a virtual GPU."""
 
     @property
-    def room(self) -> int:
-        """Bytes that PyTorch may take of it."""
+    def capacity(self) -> int:
+        """The bytes that PyTorch can use."""
         return self.gpu.usable
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Steps on devices without data."""
+class StepPrediction:
+    """The predicted memory of traced steps."""
 
     peaks: tuple[ReplayPeaks, ...]
-    """One per device."""
-    if_divided: tuple[int, ...]
-    """Of one device: its peak if weights, gradients and optimizer state were divided among as many as were asked for."""
-    looked_at_values: bool
-    """Whether the step asked for values: then it may go another way with other data."""
+    """The peaks of each device."""
+    sharded_peaks: tuple[int, ...]
+    """The peak of one device if weights, gradients and optimizer state were sharded, for each requested number of ranks."""
+    reads_values: bool
+    """Whether the step read values of tensors, so that it may behave differently with other data."""
 
 
-def likeness_of(device: torch.device) -> Likeness:
-    """A GPU of this kind and size; a host has none, and is taken for a large one."""
+def device_model_of(device: torch.device) -> DeviceModel:
+    """Return the model of this GPU. For a CPU, return a large GPU."""
     if device.type != "cuda":
-        return Likeness(find_gpu("a100-80gb"), kernels=True)
+        return DeviceModel(find_gpu("a100-80gb"), kernels=True)
     active = VirtualGPU._active
     if active is not None:
-        return Likeness(
+        return DeviceModel(
             active.devices[active.current if device.index is None else device.index].spec, kernels=False
         )
     properties = torch.cuda.get_device_properties(device)
@@ -75,60 +75,65 @@ def likeness_of(device: torch.device) -> Likeness:
         capability=(properties.major, properties.minor),
         sm_count=properties.multi_processor_count,
     )
-    return Likeness(gpu, kernels=True)
+    return DeviceModel(gpu, kernels=True)
 
 
-def foreseen(
-    like: Likeness, devices: int, make_step: MakeStep, *, steps: int = 2, divided_among: Sequence[int] = ()
-) -> Foreseen:
-    """Peaks of `steps` steps and the further ones that are like them."""
+def predict_step(
+    device_model: DeviceModel,
+    devices: int,
+    make_step: MakeStep,
+    *,
+    steps: int = 2,
+    sharded_over: Sequence[int] = (),
+) -> StepPrediction:
+    """Predict the peaks of `steps` steps, which later steps repeat."""
 
-    def trace() -> Foreseen:
-        with traced(like, devices) as (events, device):
+    def trace() -> StepPrediction:
+        with trace_devices(device_model, devices) as (events, gpu):
             step = make_step(DeviceCopies())
             for _ in range(steps):
                 step()
-            looked_at_values = bool(device.fake_tensors and device.fake_tensors.values_read)
+            reads_values = bool(gpu.fake_tensors and gpu.fake_tensors.values_read)
             del step
-        trace = Trace(gpu=like.gpu, mode="fake", events=events)
-        return Foreseen(
+        trace = Trace(gpu=device_model.gpu, mode="fake", events=events)
+        return StepPrediction(
             tuple(replay_requests(trace.requests(index)) for index in range(devices)),
-            tuple(_peaks_if_divided(events, divided_among)),
-            looked_at_values,
+            tuple(_sharded_peaks(events, sharded_over)),
+            reads_values,
         )
 
-    return undisturbed(trace)
+    return outside_virtual_gpu(trace)
 
 
 @contextlib.contextmanager
-def traced(like: Likeness, devices: int = 1) -> Iterator[tuple[list[Event], VirtualGPU]]:
-    """Endless devices whose tensors have no data; what happens on them is in the list."""
+def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple[list[Event], VirtualGPU]]:
+    """Trace operations on devices of unlimited memory with fake tensors. Yields the list of events."""
     events: list[Event] = []
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, logger.disabled = logger.disabled, True  # an error is raised: torch need not log it too
+    was_disabled, logger.disabled = logger.disabled, True  # errors are raised, so torch need not log them
     try:
         with (
             VirtualGPU(
-                *[like.gpu] * devices,
+                *[device_model.gpu] * devices,
                 sink=events.append,
-                rules=CudaRules(like.gpu) if like.kernels else None,
+                rules=CudaRules(device_model.gpu) if device_model.kernels else None,
                 fake_tensors=FakeTensors(),
                 bounded=False,
-            ) as device,
-            # the rules bring it along; a virtual GPU's optimizers work on whole lists of tensors as well
-            contextlib.nullcontext() if like.kernels else optimizers_by_lists(),
+            ) as gpu,
+            # Included in the rules. Optimizers on a virtual GPU use multi-tensor operations as well.
+            contextlib.nullcontext() if device_model.kernels else optimizers_by_lists(),
         ):
-            yield events, device
+            yield events, gpu
     finally:
         logger.disabled = was_disabled
 
 
-def _peaks_if_divided(events: list[Event], ranks: Sequence[int]) -> list[int]:
-    """The highest sum of what stays whole and of what is divided, at any time, for each number of ranks; 0 for endlessly many."""
-    kinds = {event.id: event.category for event in events if type(event) is Alloc}
-    kinds.update({event.id: event.category for event in events if type(event) is Tag})
-    divided = whole = 0
-    most = [0] * len(ranks)
+def _sharded_peaks(events: list[Event], ranks: Sequence[int]) -> list[int]:
+    """Return the peak of unsharded bytes plus one shard, for each number of ranks. 0 means that shards have no size."""
+    categories = {event.id: event.category for event in events if type(event) is Alloc}
+    categories.update({event.id: event.category for event in events if type(event) is Tag})
+    sharded = unsharded = 0
+    peaks = [0] * len(ranks)
     sizes: dict[int, int] = {}
     for event in events:
         if type(event) is Alloc:
@@ -137,62 +142,64 @@ def _peaks_if_divided(events: list[Event], ranks: Sequence[int]) -> list[int]:
             change = -sizes.pop(event.id)
         else:
             continue
-        if kinds[event.id] in _DIVIDED:
-            divided += change
+        if categories[event.id] in _SHARDED:
+            sharded += change
         else:
-            whole += change
-        for place, count in enumerate(ranks):
-            most[place] = max(most[place], whole + (-(-divided // count) if count else 0))
-    return most
+            unsharded += change
+        for index, count in enumerate(ranks):
+            peaks[index] = max(peaks[index], unsharded + (-(-sharded // count) if count else 0))
+    return peaks
 
 
-_DIVIDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+_SHARDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
-def undisturbed(function: Callable[[], T]) -> T:
-    """`function()` where no virtual GPU is active: here, or in a fork that has left it."""
+def outside_virtual_gpu(function: Callable[[], T]) -> T:
+    """Call `function()` without an active virtual GPU, in a forked process if there is one."""
     if VirtualGPU._active is None:
         return function()
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        _in_child(writing, function)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        told = pipe.read()
+        _run_in_child(write_end, function)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
     os.waitpid(child, 0)
-    if not told:
-        raise LegroomError("the process that looks ahead ended without a word: is there enough host memory?")
-    fine, result = pickle.loads(told)
-    if not fine:
+    if not data:
+        raise LegroomError(
+            "The process that predicts memory exited without a result. Check that enough host memory is free."
+        )
+    succeeded, result = pickle.loads(data)
+    if not succeeded:
         raise result
     return result  # type: ignore[no-any-return]
 
 
-def _in_child(writing: int, function: Callable[[], Any]) -> None:
-    """Never returns: nothing that the program would do at its end happens here."""
+def _run_in_child(write_end: int, function: Callable[[], Any]) -> None:
+    """Run the function and exit the process, without the exit handlers of the program."""
     try:
         try:
             active = VirtualGPU._active
             assert active is not None
             gc.freeze()
-            # OpenMP's threads did not come along: a computation that waits for them would wait for ever.
+            # A fork has no OpenMP threads: a computation that waits for them would hang.
             torch.set_num_threads(1)
             active.__exit__()
-            told = pickle.dumps((True, function()))
+            data = pickle.dumps((True, function()))
         except Exception as error:
-            told = _as_told(error)
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(told)
+            data = _pickle_error(error)
+        with os.fdopen(write_end, "wb") as pipe:
+            pipe.write(data)
     finally:
         os._exit(0)
 
 
-def _as_told(error: Exception) -> bytes:
-    """An error that crosses between processes; one that cannot is told by its words."""
+def _pickle_error(error: Exception) -> bytes:
+    """Pickle an error, or only its message if it cannot be pickled."""
     try:
-        told = pickle.dumps((False, error))
-        pickle.loads(told)
-        return told
+        data = pickle.dumps((False, error))
+        pickle.loads(data)
+        return data
     except Exception:
         return pickle.dumps((False, LegroomError(f"{type(error).__name__}: {error}")))

@@ -1,4 +1,4 @@
-"""What each strategy would need on the fullest GPU, foreseen from a batch; without one, from the weights alone."""
+"""Predicts the memory of each strategy on the GPU that it uses most, from a batch, or else from the weights only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,120 +9,177 @@ from torch import nn
 
 from legroom.predict.requests import ReplayPeaks
 from legroom.predict.tracing.copying import DeviceCopies, loss_of
-from legroom.scale.cutting.planning import Plan
-from legroom.scale.prediction.step_trace import Foreseen, Likeness, foreseen, undisturbed
-from legroom.scale.prediction.strategy_steps import bucketed_step, idle_step, plain_step
-from legroom.scale.shares import divided, shares_of_room
+from legroom.scale.cutting.planning import PipelinePlan
+from legroom.scale.prediction.step_trace import DeviceModel, StepPrediction, outside_virtual_gpu, predict_step
+from legroom.scale.prediction.strategy_steps import (
+    ddp_step,
+    dp_step,
+    optimizer_only_step,
+    single_device_step,
+)
+from legroom.scale.shares import shares_by_memory, split_by_shares
 from legroom.scale.strategies.sharded import wrapping
 from legroom.train.guarding.batches.splitting import BatchArguments
 
-SAFE = 0.97
-"""Of a GPU's room: what may be planned for."""
+SAFE_FRACTION = 0.97
+"""The fraction of a GPU's memory that may be planned for."""
+COORDINATOR_ITERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """One strategy on the GPU it fills most."""
+class StrategyPrediction:
+    """The prediction for one strategy on the GPU that it uses most."""
 
     strategy: str
     peak: int
-    """Bytes; 0 if it was not looked at."""
-    room: int
-    why_not: str = ""
+    """The peak bytes; 0 if it was not predicted."""
+    capacity: int
+    reason: str = ""
+    """The reason if it was not predicted."""
 
     @property
     def fits(self) -> bool:
-        return 0 < self.peak <= self.room * SAFE
+        return 0 < self.peak <= self.capacity * SAFE_FRACTION
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be run, and on how many GPUs."""
+class TrainingSetup:
+    """A model, its optimizer and batch, and the GPUs."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     batch: Any
-    """Of the whole run, or None."""
-    rooms: tuple[int, ...]
-    """Bytes for PyTorch on each GPU."""
-    like: Likeness
+    """A global batch, or None."""
+    capacities: tuple[int, ...]
+    """The bytes that PyTorch can use on each GPU."""
+    device: DeviceModel
 
-    def rows(self, shares: Sequence[float]) -> list[int]:
-        """Of the batch, those of each GPU, one at least."""
-        return [max(1, count) for count in divided(BatchArguments((self.batch,), {}).batch_size, shares)]
+    def batch_sizes(self, shares: Sequence[float]) -> list[int]:
+        """Return the batch size of each GPU, at least one."""
+        batch_size = BatchArguments((self.batch,), {}).batch_size
+        return [max(1, count) for count in split_by_shares(batch_size, shares)]
 
-    def portion(self, rows: int) -> Any:
-        (piece,), _ = BatchArguments((self.batch,), {}).slice(0, rows)
-        return piece
-
-
-def fair_shares(job: Job) -> list[float]:
-    """Rows in the ratio of what each GPU has left when weights, gradients and optimizer state are there."""
-    if job.batch is None or len(set(job.rooms)) == 1:
-        return shares_of_room(job.rooms)
-    some, one = BatchArguments((job.batch,), {}).batch_size, 1
-    if some == one:
-        return shares_of_room(job.rooms)
-    many = ddp_peaks(job, some).reserved
-    each_row = (many - ddp_peaks(job, one).reserved) / (some - one)
-    fixed = many - each_row * some
-    return shares_of_room([room - fixed for room in job.rooms])
+    def slice(self, batch_size: int) -> Any:
+        """Return the first samples of the batch."""
+        (part,), _ = BatchArguments((self.batch,), {}).slice(0, batch_size)
+        return part
 
 
-def ddp(job: Job, shares: Sequence[float]) -> Forecast:
-    if job.batch is None:
-        told = foreseen(job.like, 1, idle_step(job.model, job.optimizer))
-        return Forecast("ddp", told.peaks[0].reserved, min(job.rooms))
-    needs = {rows: ddp_peaks(job, rows).reserved for rows in set(job.rows(shares))}
-    fullest = max(zip(job.rows(shares), job.rooms, strict=True), key=lambda each: needs[each[0]] / each[1])
-    return Forecast("ddp", needs[fullest[0]], fullest[1])
+def fair_shares(setup: TrainingSetup) -> list[float]:
+    """Return batch shares in the ratio of the memory that remains next to weights, gradients and optimizer state."""
+    if setup.batch is None or len(set(setup.capacities)) == 1:
+        return shares_by_memory(setup.capacities)
+    batch_size = BatchArguments((setup.batch,), {}).batch_size
+    if batch_size == 1:
+        return shares_by_memory(setup.capacities)
+    peak = ddp_peaks(setup, batch_size).reserved
+    per_sample = (peak - ddp_peaks(setup, 1).reserved) / (batch_size - 1)
+    fixed = peak - per_sample * batch_size
+    return shares_by_memory([capacity - fixed for capacity in setup.capacities])
 
 
-def fsdp(job: Job, shares: Sequence[float], *, offload: bool = False) -> Forecast:
-    """What is kept is divided, at each time as much as there is then; beside it the module at work has its weights whole."""
-    rows = max(job.rows(shares)) if job.batch is not None else 0
-    (peak,) = plain(job, rows, divided_among=(0 if offload else len(job.rooms),)).if_divided
-    return Forecast(
-        "fsdp, offloaded" if offload else "fsdp", peak + wrapping(job.model).largest, min(job.rooms)
+def ddp(setup: TrainingSetup, shares: Sequence[float]) -> StrategyPrediction:
+    if setup.batch is None:
+        prediction = predict_step(setup.device, 1, optimizer_only_step(setup.model, setup.optimizer))
+        return StrategyPrediction("ddp", prediction.peaks[0].reserved, min(setup.capacities))
+    sizes = setup.batch_sizes(shares)
+    peaks = {size: ddp_peaks(setup, size).reserved for size in set(sizes)}
+    size, capacity = max(zip(sizes, setup.capacities, strict=True), key=lambda each: peaks[each[0]] / each[1])
+    return StrategyPrediction("ddp", peaks[size], capacity)
+
+
+def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False) -> StrategyPrediction:
+    """Predict FSDP2: model state is sharded, and the weights of the largest gathered module are added."""
+    batch_size = max(setup.batch_sizes(shares)) if setup.batch is not None else 0
+    ranks = 0 if offload else len(setup.capacities)
+    (peak,) = single_device(setup, batch_size, sharded_over=(ranks,)).sharded_peaks
+    return StrategyPrediction(
+        "fsdp, offloaded" if offload else "fsdp",
+        peak + wrapping(setup.model).largest,
+        min(setup.capacities),
     )
 
 
-def unused_parameters(job: Job) -> tuple[bool, bool]:
-    """Whether a step leaves parameters without gradient, and whether which ones may change with the data."""
-    found: list[bool] = []
+def unused_parameters(setup: TrainingSetup) -> tuple[bool, bool]:
+    """Return whether a step leaves parameters without a gradient, and whether these may depend on the data."""
+    has_unused: list[bool] = []
 
-    def step_and_look(onto: DeviceCopies) -> Callable[[], None]:
-        placed, given = onto.copied((job.model, job.portion(1)))
+    def make_step(onto: DeviceCopies) -> Callable[[], None]:
+        model, batch = onto.copied((setup.model, setup.slice(1)))
 
         def step() -> None:
-            loss_of(placed, given).backward()
-            found.append(any(each.requires_grad and each.grad is None for each in placed.parameters()))
+            loss_of(model, batch).backward()
+            has_unused.append(any(each.requires_grad and each.grad is None for each in model.parameters()))
 
         return step
 
-    def look() -> tuple[bool, bool]:
-        told = foreseen(job.like, 1, step_and_look, steps=1)
-        return found[0], told.looked_at_values
+    def trace() -> tuple[bool, bool]:
+        prediction = predict_step(setup.device, 1, make_step, steps=1)
+        return has_unused[0], prediction.reads_values
 
-    return undisturbed(look)
+    return outside_virtual_gpu(trace)
 
 
-def plain(job: Job, rows: int, *, divided_among: Sequence[int] = ()) -> Foreseen:
-    """A step of one GPU by itself; without a batch, an optimizer's step alone."""
+def single_device(
+    setup: TrainingSetup, batch_size: int, *, sharded_over: Sequence[int] = ()
+) -> StepPrediction:
+    """Predict a step on a single GPU, or without a batch, an optimizer step only."""
     step = (
-        plain_step(job.model, job.optimizer, job.portion(rows))
-        if rows
-        else idle_step(job.model, job.optimizer)
+        single_device_step(setup.model, setup.optimizer, setup.slice(batch_size))
+        if batch_size
+        else optimizer_only_step(setup.model, setup.optimizer)
     )
-    return foreseen(job.like, 1, step, divided_among=divided_among)
+    return predict_step(setup.device, 1, step, sharded_over=sharded_over)
 
 
-def pipeline(plan: Plan, rooms: Sequence[int]) -> Forecast:
-    return Forecast("pipeline", max(plan.balance.peaks), min(rooms))
+def pipeline(plan: PipelinePlan, capacities: Sequence[int]) -> StrategyPrediction:
+    return StrategyPrediction("pipeline", max(plan.balance.peaks), min(capacities))
 
 
-def ddp_peaks(job: Job, rows: int) -> ReplayPeaks:
-    """Of a rank that has so many rows."""
-    return foreseen(
-        job.like, 1, bucketed_step(job.model, job.optimizer, job.portion(rows), nccl=job.like.kernels)
-    ).peaks[0]
+def ddp_peaks(setup: TrainingSetup, batch_size: int) -> ReplayPeaks:
+    """Return the peaks of a DDP rank with this batch size."""
+    step = ddp_step(setup.model, setup.optimizer, setup.slice(batch_size), nccl=setup.device.kernels)
+    return predict_step(setup.device, 1, step).peaks[0]
+
+
+def coordinator_shares(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    batch: Any,
+    devices: int,
+    device_model: DeviceModel,
+) -> tuple[list[float], list[int]]:
+    """Return the samples of each device of a DataParallel, the coordinator first, and the predicted peaks.
+
+    The coordinator gets as many samples as possible without using more memory than the others on average. Memory grows linearly
+    with the samples, so the search interpolates between both ends.
+    """
+    batch_size = BatchArguments((batch,), {}).batch_size
+    tried: dict[int, tuple[list[int], float]] = {}
+
+    def excess(coordinator: int) -> float:
+        """Return the bytes that the coordinator uses beyond the average of the others."""
+        if coordinator not in tried:
+            shares = _dp_shares(batch_size, coordinator, devices)
+            prediction = predict_step(
+                device_model, devices, dp_step(model, optimizer, batch, devices, shares)
+            )
+            peaks = [peak.allocated for peak in prediction.peaks]
+            tried[coordinator] = (peaks, peaks[0] - sum(peaks[1:]) / (devices - 1))
+        return tried[coordinator][1]
+
+    low, high = 0, batch_size // devices
+    if excess(high) > 0 and excess(low) < 0:
+        for _ in range(COORDINATOR_ITERATIONS):
+            zero = low + (high - low) * -excess(low) / (excess(high) - excess(low))
+            middle = min(max(round(zero), low + 1), high - 1)
+            if high - low <= 1:
+                break
+            low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
+    suitable = [samples for samples, (_, more) in tried.items() if more <= 0]
+    chosen = max(suitable) if suitable else min(tried, key=lambda samples: tried[samples][1])
+    return _dp_shares(batch_size, chosen, devices), tried[chosen][0]
+
+
+def _dp_shares(batch_size: int, coordinator: int, devices: int) -> list[float]:
+    return [coordinator, *[(batch_size - coordinator) / (devices - 1)] * (devices - 1)]

@@ -1,4 +1,4 @@
-"""A step under each strategy, as it is traced to foresee its memory: what the engine holds besides the model is there too."""
+"""A step under each strategy, to be traced for its memory, including what the engine allocates in addition to the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,47 +12,47 @@ from legroom.scale.strategies.data_parallel import UnevenDataParallel
 from legroom.scale.strategies.split import SplitModel
 from legroom.units import MiB
 
-BUCKET = 25 * MiB
-"""How much DDP sends at once."""
+BUCKET_BYTES = 25 * MiB
+"""The bucket size of DDP."""
 
 Optimizer = torch.optim.Optimizer | None
 
 
-def plain_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
-    """One device, nothing around the model."""
-    return lambda onto: _step(*_placed(onto, model, optimizer, batch))
+def single_device_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
+    """A step on one device, without a wrapper."""
+    return lambda onto: _step(*_copied(onto, model, optimizer, batch))
 
 
-def idle_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
-    """No batch: gradients are there, and the optimizer takes its step."""
+def optimizer_only_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
+    """An optimizer step with existing gradients, without a batch."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
-        placed, steps, _ = _placed(onto, model, optimizer, None)
+        copied, copied_optimizer, _ = _copied(onto, model, optimizer, None)
 
         def step() -> None:
-            for parameter in placed.parameters():
+            for parameter in copied.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.empty_like(parameter)
-            steps.step()
-            steps.zero_grad()
+            copied_optimizer.step()
+            copied_optimizer.zero_grad()
 
         return step
 
     return make
 
 
-def bucketed_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) -> MakeStep:
-    """DDP: gradients live in buckets from the start of the run on, each being a view into one.
+def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) -> MakeStep:
+    """A DDP step: gradients are views of buckets, which exist from the start of the run.
 
-    After the first step DDP makes its buckets anew, in the order in which gradients came. `nccl`: the old ones live on until something is
-    sent again, which is after the second step's forward pass: on an H200 a second set was held at that peak, and none by a
-    run that never made buckets anew.
+    After the first step, DDP rebuilds its buckets in the order of the gradients. `nccl`: the old buckets stay alive until the next
+    collective, after the forward pass of the second step. On an H200, a second set of buckets was measured at that peak,
+    and none in a run that did not rebuild its buckets.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
-        placed, steps, given = _placed(onto, model, optimizer, batch)
-        trained = [parameter for parameter in placed.parameters() if parameter.requires_grad]
-        views = _views(trained)
+        copied, copied_optimizer, copied_batch = _copied(onto, model, optimizer, batch)
+        trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        views = _bucket_views(trainable)
         old: list[dict[int, torch.Tensor]] = []
 
         def into_bucket(parameter: torch.Tensor) -> None:
@@ -61,65 +61,65 @@ def bucketed_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: b
             if parameter.grad is not view:
                 parameter.grad = view
 
-        for parameter in trained:
+        for parameter in trainable:
             parameter.register_post_accumulate_grad_hook(into_bucket)  # type: ignore[no-untyped-call]
-        plain = _step(placed, steps, given)
-        taken = 0
+        single_step = _step(copied, copied_optimizer, copied_batch)
+        steps = 0
 
         def step() -> None:
-            nonlocal views, taken
-            if taken == 1:
+            nonlocal views, steps
+            if steps == 1:
                 if nccl:
                     old.append(views)
-                views = _views(trained)
-            taken += 1
-            plain()
+                views = _bucket_views(trainable)
+            steps += 1
+            single_step()
 
         return step
 
     return make
 
 
-def replicated_step(
+def dp_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, shares: Sequence[float]
 ) -> MakeStep:
-    """DataParallel over several devices of one process."""
+    """A DataParallel step over several devices of one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
-        placed, steps, given = _placed(onto, model, optimizer, batch)
+        copied, copied_optimizer, copied_batch = _copied(onto, model, optimizer, batch)
         wrapped = UnevenDataParallel(
-            placed, [torch.device("cuda", index) for index in range(devices)], list(shares)
+            copied, [torch.device("cuda", index) for index in range(devices)], list(shares)
         )
-        return _step(wrapped, steps, given)
+        return _step(wrapped, copied_optimizer, copied_batch)
 
     return make
 
 
 def split_step(
-    model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, homes: dict[str, int]
+    model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, placement: dict[str, int]
 ) -> MakeStep:
-    """One process, layers on several devices."""
+    """A step with layers on several devices of one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
-        placed, placed_optimizer, given = onto.copied((model, optimizer, batch))
-        wrapped = SplitModel(placed, [torch.device("cuda", index) for index in range(devices)], homes)
-        return _step(wrapped, optimizer_for(placed, placed_optimizer), given)
+        copied, copied_optimizer, copied_batch = onto.copied((model, optimizer, batch))
+        wrapped = SplitModel(copied, [torch.device("cuda", index) for index in range(devices)], placement)
+        return _step(wrapped, optimizer_for(copied, copied_optimizer), copied_batch)
 
     return make
 
 
 def optimizer_for(model: nn.Module, given: Optimizer) -> torch.optim.Optimizer:
-    """The run's own; without one, what most people take."""
+    """Return the given optimizer, or AdamW."""
     if given is not None:
         return given
     return torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _placed(
+def _copied(
     onto: DeviceCopies, model: nn.Module, optimizer: Optimizer, batch: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
-    placed, placed_optimizer, given = onto.copied((model, optimizer, batch))
-    return placed, optimizer_for(placed, placed_optimizer), given
+    copied, copied_optimizer, copied_batch = onto.copied((model, optimizer, batch))
+    return copied, optimizer_for(copied, copied_optimizer), copied_batch
 
 
 def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Callable[[], None]:
@@ -131,24 +131,24 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> Cal
     return step
 
 
-def _views(parameters: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-    """A place in a bucket for every gradient, the last layers' first, as DDP fills them."""
-    found: dict[int, torch.Tensor] = {}
-    waiting: list[torch.Tensor] = []
+def _bucket_views(parameters: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return a view of a bucket for every gradient, last layers first, as in DDP."""
+    views: dict[int, torch.Tensor] = {}
+    pending: list[torch.Tensor] = []
 
     def fill() -> None:
-        sizes = [parameter.numel() for parameter in waiting]
+        sizes = [parameter.numel() for parameter in pending]
         if sizes:
-            bucket = torch.empty(sum(sizes), dtype=waiting[0].dtype, device="cuda")
-            for parameter, piece in zip(waiting, torch.split(bucket, sizes), strict=True):
-                found[id(parameter)] = piece.view(parameter.shape)
-            waiting.clear()
+            bucket = torch.empty(sum(sizes), dtype=pending[0].dtype, device="cuda")
+            for parameter, part in zip(pending, torch.split(bucket, sizes), strict=True):
+                views[id(parameter)] = part.view(parameter.shape)
+            pending.clear()
 
     for parameter in reversed(parameters):
-        if waiting and waiting[0].dtype != parameter.dtype:
+        if pending and pending[0].dtype != parameter.dtype:
             fill()
-        waiting.append(parameter)
-        if sum(each.numel() * each.element_size() for each in waiting) >= BUCKET:
+        pending.append(parameter)
+        if sum(each.numel() * each.element_size() for each in pending) >= BUCKET_BYTES:
             fill()
     fill()
-    return found
+    return views

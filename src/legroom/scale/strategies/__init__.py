@@ -1,3 +1,3 @@
-"""One file per strategy; each makes an engine from a plain model and optimizer."""
+"""Engines that train a model under each strategy."""
 
 NAMES = ("auto", "ddp", "fsdp", "pipeline", "split", "dp")

@@ -1,8 +1,9 @@
-"""`dp`: DataParallel whose coordinator gets fewer rows than the others, since it alone holds gradients, optimizer state and loss.
+"""`dp`: DataParallel in which the first GPU, the coordinator, gets fewer samples, because it also has gradients, optimizer
+state and the loss.
 
-One process copies the model to every GPU in every step and gathers the outputs on the first one, the coordinator; the loss is that
-of the whole batch, so the gradients are too, however the rows are divided. Which share leaves all GPUs equally full is foreseen
-from a batch (see `balancing`) or given by hand; 0 leaves the coordinator to coordinate.
+One process copies the model to every GPU in every step and gathers the outputs on the coordinator. The loss is that of the whole
+batch, so the gradients do not depend on the shares. The shares that balance the memory are predicted from a batch
+(`strategy_memory.coordinator_shares`) or given by the user. With a share of 0, the coordinator only coordinates.
 """
 
 from typing import Any
@@ -11,27 +12,28 @@ import torch
 from torch import nn
 from torch.nn.parallel import gather, parallel_apply, replicate
 
-from legroom.scale.shares import divided
-from legroom.scale.strategies.engine import Direct
-from legroom.scale.world import Place
+from legroom.scale.shares import split_by_shares
+from legroom.scale.strategies.engine import WrappedModelEngine
+from legroom.scale.world import RankDevices
 from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
 
 DDP_IS_BETTER = (
-    "dp copies the whole model to every GPU in every step, runs in one process whose Python is shared by all of them, and keeps gradients, "
-    "optimizer state and outputs on one GPU. ddp does none of that: `legroom launch --nproc {count} --strategy ddp script.py`"
+    "ddp is faster: `legroom launch --nproc {count} --strategy ddp script.py`. dp copies the model to every GPU in every step, runs all "
+    "GPUs from one Python process, and keeps gradients, optimizer state and outputs on one GPU."
 )
 
 
 def data_parallel(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, place: Place, *, shares: list[float]
-) -> Direct:
-    model.to(place.device)
-    wrapped = UnevenDataParallel(model, list(place.devices), shares)
-    return Direct("dp", wrapped, model, optimizer, batch_device=place.device)
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices, *, shares: list[float]
+) -> WrappedModelEngine:
+    """Return the engine of DataParallel."""
+    model.to(devices.device)
+    wrapped = UnevenDataParallel(model, list(devices.devices), shares)
+    return WrappedModelEngine("dp", wrapped, model, optimizer, batch_device=devices.device)
 
 
 class UnevenDataParallel(nn.Module):
-    """`nn.DataParallel` with a share of the rows for each device; the first one is the coordinator."""
+    """`nn.DataParallel` with a batch share for each device. The first one is the coordinator."""
 
     def __init__(self, module: nn.Module, devices: list[torch.device], shares: list[float]) -> None:
         super().__init__()
@@ -40,26 +42,26 @@ class UnevenDataParallel(nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         batch = BatchArguments(arguments, named)
-        counts = divided(batch.batch_size, self.shares)
-        pieces: list[tuple[Any, ...]] = []
-        pieces_named: list[dict[str, Any]] = []
+        counts = split_by_shares(batch.batch_size, self.shares)
+        slices: list[tuple[Any, ...]] = []
+        named_slices: list[dict[str, Any]] = []
         start = 0
-        at_work = [place for place, count in enumerate(counts) if count]
-        for place in at_work:
-            ours, ours_named = batch.slice(start, start + counts[place])
-            start += counts[place]
-            pieces.append(to_device(ours, self.devices[place], non_blocking=True))
-            pieces_named.append(to_device(ours_named, self.devices[place], non_blocking=True))
-        if at_work == [0]:
-            return self.module(*pieces[0], **pieces_named[0])
+        active = [index for index, count in enumerate(counts) if count]
+        for index in active:
+            part, named_part = batch.slice(start, start + counts[index])
+            start += counts[index]
+            slices.append(to_device(part, self.devices[index], non_blocking=True))
+            named_slices.append(to_device(named_part, self.devices[index], non_blocking=True))
+        if active == [0]:
+            return self.module(*slices[0], **named_slices[0])
         copies = replicate(self.module, self.devices, detach=not torch.is_grad_enabled())
         outputs = parallel_apply(
-            [copies[place] for place in at_work],
-            pieces,
-            pieces_named,
-            [self.devices[place] for place in at_work],
+            [copies[index] for index in active],
+            slices,
+            named_slices,
+            [self.devices[index] for index in active],
         )
         if isinstance(outputs[0], torch.Tensor) and outputs[0].dim():
             return gather(outputs, self.devices[0])
-        home = [to_device(output, self.devices[0]) for output in outputs]
-        return concatenate_results(home, [counts[place] for place in at_work])
+        on_coordinator = [to_device(output, self.devices[0]) for output in outputs]
+        return concatenate_results(on_coordinator, [counts[index] for index in active])

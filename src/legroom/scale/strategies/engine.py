@@ -1,47 +1,49 @@
-"""What a strategy makes of a model: an engine that does the passes of one step, whatever lies behind it."""
+"""The engine of a strategy, which runs the passes of a step; and the engines of a single device and of DDP."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from legroom.scale.loss_weights import Weighing
+from legroom.scale.loss_weights import LossWeighting
+from legroom.scale.world import RankDevices
 from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
 
 
-class Engine(Protocol):
-    """A model and its optimizer, placed and wrapped."""
+class StrategyEngine(Protocol):
+    """A wrapped model on its devices, with its optimizer."""
 
     name: str
     model: nn.Module
-    """What a loss function calls."""
+    """The model to call in loss functions."""
     module: nn.Module
-    """The same without its wrapper: the names of its parameters are the original ones."""
+    """The model without its wrapper, with the original parameter names."""
     optimizer: torch.optim.Optimizer | None
     shares: list[float]
-    """Of rows, one per rank where ranks have rows of their own; else one alone: all ranks see every batch whole."""
+    """The batch share of each rank. A single entry if all ranks have the whole batch."""
     batch_device: torch.device | None
-    """Where batches go; None: they stay on the host."""
+    """The device of batches; None keeps them on the CPU."""
     is_sharded: bool
-    """Whether a rank holds only a part of the weights."""
+    """Whether a rank has only a part of the weights."""
 
     def backward(
-        self, loss_fn: LossFunction, batch: BatchArguments, weighing: Weighing, scaling: Scaling
+        self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
-        """Forward and backward; the loss, detached: its mean over ranks is the whole batch's."""
+        """Run forward and backward. Returns the detached loss, whose mean over ranks is that of the global batch."""
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
-        """`function` of the batch without gradients, on every rank."""
+        """Call `function` with the batch without gradients, on every rank."""
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        """Of all gradients, over all ranks."""
+        """Return the total norm of the gradients over all ranks."""
 
 
-class Direct:
-    """An engine whose model is called as any other: the loss function runs whole, its loss is weighed, and that is all."""
+class WrappedModelEngine:
+    """An engine whose wrapped model is called directly in the loss function. It only weights the loss."""
 
     def __init__(
         self,
@@ -58,15 +60,15 @@ class Direct:
         self.shares, self.batch_device, self.is_sharded = list(shares), batch_device, is_sharded
 
     def backward(
-        self, loss_fn: LossFunction, batch: BatchArguments, weighing: Weighing, scaling: Scaling
+        self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
-        told = weighing.begin(batch)
+        wait_for_weight = weighting.begin(batch)
         with scaling.autocast():
             loss = checked_loss(loss_fn(*batch.arguments, **batch.named))
-        weight = told()
-        weighed = loss if weight == 1.0 else loss * weight
-        scaling.scale(weighed).backward()  # type: ignore[no-untyped-call]
-        return weighed.detach()
+        weight = wait_for_weight()
+        weighted = loss if weight == 1.0 else loss * weight
+        scaling.scale(weighted).backward()  # type: ignore[no-untyped-call]
+        return weighted.detach()
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
         with torch.no_grad():
@@ -75,5 +77,41 @@ class Direct:
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        return whole
+        total: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return total
+
+
+def single_device_engine(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices
+) -> WrappedModelEngine:
+    """Return the engine of one process with one device, which only moves the model."""
+    model.to(devices.device)
+    return WrappedModelEngine("single", model, model, optimizer, batch_device=devices.device)
+
+
+def ddp_engine(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    devices: RankDevices,
+    *,
+    shares: list[float],
+    has_unused: bool = False,
+    may_change: bool = False,
+    static_graph: bool | None = None,
+) -> WrappedModelEngine:
+    """Return the engine of DDP. Gradients are views of its buckets, so they exist once.
+
+    `has_unused`: a step leaves parameters without a gradient, for which DDP would wait forever unless it knows about
+    them. `may_change`: these parameters may differ between steps, so DDP must search for them in each. Both are detected with a
+    trace of one step.
+    """
+    model.to(devices.device)
+    static = (has_unused and not may_change) if static_graph is None else static_graph
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[devices.device] if devices.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=static,
+        find_unused_parameters=has_unused and not static,
+    )
+    return WrappedModelEngine("ddp", wrapped, model, optimizer, shares=shares, batch_device=devices.device)

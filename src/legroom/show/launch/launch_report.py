@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from legroom.diagnose.report.run_report import RunReport
-from legroom.scale.launching.folder import RunFolder
+from legroom.scale.launching.folder import LaunchFolder
 from legroom.scale.launching.hints import hint
-from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult, crowded
+from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult, shared_gpus
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.terminal import verbatim
@@ -24,7 +24,7 @@ MAX_RANKS = 16
 """The maximum number of ranks in a table."""
 
 
-def render_launch_start(plan: LaunchPlan, folder: RunFolder | None) -> RenderableType:
+def render_launch_start(plan: LaunchPlan, folder: LaunchFolder | None) -> RenderableType:
     """What is about to start, and the equivalent torchrun command."""
     output = f", output in {folder.path}" if folder is not None else ""
     return Group(
@@ -54,7 +54,7 @@ def _format_gpus(plan: LaunchPlan) -> str:
     return " on the CPU (no GPU found; use --gpu 8GiB for virtual GPUs)"
 
 
-def render_restart(attempt: Attempt, allowed: int) -> RenderableType:
+def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
     """An attempt failed and another starts."""
     cause = attempt.cause
     reason = "a node joined or left" if cause is None else _what_happened(cause, attempt)
@@ -64,14 +64,14 @@ def render_restart(attempt: Attempt, allowed: int) -> RenderableType:
 
 
 def render_launch_end(
-    end: LaunchEnd, plan: LaunchPlan, folder: RunFolder, report: RunReport | None
+    end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
 ) -> RenderableType:
     """How the launch ended. `report`: the report of the rank that ran out of memory first, if any."""
     return Group(*_end_parts(end, plan, folder, report))
 
 
 def _end_parts(
-    end: LaunchEnd, plan: LaunchPlan, folder: RunFolder, report: RunReport | None
+    end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
 ) -> Iterator[RenderableType]:
     yield Text("")
     last = end.last
@@ -102,12 +102,12 @@ def _end_parts(
 
 
 def _cause_parts(
-    cause: RankResult, last: Attempt, plan: LaunchPlan, end: LaunchEnd, report: RunReport | None
+    cause: RankResult, last: LaunchAttempt, plan: LaunchPlan, end: LaunchResult, report: RunReport | None
 ) -> Iterator[RenderableType]:
     if report is not None and report.oom is not None:
         yield render_oom(report)
-    elif last.left_early:
-        exited = _format_ranks([rank.rank for rank in last.left_early])
+    elif last.exited_early:
+        exited = _format_ranks([rank.rank for rank in last.exited_early])
         yield Text(
             _sentence(
                 f"{exited} exited without an error while other ranks were waiting: "
@@ -116,7 +116,7 @@ def _cause_parts(
             style="bold red",
         )
         yield Text(_sentence(f"then {_what_happened(cause, last)}"))
-    elif cause.lost_peer and plan.nodes[1] > 1:
+    elif cause.lost_connection and plan.nodes[1] > 1:
         yield Text(
             f"The connection to other nodes was lost{_after(cause, last)}. The first failure was on one of them; see the output of "
             "the launch there.",
@@ -126,12 +126,12 @@ def _cause_parts(
         yield Text(_sentence(_what_happened(cause, last)), style="bold red")
     if cause.failure is not None and cause.failure.traceback:
         yield verbatim(f"\n{cause.failure.traceback.rstrip()}")
-    advice = hint(cause, end.kernel_kills)
+    advice = hint(cause, end.host_oom_kills)
     if advice:
         yield Text(f"\n{advice}", style="yellow")
 
 
-def _what_happened(rank: RankResult, attempt: Attempt) -> str:
+def _what_happened(rank: RankResult, attempt: LaunchAttempt) -> str:
     after = _after(rank, attempt)
     if rank.failure is None:
         if rank.signal:
@@ -142,11 +142,11 @@ def _what_happened(rank: RankResult, attempt: Attempt) -> str:
     return f"rank {rank.rank} exited first{after}, with code {rank.code}"
 
 
-def _after(rank: RankResult, attempt: Attempt) -> str:
+def _after(rank: RankResult, attempt: LaunchAttempt) -> str:
     return f" after {format_duration(rank.failure.seconds if rank.failure else attempt.seconds)}"
 
 
-def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
+def _follower_parts(last: LaunchAttempt) -> Iterator[RenderableType]:
     groups: dict[str, list[int]] = {}
     for rank in last.followers:
         groups.setdefault(_follower_reason(rank, last.cause), []).append(rank.rank)
@@ -163,19 +163,19 @@ def _follower_parts(last: Attempt) -> Iterator[RenderableType]:
 
 
 def _follower_reason(rank: RankResult, cause: RankResult | None) -> str:
-    if rank.was_ended:
+    if rank.was_terminated:
         return "stopped by the launcher"
     if rank.failure is None:
         return f"killed by {rank.signal}" if rank.signal else f"exit code {rank.code}"
-    if rank.lost_peer:
+    if rank.lost_connection:
         return f"connection lost ({_error_class(rank.failure.error)})"
     if cause is not None and cause.failure is not None and _same(cause.failure.error, rank.failure.error):
         return "the same error"
     return _shortened(rank.failure.error) or f"exit code {rank.code}"
 
 
-def _shared_gpu_parts(last: Attempt) -> Iterator[RenderableType]:
-    for device, ranks in crowded(last.ranks).items():
+def _shared_gpu_parts(last: LaunchAttempt) -> Iterator[RenderableType]:
+    for device, ranks in shared_gpus(last.ranks).items():
         yield Text(
             f"\nRanks {_join([str(rank) for rank in ranks])} {'both' if len(ranks) == 2 else 'all'} used GPU {device}. Give each rank its own GPU: "
             'call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) at the start of the script.',
@@ -187,18 +187,20 @@ def _shared_gpu_parts(last: Attempt) -> Iterator[RenderableType]:
 
 
 def _success_parts(
-    end: LaunchEnd, last: Attempt, plan: LaunchPlan, folder: RunFolder
+    end: LaunchResult, last: LaunchAttempt, plan: LaunchPlan, folder: LaunchFolder
 ) -> Iterator[RenderableType]:
     restarts = len(end.attempts) - 1
     restarted = f" after {format_count(restarts, 'restart')}" if restarts else ""
-    recorded = [rank for rank in last.ranks if rank.ending is not None and rank.ending.device is not None]
+    recorded = [
+        rank for rank in last.ranks if rank.exit_record is not None and rank.exit_record.device is not None
+    ]
     fullest = max(recorded, key=_fullness, default=None)
     peak = ""
-    if fullest is not None and fullest.ending is not None and fullest.ending.peak_allocated:
+    if fullest is not None and fullest.exit_record is not None and fullest.exit_record.peak_allocated:
         on = f" on rank {fullest.rank}" if len(recorded) > 1 else ""
         peak = (
-            f" Peak memory: {format_size(fullest.ending.peak_allocated)} of "
-            f"{format_size(fullest.ending.capacity)}{on}."
+            f" Peak memory: {format_size(fullest.exit_record.peak_allocated)} of "
+            f"{format_size(fullest.exit_record.capacity)}{on}."
         )
     yield Text(
         f"{_sentence(_all_ranks(len(last.ranks), plan) + f' finished in {format_duration(last.seconds)}{restarted}')}{peak}",
@@ -219,11 +221,11 @@ def _success_parts(
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
     """Sort key: reserved memory, then allocated memory, because PyTorch reserves in large blocks."""
-    ending = rank.ending
+    exit_record = rank.exit_record
     return (
         (0.0, 0)
-        if ending is None
-        else (ending.peak_reserved / max(ending.capacity, 1), ending.peak_allocated)
+        if exit_record is None
+        else (exit_record.peak_reserved / max(exit_record.capacity, 1), exit_record.peak_allocated)
     )
 
 
@@ -233,13 +235,13 @@ def _peak_table(ranks: Sequence[RankResult]) -> RenderableType:
         table.add_column(heading, justify="right", no_wrap=True)
     shown = sorted(sorted(ranks, key=_fullness, reverse=True)[:MAX_RANKS], key=lambda rank: rank.rank)
     for rank in shown:
-        assert rank.ending is not None
+        assert rank.exit_record is not None
         table.add_row(
             str(rank.rank),
-            f"{rank.ending.steps:,}",
-            format_size(rank.ending.peak_allocated),
-            format_size(rank.ending.peak_reserved),
-            format_size(rank.ending.capacity),
+            f"{rank.exit_record.steps:,}",
+            format_size(rank.exit_record.peak_allocated),
+            format_size(rank.exit_record.peak_reserved),
+            format_size(rank.exit_record.capacity),
         )
     if len(ranks) <= MAX_RANKS:
         return table

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from legroom.scale.launching.folder import RankFiles, read_ending
+from legroom.scale.launching.folder import RankFiles, read_exit
 from legroom.show.common.formatting import clean
 
 POLL_SECONDS = 0.1
@@ -41,7 +41,7 @@ class RankLines:
         with self._lock:
             self._logs += [
                 _Log(files.out, _writer(self._out, rank)),
-                _Log(files.err, _writer(self._err, rank), ending=files.ending),
+                _Log(files.err, _writer(self._err, rank), exit_record=files.exit_record),
             ]
 
     def drain(self) -> None:
@@ -71,8 +71,8 @@ class RankLines:
 class _Log:
     """One log file that is shown as it grows."""
 
-    def __init__(self, path: Path, show: Callable[[str], None], ending: Path | None = None) -> None:
-        self._path, self._show, self._ending = path, show, ending
+    def __init__(self, path: Path, show: Callable[[str], None], exit_record: Path | None = None) -> None:
+        self._path, self._show, self._exit_record = path, show, exit_record
         self._position = 0
         self._line = ""
         self._shown_at = time.monotonic()
@@ -97,10 +97,10 @@ class _Log:
                 chunk = file.read(MAX_CHUNK)
         except OSError:
             return b""
-        # Read the log first: a rank writes its ending before its traceback.
-        ending = read_ending(self._ending) if self._ending is not None and chunk else None
-        if ending is not None and ending.log_size is not None:
-            chunk = chunk[: max(ending.log_size - self._position, 0)]
+        # Read the log first: a rank writes its exit record before its traceback.
+        exit_record = read_exit(self._exit_record) if self._exit_record is not None and chunk else None
+        if exit_record is not None and exit_record.log_size is not None:
+            chunk = chunk[: max(exit_record.log_size - self._position, 0)]
         self._position += len(chunk)
         return chunk
 

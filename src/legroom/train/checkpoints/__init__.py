@@ -1,1 +1,1 @@
-"""Atomic checkpoints of everything that a training needs to continue."""
+"""Atomic checkpoints of everything that a training run needs to continue."""

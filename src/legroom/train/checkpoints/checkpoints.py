@@ -1,4 +1,4 @@
-"""Checkpoints of everything that a training needs to continue. A kill at any moment leaves the last complete one intact.
+"""Checkpoints of everything that a training run needs to continue. A kill at any moment leaves the last complete one intact.
 
     checkpoints = legroom.Checkpoints("runs/digits", keep=3, best="val_loss")
     checkpoints.track(model=model, optimizer=optimizer, scheduler=scheduler, guard=guard)
@@ -46,7 +46,7 @@ from legroom.train.checkpoints.unwrapped_modules import check_module, load_modul
 
 
 class Checkpoints:
-    """The checkpoints of one training, in one folder.
+    """The checkpoints of one training run, in one folder.
 
     `keep`: the number of newest checkpoints to keep (None: all). `best`: a metric passed to `save`; the checkpoint with
     the lowest value is kept too, or with `higher_is_better` the highest. `background`: `save` returns once everything is
@@ -176,7 +176,7 @@ class Checkpoints:
         name: str = "model",
         strict: bool = True,
     ) -> None:
-        """Load only the weights of one model, to evaluate it or to start another training.
+        """Load only the weights of one model, to evaluate it or to start another training run.
 
         `strict=False`: load the weights whose name and shape match, and log a warning with the others.
         """

@@ -66,5 +66,5 @@ def make_scaling(precision: Any, scaler: Any, device: torch.device) -> Scaling:
         raise UsageError("precision= includes a GradScaler. Pass either precision= or scaler=, not both.")
     from legroom.train.precision import precision as make
 
-    made: Scaling = make(precision, device=device) if isinstance(precision, str) else precision
-    return made
+    scaling: Scaling = make(precision, device=device) if isinstance(precision, str) else precision
+    return scaling

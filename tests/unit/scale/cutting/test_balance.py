@@ -1,4 +1,4 @@
-"""The most even cut, from costs by position and from rehearsed stages."""
+"""The most even cut, from costs per position and from predicted stages."""
 
 from collections.abc import Sequence
 
@@ -7,79 +7,89 @@ import torch
 from torch import nn
 
 from legroom.gpus.catalog import find_gpu
-from legroom.scale.cutting.balance import Costs, Traffic, Weight, balanced
-from legroom.scale.cutting.forward_graph import CannotCut, record
+from legroom.scale.cutting.balance import MicroBatchFlow, PositionCosts, WeightCost, balance_stages
+from legroom.scale.cutting.forward_graph import CannotSplitModel, record_forward
 from legroom.scale.cutting.planning import plan_pipeline, plan_split
-from legroom.scale.cutting.stage_memory import order, traffic
-from legroom.scale.cutting.stages import Sheet
-from legroom.scale.prediction.step_trace import Likeness
+from legroom.scale.cutting.stage_memory import micro_batch_flow, pass_order
+from legroom.scale.cutting.stages import GraphPartitioner
+from legroom.scale.prediction.step_trace import DeviceModel
 
-LIKE = Likeness(find_gpu("8GiB"), kernels=False)
+DEVICE = DeviceModel(find_gpu("8GiB"), kernels=False)
 
 
-def layers(count: int) -> Sheet:
+def layers(count: int) -> GraphPartitioner:
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(count)])
-    return Sheet(record(model, (torch.zeros(1, 2),), {}))
+    return GraphPartitioner(record_forward(model, (torch.zeros(1, 2),), {}))
 
 
-def costs(*kept: int) -> Costs:
-    return Costs(list(kept), [[] for _ in kept])
+def saved_costs(*saved: int) -> PositionCosts:
+    return PositionCosts(list(saved), [[] for _ in saved])
 
 
-def sums(kept: Sequence[int], in_flight: Sequence[int]):  # type: ignore[no-untyped-def]
+def sums(saved: Sequence[int], in_flight: Sequence[int]):  # type: ignore[no-untyped-def]
     return lambda boundaries: tuple(
-        sum(kept[begin:end]) * many + 1
-        for begin, end, many in zip(boundaries, boundaries[1:], in_flight, strict=False)
+        sum(saved[begin:end]) * count + 1
+        for begin, end, count in zip(boundaries, boundaries[1:], in_flight, strict=False)
     )
 
 
-def test_stages_are_evened_out_by_what_they_keep() -> None:
-    kept = [600, 100, 100, 100, 100, 200]
-    found = balanced(layers(6), costs(*kept), Traffic((1, 1), 0), sums(kept, (1, 1)))
-    assert found.boundaries == (0, 1, 6)
+def test_stages_are_balanced_by_saved_bytes() -> None:
+    saved = [600, 100, 100, 100, 100, 200]
+    cut = balance_stages(layers(6), saved_costs(*saved), MicroBatchFlow((1, 1), 0), sums(saved, (1, 1)))
+    assert cut.boundaries == (0, 1, 6)
 
 
-def test_the_first_stage_of_a_pipeline_gets_less_since_more_is_in_flight_there() -> None:
-    kept = [1000] * 6
-    found = balanced(layers(6), costs(*kept), Traffic((2, 1), 0), sums(kept, (2, 1)))
-    assert found.boundaries == (0, 2, 6)
+def test_the_first_stage_of_a_pipeline_is_smaller_because_it_has_more_micro_batches_in_flight() -> None:
+    saved = [1000] * 6
+    cut = balance_stages(layers(6), saved_costs(*saved), MicroBatchFlow((2, 1), 0), sums(saved, (2, 1)))
+    assert cut.boundaries == (0, 2, 6)
 
 
-def test_a_weight_that_two_stages_use_is_counted_in_both() -> None:
-    sheet = layers(4)
-    weights = [[Weight(1, 1000, 0)], [Weight(2, 400, 0)], [Weight(3, 400, 0)], [Weight(1, 1000, 0)]]
-    found = balanced(
-        sheet, Costs([0] * 4, weights), Traffic((1, 1), 0), lambda boundaries: (100,) * (len(boundaries) - 1)
+def test_a_weight_that_two_stages_use_counts_in_both() -> None:
+    partitioner = layers(4)
+    weights = [
+        [WeightCost(1, 1000, 0)],
+        [WeightCost(2, 400, 0)],
+        [WeightCost(3, 400, 0)],
+        [WeightCost(1, 1000, 0)],
+    ]
+    cut = balance_stages(
+        partitioner,
+        PositionCosts([0] * 4, weights),
+        MicroBatchFlow((1, 1), 0),
+        lambda boundaries: (100,) * (len(boundaries) - 1),
     )
-    assert found.boundaries == (0, 2, 4)
+    assert cut.boundaries == (0, 2, 4)
 
 
-def test_what_sums_had_missed_is_added_and_the_cut_moves() -> None:
-    kept = [1000] * 8
+def test_differences_between_sums_and_predictions_move_the_cut() -> None:
+    saved = [1000] * 8
 
-    def rehearsed(boundaries: Sequence[int]) -> tuple[int, ...]:
-        first, second = sums(kept, (1, 1))(boundaries)
+    def predict_peaks(boundaries: Sequence[int]) -> tuple[int, ...]:
+        first, second = sums(saved, (1, 1))(boundaries)
         return first + 2000, second
 
-    found = balanced(layers(8), costs(*kept), Traffic((1, 1), 0), rehearsed)
-    assert found.boundaries == (0, 3, 8)
-    assert found.spread == pytest.approx(1.0, abs=0.01)
+    cut = balance_stages(layers(8), saved_costs(*saved), MicroBatchFlow((1, 1), 0), predict_peaks)
+    assert cut.boundaries == (0, 3, 8)
+    assert cut.spread == pytest.approx(1.0, abs=0.01)
 
 
-def test_more_stages_than_places_to_cut_are_refused() -> None:
-    with pytest.raises(CannotCut, match="2 places to cut for 4 stages"):
-        balanced(layers(3), costs(1, 1, 1), Traffic((1,) * 4, 0), lambda boundaries: (1,) * 4)
+def test_more_stages_than_cut_positions_are_rejected() -> None:
+    with pytest.raises(CannotSplitModel, match="2 positions to split it into 4 stages"):
+        balance_stages(
+            layers(3), saved_costs(1, 1, 1), MicroBatchFlow((1,) * 4, 0), lambda boundaries: (1,) * 4
+        )
 
 
-def test_one_forward_one_backward_holds_as_many_micro_batches_as_stages_are_left() -> None:
-    assert traffic("1f1b", 4, 8).in_flight == (4, 3, 2, 1)
-    assert traffic("gpipe", 4, 8).in_flight == (8, 8, 8, 8)
-    assert traffic("1f1b", 4, 3).in_flight == (3, 3, 3, 3)
+def test_1f1b_has_one_micro_batch_in_flight_per_remaining_stage() -> None:
+    assert micro_batch_flow("1f1b", 4, 8).in_flight == (4, 3, 2, 1)
+    assert micro_batch_flow("gpipe", 4, 8).in_flight == (8, 8, 8, 8)
+    assert micro_batch_flow("1f1b", 4, 3).in_flight == (3, 3, 3, 3)
 
 
-def test_a_stage_alternates_once_it_is_ahead() -> None:
+def test_a_stage_alternates_after_its_first_forward_passes() -> None:
     forward, backward = True, False
-    assert order(2, 3) == [
+    assert pass_order(2, 3) == [
         (forward, 0),
         (forward, 1),
         (backward, 0),
@@ -90,28 +100,28 @@ def test_a_stage_alternates_once_it_is_ahead() -> None:
 
 
 def wide() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
-    parts: list[nn.Module] = [nn.Linear(64, 2048), nn.ReLU()]
+    modules: list[nn.Module] = [nn.Linear(64, 2048), nn.ReLU()]
     for _ in range(6):
-        parts += [nn.Linear(2048, 2048), nn.ReLU()]
-    return nn.Sequential(*parts, nn.Linear(2048, 8)), (
+        modules += [nn.Linear(2048, 2048), nn.ReLU()]
+    return nn.Sequential(*modules, nn.Linear(2048, 8)), (
         torch.zeros(512, 64),
         torch.zeros(512, dtype=torch.long),
     )
 
 
-def test_a_pipelines_stages_are_foreseen_to_be_even() -> None:
+def test_the_predicted_stages_of_a_pipeline_are_even() -> None:
     model, batch = wide()
     plan = plan_pipeline(
-        model, torch.optim.AdamW(model.parameters()), batch, 2, LIKE, schedule="1f1b", micro_batches=4
+        model, torch.optim.AdamW(model.parameters()), batch, 2, DEVICE, schedule="1f1b", micro_batches=4
     )
     assert plan.balance.spread < 1.1
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert max(plan.balance.peaks) > weights * 4 / 2
 
 
-def test_a_split_model_is_cut_by_the_same_rules() -> None:
+def test_the_predicted_devices_of_a_split_model_are_even() -> None:
     model, batch = wide()
-    homes, balance = plan_split(model, torch.optim.AdamW(model.parameters()), batch, 2, LIKE)
-    assert set(homes.values()) == {0, 1}
+    placement, balance = plan_split(model, torch.optim.AdamW(model.parameters()), batch, 2, DEVICE)
+    assert set(placement.values()) == {0, 1}
     assert balance.spread < 1.15
-    assert [homes[name] for name in homes] == sorted(homes.values())
+    assert list(placement.values()) == sorted(placement.values())

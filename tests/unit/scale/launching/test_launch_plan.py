@@ -1,4 +1,4 @@
-"""What is decided and refused before a launch starts anything."""
+"""Defaults and rejected combinations of a launch plan."""
 
 from pathlib import Path
 
@@ -23,67 +23,67 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return plan
 
 
-def test_one_size_is_a_gpu_for_each_rank(plan):
+def test_a_single_gpu_is_used_for_every_rank(plan):
     assert plan(nproc=4, gpus="8GiB").gpus == (find_gpu("8GiB"),) * 4
 
 
-def test_sizes_without_a_number_of_ranks_are_one_rank_each(plan):
+def test_the_number_of_ranks_is_the_number_of_virtual_gpus(plan):
     assert plan(gpus="24GiB,8GiB").nproc == 2
 
 
-def test_a_machine_with_gpus_gets_a_rank_for_each(plan):
+def test_the_number_of_ranks_is_the_number_of_real_gpus(plan):
     assert plan(real_gpus=3).nproc == 3
 
 
 @pytest.mark.parametrize("strategy", ["dp", "split"])
-def test_strategies_of_one_process_get_one_rank_that_sees_all_gpus(plan, strategy):
+def test_single_process_strategies_have_one_rank_with_all_gpus(plan, strategy):
     planned = plan(gpus="8GiB,8GiB", strategy=strategy)
     assert (planned.nproc, planned.gpus) == (1, (find_gpu("8GiB"), find_gpu("8GiB")))
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"nproc": 3, "gpus": "8GiB,8GiB"}, "3 ranks need 3 GPUs and --gpu names 2"),
-        ({"nproc": 4, "real_gpus": 1}, "4 ranks need 4 GPUs and this machine has 1: use --nproc 1"),
-        ({"nproc": 2, "strategy": "dp"}, "drives all GPUs from one process"),
-        ({"nodes": "2"}, "2 nodes need a place to meet"),
-        ({"nodes": "4:2"}, "'4:2' is no number of nodes"),
-        ({"nodes": "two"}, "'two' is no number of nodes"),
-        ({"rendezvous": "node1:http"}, "'node1:http' is no place to meet"),
-        ({"rendezvous": "node1:1", "engine": "ray"}, "leave --rendezvous away"),
+        ({"nproc": 3, "gpus": "8GiB,8GiB"}, "3 ranks need 3 GPUs, but `--gpu` has 2"),
+        ({"nproc": 4, "real_gpus": 1}, "4 ranks need 4 GPUs, but this machine has 1. Use `--nproc 1`"),
+        ({"nproc": 2, "strategy": "dp"}, "uses all GPUs in one process"),
+        ({"nodes": "2"}, "2 nodes need an address at which they connect"),
+        ({"nodes": "4:2"}, "`4:2` is not a valid number of nodes"),
+        ({"nodes": "two"}, "`two` is not a valid number of nodes"),
+        ({"rendezvous": "node1:http"}, "`node1:http` is not a valid address"),
+        ({"rendezvous": "node1:1", "engine": "ray"}, "Omit `--rendezvous`"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(plan, options, sentence):
-    with pytest.raises(UsageError, match=sentence):
+def test_invalid_combinations_are_rejected(plan, options, message):
+    with pytest.raises(UsageError, match=message):
         plan(**options)
 
 
-def test_a_script_that_is_not_there_is_refused(plan):
+def test_a_missing_script_is_rejected(plan):
     with pytest.raises(UsageError, match=r"Script `trian\.py` not found"):
         plan_launch(Script("trian.py"), nproc=1, gpus=(), real_gpus=0)
 
 
-def test_torchrun_on_one_machine(plan):
+def test_torchrun_command_on_one_machine(plan):
     assert plan("--lr", "0.1", nproc=2).torchrun == (
         "torchrun --standalone --nproc-per-node=2 train.py --lr 0.1"
     )
 
 
-def test_torchrun_with_virtual_gpus_and_a_strategy(plan):
+def test_torchrun_command_with_virtual_gpus_and_a_strategy(plan):
     planned = plan(gpus="24GiB,8GiB", strategy="fsdp")
     assert planned.torchrun == (
         "LEGROOM=24GiB,8GiB LEGROOM_STRATEGY=fsdp torchrun --standalone --nproc-per-node=2 train.py"
     )
 
 
-def test_ranks_that_may_start_again_have_a_store_for_each_attempt(plan):
+def test_restarts_use_a_separate_store_per_attempt(plan):
     assert plan(nproc=2, max_restarts=3).torchrun == (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node=2 --max-restarts=3 train.py"
     )
 
 
-def test_torchrun_on_several_nodes(plan):
+def test_torchrun_command_on_several_nodes(plan):
     planned = plan(nproc=8, nodes="2:4", rendezvous="node1")
     assert planned.torchrun == (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=node1:29400 --rdzv-id=train --nproc-per-node=8 train.py"
@@ -99,7 +99,7 @@ def test_ranks_share_the_cores(plan, monkeypatch):
     assert planned.torchrun.startswith("OMP_NUM_THREADS=4 torchrun ")
 
 
-def test_the_options_start_the_same_launch_again(plan):
+def test_the_options_repeat_the_launch(plan):
     planned = plan(nproc=2, gpus="8GiB", strategy="ddp", nodes="2", rendezvous="node1:5", max_restarts=1)
     assert " ".join(planned.options) == (
         "--gpu 8GiB --nproc 2 --nodes 2 --rendezvous node1:5 --strategy ddp --max-restarts 1"

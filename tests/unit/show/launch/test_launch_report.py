@@ -6,13 +6,13 @@ import pytest
 
 from legroom.gpus.catalog import parse_gpus
 from legroom.observe.script import Script
-from legroom.scale.launching.folder import RankEnding, RunFolder
-from legroom.scale.launching.outcome import Attempt, LaunchEnd, RankResult
+from legroom.scale.launching.folder import LaunchFolder, RankExit
+from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.show.common.terminal import render_to_string
 from legroom.show.launch.launch_report import render_launch_end, render_launch_start
 
-FOLDER = RunFolder(Path("train.launch"))
+FOLDER = LaunchFolder(Path("train.launch"))
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:2978"
 
 
@@ -20,8 +20,8 @@ def plan(**options) -> LaunchPlan:
     return LaunchPlan(**{"script": Script("train.py"), "nproc": 2, **options})
 
 
-def rank(number: int, *, code: int = 0, error: str = "", ending: bool = True, **facts) -> RankResult:
-    record = RankEnding(
+def rank(number: int, *, code: int = 0, error: str = "", exit_record: bool = True, **facts) -> RankResult:
+    record = RankExit(
         rank=number,
         time=float(number),
         exit_code=code,
@@ -32,12 +32,12 @@ def rank(number: int, *, code: int = 0, error: str = "", ending: bool = True, **
         **facts,
     )
     return RankResult(
-        rank=number, exit_code=code, ending=record if ending else None, files=FOLDER.files(number)
+        rank=number, exit_code=code, exit_record=record if exit_record else None, files=FOLDER.files(number)
     )
 
 
 def summary(*ranks: RankResult, **options) -> str:
-    end = LaunchEnd(attempts=(Attempt(number=0, seconds=4.0, ranks=ranks),))
+    end = LaunchResult(attempts=(LaunchAttempt(number=0, seconds=4.0, ranks=ranks),))
     return " ".join(render_to_string(render_launch_end(end, plan(**options), FOLDER, None)).split())
 
 
@@ -81,7 +81,7 @@ def test_failure_on_another_node():
 
 
 def test_exit_without_a_python_error_shows_the_code():
-    assert summary(rank(0, code=7, ending=False)).startswith(
+    assert summary(rank(0, code=7, exit_record=False)).startswith(
         "Rank 0 exited after 4.0 s with code 7, without a Python error."
     )
 

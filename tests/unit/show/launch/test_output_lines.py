@@ -3,14 +3,14 @@
 import io
 from pathlib import Path
 
-from legroom.scale.launching.folder import RankEnding, RunFolder
+from legroom.scale.launching.folder import LaunchFolder, RankExit
 from legroom.show.launch import output_lines
 from legroom.show.launch.output_lines import RankLines
 
 
 def shown(tmp_path: Path, **files: str) -> tuple[str, str]:
     """The text on both streams after rank 3 has written `files`."""
-    names = RunFolder(tmp_path).files(3)
+    names = LaunchFolder(tmp_path).files(3)
     for name, text in files.items():
         with getattr(names, name).open("w", newline="") as file:
             file.write(text)
@@ -30,7 +30,7 @@ def test_last_line_without_a_line_break_is_shown(tmp_path):
 
 
 def test_partial_line_is_shown_when_complete(tmp_path):
-    names = RunFolder(tmp_path).files(0)
+    names = LaunchFolder(tmp_path).files(0)
     out = io.StringIO()
     lines = RankLines(out, io.StringIO())
     lines.follow(0, names)
@@ -43,8 +43,10 @@ def test_partial_line_is_shown_when_complete(tmp_path):
 
 
 def test_traceback_of_a_failed_rank_is_omitted(tmp_path):
-    ending = RankEnding(rank=3, time=0.0, exit_code=1, ended="raised", error="E", log_size=len("warning\n"))
-    ending.write(RunFolder(tmp_path).files(3).ending)
+    exit_record = RankExit(
+        rank=3, time=0.0, exit_code=1, ended="raised", error="E", log_size=len("warning\n")
+    )
+    exit_record.write(LaunchFolder(tmp_path).files(3).exit_record)
     assert shown(tmp_path, err="warning\nTraceback (most recent call last):\n  boom\n")[1] == "[3] warning\n"
 
 
@@ -53,7 +55,7 @@ def test_finished_progress_bar_is_shown_once(tmp_path):
 
 
 def test_running_progress_bar_is_shown_periodically(tmp_path, monkeypatch):
-    names = RunFolder(tmp_path).files(0)
+    names = LaunchFolder(tmp_path).files(0)
     err = io.StringIO()
     lines = RankLines(io.StringIO(), err)
     lines.follow(0, names)

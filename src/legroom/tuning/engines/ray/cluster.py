@@ -15,10 +15,10 @@ QUIET = {
 }
 _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray.trial"}
 """Workers import these while the first estimate runs. Versions of Ray without this setting import them with the first trial."""
-_WORDS = ray_cluster.Words(
+_HELP = ray_cluster.RayHelp(
     address="address=",
-    without_cluster="correct address=, or omit it to start Ray here",
-    without_ray="use engine='local', which needs no Ray",
+    no_cluster="correct address=, or omit it to start Ray on this machine",
+    no_ray="use engine='local', which does not need Ray",
 )
 
 
@@ -26,10 +26,10 @@ _WORDS = ray_cluster.Words(
 def connected(address: str | None, *, processors: int) -> Iterator[None]:
     """Connect to Ray: the caller's instance, the cluster at `address`, or a new local one with `processors` CPUs."""
     with contextlib.ExitStack() as stack:
-        is_ours = not ray_cluster.is_there()
+        is_ours = not ray_cluster.is_initialized()
         stack.enter_context(
-            ray_cluster.connected(
-                address, _WORDS, processors=processors, gpus=0, settings={**QUIET, **_PRELOADED}
+            ray_cluster.connect_ray(
+                address, _HELP, processors=processors, gpus=0, settings={**QUIET, **_PRELOADED}
             )
         )
         stack.enter_context(_silenced("ray.tune"))

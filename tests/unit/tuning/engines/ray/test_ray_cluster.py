@@ -20,7 +20,7 @@ def free_port() -> int:
 def test_an_unreachable_cluster_is_an_error() -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(
-        UsageError, match=f"there is no Ray cluster at {address}: start one with `ray start --head`"
+        UsageError, match=f"There is no Ray cluster at {address}. Start one with `ray start --head`"
     ):
         with connected(address, processors=1):
             raise AssertionError("there is a cluster")
@@ -33,7 +33,7 @@ def fail_to_connect(**options: object) -> None:
 def test_a_missing_local_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.init", fail_to_connect)  # there may be one: other tests start Ray
     monkeypatch.setattr("ray.is_initialized", lambda: False)
-    with pytest.raises(UsageError, match="there is no Ray cluster on this machine"):
+    with pytest.raises(UsageError, match="There is no Ray cluster on this machine"):
         with connected("auto", processors=1):
             raise AssertionError("there is a cluster")
 
@@ -44,7 +44,7 @@ def test_an_address_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(
-            UsageError, match=rf"something answers at {address}.*\(Could not find any running Ray instance\)"
+            UsageError, match=rf"Ray cannot connect to {address} \(Could not find any running Ray instance\)"
         ):
             with connected(address, processors=1):
                 raise AssertionError("there is a cluster")
@@ -52,13 +52,13 @@ def test_an_address_without_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":6379", "host:port"])
 def test_an_invalid_address_is_an_error(address: str) -> None:
-    with pytest.raises(UsageError, match="write host:6379, or auto"):
+    with pytest.raises(UsageError, match="Use `host:6379`, or `auto`"):
         with connected(address, processors=1):
             raise AssertionError("there is a cluster")
 
 
 def test_the_ray_client_is_rejected_with_an_alternative() -> None:
-    with pytest.raises(UsageError, match="start this on a machine of the cluster"):
+    with pytest.raises(UsageError, match="Run this on a machine of the cluster"):
         with connected("ray://host:10001", processors=1):
             raise AssertionError("there is a cluster")
 
@@ -90,7 +90,7 @@ def test_a_failed_start_of_ray_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("ray.init", late)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with (
-        pytest.raises(UsageError, match=r"\(The current node timed out during startup\): try again, or use"),
+        pytest.raises(UsageError, match=r"\(The current node timed out during startup\)\. Try again, or use"),
         connected(None, processors=1),
     ):
         pass

@@ -1,13 +1,12 @@
-"""Whether the kernel killed processes for want of host memory: the commonest reason of a SIGKILL that nobody sent."""
+"""Counts processes that the kernel killed because host memory ran out, the most common cause of SIGKILL."""
 
 from pathlib import Path
 
 _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 
-def kernel_kills() -> int:
-    """How many processes the kernel has killed for that reason since the machine or the container started; 0 where
-    it does not say."""
+def host_oom_kills() -> int:
+    """Return the number of such kills since the machine or container started, or 0 if unknown."""
     return max((_read(path) for path in _COUNTERS), default=0)
 
 
