@@ -10,11 +10,6 @@ from legroom.scale.launching import rendezvous
 from legroom.scale.launching.rendezvous import check_rendezvous
 
 
-@pytest.fixture(autouse=True)
-def short_timeout(monkeypatch):
-    monkeypatch.setattr(rendezvous, "TIMEOUT_SECONDS", 3.0)
-
-
 def test_a_free_port_is_accepted():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -22,7 +17,8 @@ def test_a_free_port_is_accepted():
     check_rendezvous(f"127.0.0.1:{port}")
 
 
-def test_a_port_of_another_program_is_rejected_with_an_alternative():
+def test_a_port_of_another_program_is_rejected_with_an_alternative(monkeypatch):
+    monkeypatch.setattr(rendezvous, "TIMEOUT_SECONDS", 1.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -31,7 +27,8 @@ def test_a_port_of_another_program_is_rejected_with_an_alternative():
             check_rendezvous(f"127.0.0.1:{port}")
 
 
-def test_a_port_of_another_node_is_accepted():
+def test_a_port_of_another_node_is_accepted(monkeypatch):
+    monkeypatch.setattr(rendezvous, "TIMEOUT_SECONDS", 30.0)  # a busy machine is slow
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     check_rendezvous(f"127.0.0.1:{store.port}")
 
