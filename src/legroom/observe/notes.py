@@ -20,6 +20,6 @@ COMMUNICATION_BYTES = 556 * 2**20
 """The device memory that the first all-reduce adds; `bench/accuracy/measure_cases.py context` shows it."""
 
 CUDNN_CRASHED = (
-    "cuDNN crashed when it was queried. The affected convolutions use recorded workspace sizes instead. `LEGROOM_CUDNN=off` skips "
+    "cuDNN crashed when it was queried. The affected convolutions use recorded or predicted workspace sizes instead. `LEGROOM_CUDNN=off` skips "
     "the query."
 )
