@@ -18,6 +18,7 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
 from legroom.memory.events import Event, Sink, Step
+from legroom.observe.compiled import compiled_functions_run_in_eager_mode
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.recorder import Recorder
@@ -205,12 +206,15 @@ class _HostProducer(_DispatchProducer):
         super().__init__(sink)
         self._memory = HostMemory()
         self._recorder = Recorder(self._send, [self._memory], host_only=True)
+        self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> None:
+        self._exit.enter_context(compiled_functions_run_in_eager_mode())
         self._recorder.attach()
+        self._exit.callback(self._recorder.detach)
 
     def __exit__(self, *error: object) -> None:
-        self._recorder.detach()
+        self._exit.close()
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type not in ("cpu", "meta")

@@ -17,11 +17,12 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
 
+from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.training_threads import register_training_thread
 
 
-class _ThisThread(threading.local):
+class _OptimizerState(threading.local):
     in_optimizer = False
 
 
@@ -38,7 +39,7 @@ class TrainingClock:
         """`on_step_end(step, seconds)` is called after each step, `on_optimizer(optimizer, done)` before and after each
         `optimizer.step()`, `on_batch(batch)` before a DataLoader returns a batch."""
         self.step = 0
-        self._this_thread = _ThisThread()
+        self._this_thread = _OptimizerState()
         self.trains = False
         """Set after the first backward pass or optimizer step; from then on, batches are not steps."""
         self.without_optimizer: bool | None = None
@@ -60,8 +61,8 @@ class TrainingClock:
     def attach(self) -> None:
         self._step_started = time.perf_counter()
         self._handles = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
+            register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
+            register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
         ]
         self._wrap_loaders()
 

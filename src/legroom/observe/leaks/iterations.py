@@ -9,6 +9,7 @@
 One thread's loop is watched: that of the first thread that trains. Signals of other threads are ignored while it is alive.
 """
 
+import functools
 import sys
 import threading
 import weakref
@@ -21,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from legroom.memory.events import Frame
+from legroom.observe.compiled import not_compiled
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.training import has_optimizer
 from legroom.observe.training_threads import register_training_thread, thread_serial
@@ -93,9 +95,10 @@ class IterationTracker:
     def attach(self) -> None:
         if not self._has_better_signal():
             self._calls.attach()
-        self._handle = register_optimizer_step_post_hook(self._stepped)
+        self._handle = register_optimizer_step_post_hook(not_compiled(self._stepped))
         self._wrap_backward()
         self._wrap_train()
+        self._wrap_compile()
 
     def detach(self) -> None:
         if self._handle is not None:
@@ -282,6 +285,23 @@ class IterationTracker:
         nn.Module.train = wrapped  # type: ignore[method-assign,assignment]
         self._undo.append(undo)
 
+    def _wrap_compile(self) -> None:
+        """Wrap `torch.compile`. Compiled code checks torch's global module hooks, and adding or removing one compiles it again. So
+        once a program compiles, calls of its models are not followed."""
+        compile = torch.compile
+
+        @functools.wraps(compile)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            self._calls.disable()
+            return compile(*args, **kwargs)
+
+        def undo() -> None:
+            if torch.compile is wrapped:
+                torch.compile = compile
+
+        torch.compile = wrapped
+        self._undo.append(undo)
+
 
 class _ModelCalls:
     """Calls `on_call(model)` before each repeated call of the user's model, from `attach` to `detach`.
@@ -297,9 +317,15 @@ class _ModelCalls:
         self._model: weakref.ref[nn.Module] | None = None
         self._depth = 0
         self._thread = 0
+        self._is_disabled = False
+
+    def disable(self) -> None:
+        """Detach, and ignore `attach` from now on."""
+        self._is_disabled = True
+        self.detach()
 
     def attach(self) -> None:
-        if not self._handles:
+        if not self._handles and not self._is_disabled:
             self._depth, self._thread = 0, threading.get_ident()
             self._handles = [
                 register_module_forward_pre_hook(self._before_forward),

@@ -1,0 +1,57 @@
+"""What recording changes for programs that use `torch.compile`.
+
+A dispatch mode sees each operation of eager code. While one is active, torch runs compiled functions in eager mode, and rejects
+`fullgraph=True`. The history of the CUDA allocator has no such limit.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from legroom.log import log
+from legroom.observe.virtual.patching import replaced, table
+
+IN_EAGER_MODE = (
+    "`torch.compile` has no effect: recording host memory runs compiled functions in eager mode. "
+    "On a GPU they run compiled."
+)
+
+
+def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep the compiler out of a hook that a compiled function (an optimizer step) calls. Without torch's private function for
+    this, the compiler warns about what it cannot trace."""
+    disable: Any = getattr(torch, "_disable_dynamo", None)
+    if disable is None:
+        return hook
+
+    def call(*args: Any) -> None:  # torch sets an attribute of the function, which a method does not allow
+        hook(*args)
+
+    disabled: Callable[..., None] = disable(call)
+    return disabled
+
+
+@contextmanager
+def compiled_functions_run_in_eager_mode() -> Iterator[None]:
+    """Let `torch.compile(fullgraph=True)` work under a dispatch mode, and report once that nothing is compiled."""
+    original = torch.compile
+
+    @functools.cache
+    def warn() -> None:
+        log.warning(IN_EAGER_MODE)
+        # About the recorder's hooks, not about the user's.
+        warnings.filterwarnings(
+            "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
+        )
+
+    def compile(model: Any = None, **options: Any) -> Any:
+        if not options.get("disable"):
+            warn()
+        return original(model, **{**options, "fullgraph": False})
+
+    with replaced(table(torch, {"compile": compile})):
+        yield
