@@ -1,6 +1,9 @@
 """The comments with expected results in the corpus are complete."""
 
+import pytest
 from tests.corpus.programs import LINT_WORDS, programs
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_corpus_has_enough_leaking_and_healthy_programs() -> None:

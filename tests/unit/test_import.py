@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 import legroom
+
+pytestmark = pytest.mark.slow
 
 ALLOWED = {"legroom"}
 """Top-level packages outside the standard library that `import legroom` may load."""

@@ -12,6 +12,8 @@ from legroom.diagnose.doctor.machine import Machine
 from legroom.diagnose.doctor.torch_check import DeviceResult, TorchFacts
 from legroom.units import GiB, MiB
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_log_is_explained_in_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "error.log"

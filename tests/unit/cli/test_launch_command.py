@@ -10,6 +10,10 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 TALKING = """
 import os, sys
 print("hello from", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], os.environ.get("LEGROOM_STRATEGY"))

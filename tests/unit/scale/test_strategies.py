@@ -11,6 +11,8 @@ from tests.unit.scale import parallel_tasks as tasks
 
 import legroom
 
+pytestmark = pytest.mark.ranks
+
 TOLERANCE = 2e-6
 
 

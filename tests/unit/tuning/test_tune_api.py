@@ -14,6 +14,8 @@ from legroom.tuning.engines.local import LocalEngine
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import GiB, MiB
 
+pytestmark = pytest.mark.slow
+
 FILE = Path(__file__).with_name("tuned_functions.py")
 
 

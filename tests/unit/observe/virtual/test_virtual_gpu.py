@@ -22,6 +22,8 @@ from legroom.memory.events import Category, Event, Holder, Oom
 from legroom.memory.ledger import Ledger
 from legroom.units import KiB, MiB
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def gpu() -> Iterator[VirtualGPU]:

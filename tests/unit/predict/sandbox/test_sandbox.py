@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """
 import json, os, pathlib, shutil, sys
 from legroom.predict.sandbox import sandbox as module

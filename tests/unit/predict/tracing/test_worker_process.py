@@ -10,6 +10,8 @@ import pytest
 
 from legroom.predict.tracing.worker_process import WorkerProcess, start_worker
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., WorkerProcess]
 
 CONNECT = """

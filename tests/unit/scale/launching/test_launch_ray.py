@@ -11,6 +11,8 @@ from legroom.scale.launching.folder import LaunchFolder
 from legroom.scale.launching.plan import plan_launch
 from legroom.scale.launching.ray_engine import run_ray
 
+pytestmark = pytest.mark.ray
+
 pytest.importorskip("ray.train")
 
 

@@ -17,6 +17,8 @@ from legroom.errors import CheckpointError
 from legroom.train.checkpoints.files import checked_files
 from legroom.train.checkpoints.files.unfinished_folder import UnfinishedFolder, remove_leftovers
 
+pytestmark = pytest.mark.slow
+
 FILE_OPERATIONS = ("mkdir", "open", "pwrite", "fsync", "rename", "rmdir", "unlink")
 
 

@@ -6,6 +6,8 @@ import pytest
 from bench.lib.rank_pool import RankPool
 from tests.unit.train.checkpoints import checkpoint_rank_tasks as tasks
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[RankPool]:

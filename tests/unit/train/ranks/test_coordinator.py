@@ -8,6 +8,8 @@ import torch
 from bench.lib.rank_pool import RankPool
 from tests.unit.train import rank_tasks as tasks
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:

@@ -7,6 +7,8 @@ from bench.guard.rank_failures import fail_many
 from bench.lib.rank_pool import RankPool
 from tests.unit.train import guarded_rank_tasks as tasks
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:

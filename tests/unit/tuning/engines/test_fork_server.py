@@ -18,6 +18,8 @@ from legroom.tuning.trial.process import TrialExit, TrialTask
 from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
+pytestmark = pytest.mark.slow
+
 FILE = Path(__file__).parents[1] / "tuned_functions.py"
 
 

@@ -17,6 +17,8 @@ from legroom.tuning.study import Study
 from legroom.tuning.study_runner import StudyRunner
 from legroom.tuning.trial.records import TrialRecord, TrialState
 
+pytestmark = pytest.mark.slow
+
 FILE = Path(__file__).parents[1] / "tuned_functions.py"
 
 

@@ -20,6 +20,8 @@ from ray.tune.search.bayesopt import BayesOptSearch
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
 
+pytestmark = pytest.mark.ray
+
 WRITTEN = {
     "units": {"int": [1, 300]},
     "lr": {"log": [1e-4, 1e-1]},

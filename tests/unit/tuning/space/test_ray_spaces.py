@@ -7,6 +7,8 @@ from legroom.errors import UsageError
 from legroom.tuning.space.domains import Categorical, FloatRange, IntRange
 from legroom.tuning.space.ray_spaces import is_grid, is_ray_space, space_of
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.mark.parametrize(
     ("ray_domain", "domain"),

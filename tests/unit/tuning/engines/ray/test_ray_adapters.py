@@ -17,6 +17,8 @@ from legroom.tuning.trial.process import TrialExit
 from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
+pytestmark = pytest.mark.ray
+
 
 class FakeDispatcher:
     """Returns given tasks, and records reports and ends."""

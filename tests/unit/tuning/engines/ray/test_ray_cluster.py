@@ -10,6 +10,8 @@ from legroom.errors import MissingExtra, UsageError
 from legroom.tuning.engines.ray import cluster
 from legroom.tuning.engines.ray.cluster import connected
 
+pytestmark = pytest.mark.ray
+
 
 def free_port() -> int:
     with socket.socket() as listener:

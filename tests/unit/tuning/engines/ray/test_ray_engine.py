@@ -9,6 +9,8 @@ from legroom.tuning.engines.ray.adapters import SharedState
 from legroom.tuning.engines.ray.engine import _missing, _tuner
 from legroom.tuning.engines.ray.resources import resources
 
+pytestmark = pytest.mark.ray
+
 
 def test_ray_gets_the_remaining_time_budget(tmp_path: Path) -> None:
     tuner = _tuner(

@@ -12,6 +12,8 @@ from ray.tune.search.optuna import OptunaSearch
 from legroom.errors import UsageError
 from legroom.tuning.engines.ray.tuner import is_tuner, tuner_arguments
 
+pytestmark = pytest.mark.ray
+
 
 def train(config: dict[str, Any]) -> None:
     tune.report({"loss": config["lr"]})

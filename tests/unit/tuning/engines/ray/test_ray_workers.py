@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.ray
+
 ray_workers = pytest.importorskip("legroom.tuning.engines.ray.workers", exc_type=ImportError)
 class_cache = pytest.importorskip("ray.tune.execution.class_cache")
 tune_controller = pytest.importorskip("ray.tune.execution.tune_controller")
