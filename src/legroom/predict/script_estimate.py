@@ -23,6 +23,8 @@ from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 ShowProgress = Callable[[str], None]
 
+NO_VALIDATION_NOTE = "No validation was traced. The estimate is for the training steps"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptEstimate:
@@ -110,6 +112,8 @@ class _ScriptJob:
                 double = size * 2 // self.multiple_of * self.multiple_of
                 ahead[double] = traced.start(double)
             current = estimate_from_trace(first.result())
+            if current.trace.trains and current.trace.validation_starts is None:
+                notes = (*notes, NO_VALIDATION_NOTE)
             current = replace(current, notes=(*current.notes, *notes))
             self.on_verdict(current)
             if mode == "cpu":  # real values are too slow for further traces

@@ -319,10 +319,8 @@ class TracingProcess:
 
     def _training_traced(self) -> None:
         """All training steps are traced. If a DataLoader feeds them, the first validation batch is traced as well."""
-        if self._validation_starts is not None:
-            self._end("traced")
-        if not isinstance(self._loader, DataLoader):
-            self._note(_NO_VALIDATION)
+        is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
+        if self._validation_starts is not None or not is_fed:
             self._end("traced")
         self._validation_starts = len(self.trace.events)
         for timer, number, seconds in (
@@ -342,7 +340,6 @@ class TracingProcess:
                 self._note(f"The validation was traced up to an error ({error})")
         else:
             del self.trace.events[start:]
-            self._note(_NO_VALIDATION)
 
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
         """Write the trace and exit, without running any more code of the script.
@@ -417,8 +414,6 @@ def _line(error: BaseException, found: Frame) -> int:
     ]
     return lines[-1] or found.line if lines else found.line
 
-
-_NO_VALIDATION = "No validation was traced. The estimate is for the training steps"
 
 _NO_DATA = "Cannot access data pointer"
 """Part of torch's error if a kernel (of an extension or Triton) gets a tensor without data."""

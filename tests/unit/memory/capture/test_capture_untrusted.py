@@ -249,7 +249,7 @@ def test_a_removed_chunk_is_a_gap(tmp_path: Path) -> None:
     capture = read_capture(path)
     assert capture.dropped == 3
     assert [type(event).__name__ for event in capture.events] == [
-        "Alloc", "GapStarted", "Free", "Alloc", "Segment", "GapEnded", "Free",
+        "Alloc", "GapStarted", "Free", "Alloc", "SegmentChange", "GapEnded", "Free",
     ]  # fmt: skip
     assert capture.events[1] == GapStarted(9e-6, 3)
 
