@@ -7,7 +7,8 @@ line that allocates the memory, and the variable that keeps it alive if Legroom 
 In source code (`legroom lint`): in a training or evaluation loop, a loss or output that still has its graph is summed,
 appended or stored, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
 
-The rule allows printing a loss, a `deque` with a limit, and a sum of several losses with one backward pass.
+The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
+backward pass.
 
 ## Why this is a problem
 A loss tensor has only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with

@@ -4,8 +4,8 @@
 In a report: activations that autograd saved in an earlier step are still allocated.
 
 In source code (`legroom lint`): a model receives a state and returns it under the same name, in a loop with a backward pass
-or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule allows a loop over the time
-steps within one training step.
+or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule does not flag
+a loop over the time steps within one training step.
 
 ## Why this is a problem
 The backward pass releases saved activations. They stay allocated if there is no backward pass, if it uses

@@ -1,7 +1,7 @@
 """LG406: .data bypasses autograd
 
 ## What it detects
-Checks for `.data` of a value that is known to be a tensor: an output, a parameter, a `.weight`, a `.grad`. The rule allows:
+Checks for `.data` of a value that is known to be a tensor: an output, a parameter, a `.weight`, a `.grad`. The rule does not flag:
 
 - assigning a new tensor to change the dtype or device of a parameter (`p.data = p.data.to(torch.bfloat16)`);
 - initialization in `__init__`, `_init_weights` and similar methods;

@@ -7,9 +7,9 @@ In source code (`legroom lint`): a model is called with gradients enabled in one
 
 - after `model.eval()`;
 - in a loop without a backward pass, if the function or the data has a name that indicates evaluation;
-- in any other loop without a backward pass whose results are not used in one later.
+- in any other loop that has no backward pass and whose results are not used in a later backward pass.
 
-The rule allows functions that are only called under `no_grad` in the file, and methods that frameworks call with gradients
+The rule does not flag functions that the file calls only under `no_grad`, or methods that frameworks call with gradients
 disabled (`validation_step`).
 
 ## Why this is a problem

@@ -6,7 +6,7 @@ that uses CUDA.
 
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU of the rank that saved
-them, usually `cuda:0`. That GPU then holds one copy per rank. On a single GPU, the weights exist twice until the loaded copy is
+them, usually `cuda:0`. That GPU then stores one copy per rank. On a single GPU, the weights exist twice until the loaded copy is
 released.
 
 ## Example
