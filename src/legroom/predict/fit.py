@@ -16,8 +16,9 @@ from legroom.units import MiB
 FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
-"""The share of the peak that the safe bound adds for unseen kernels; other library versions add to it. Of 180 measured
-convolutional networks, 5 exceeded their bound with half of it and 2 with all of it; a higher bound would be of little use."""
+"""The fraction of the peak that the safe bound adds for unseen kernels; other library versions add to it. Of
+180 measured convolutional networks, 5 exceeded their bound with half of it and 2 with all of it; a higher
+bound would be of little use."""
 
 MIN_MARGIN = 4 * MiB
 """The safe bound adds at least two of the 2 MiB segments in which small blocks are reserved."""
@@ -51,7 +52,7 @@ def available_bytes(trace: Trace) -> int:
 
 
 def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
-    """Bytes that the safe bound adds to the peak: the known uncertainty, and a share of the peak."""
+    """Bytes that the safe bound adds to the peak: the known uncertainty, and a fraction of the peak."""
     share = MARGIN + uncertainty.version_margin(trace.differing_versions)
     return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
 

@@ -18,7 +18,7 @@ from legroom.units import MiB
 MAX_BATCH = 1 << 20
 """No larger batch size is tried."""
 TOLERANCE = 0.001
-"""The search ends when the remaining range is below this share of the result."""
+"""The search ends when the remaining range is below this fraction of the result."""
 
 SEGMENT = 20 * MiB
 """The allocator reserves memory in segments of this size, so predictions of reserved memory are no more precise."""

@@ -201,7 +201,7 @@ class BatchSetting:
     """A script and the argument that sets its batch size."""
 
     script: Script
-    """With the argument on its command line, even if the script used its default."""
+    """The script with the argument on its command line, even if the script used its default."""
     argument: BatchArgument
 
     def script_with(self, size: int) -> Script:

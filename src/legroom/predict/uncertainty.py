@@ -30,8 +30,9 @@ MIN_CASES, MAX_REQUESTS = 8, 500_000
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
-"""Share of the peak that the safe bound adds for a library whose version the rules do not cover. cuDNN 9.21 changed the reserved
-memory of 24 networks by -9% to +7%, and the bound adds 4% anyway. Other releases of torch were not measured."""
+"""Fraction of the peak that the safe bound adds for a library whose version the rules do not cover. cuDNN
+9.21 changed the reserved memory of 24 networks by -9% to +7%, and the bound adds 4% anyway. Other releases
+of torch were not measured."""
 
 
 class UncertainTrace(Protocol):
@@ -72,7 +73,7 @@ def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | Non
 
 
 def version_margin(differing: Mapping[str, str]) -> float:
-    """Share of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
+    """Fraction of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
 
     `differing`: library → its installed version.
     """
@@ -108,7 +109,7 @@ def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callabl
 
 
 def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Alternative sizes by request id."""
+    """Combinations of alternative sizes, by request id."""
     if not trace.alternatives:
         return
     yield _of_rank(trace, 0)
@@ -119,7 +120,7 @@ def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
-    """The `rank`-th alternative of every guess, or its last one."""
+    """The `rank`-th alternative of every guess, or the last one if there are fewer."""
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 

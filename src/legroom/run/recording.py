@@ -328,7 +328,7 @@ class Recording:
             self._flush_thread.stop()
 
     def abandon(self) -> None:
-        """In a forked child: do not use the capture and the terminal of the parent."""
+        """Stop using the parent's capture and terminal in a forked child."""
         if self._capture is not None:
             self._capture.writer.abandon()
         if self._live is not None:

@@ -1,4 +1,6 @@
-"""`auto`: selects the cheapest strategy that is predicted to fit, with its reason and a table of the alternatives."""
+"""Strategy `auto`: selects the cheapest strategy that is predicted to fit, with its reason and a table of
+the alternatives.
+"""
 
 import textwrap
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ class StrategyChoice:
     """The predictions of all strategies, cheapest first."""
     note: str = ""
     plan: PipelinePlan | None = None
-    """For a pipeline: where the model is split."""
+    """The cut of the model, for a pipeline."""
     peaks: tuple[int, ...] = ()
     """The predicted bytes of each GPU, if samples or layers were distributed by them."""
 

@@ -59,7 +59,7 @@ def parallel(
     a loss that is a mean over other elements than samples, such as tokens, a function that counts them in a batch. `precision`:
     "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. `clip_norm`: clip gradients to this norm, over all ranks.
     `schedule`, `micro_batches`: options of a pipeline. `offload`: keep the shards of "fsdp" in host memory; by default only if
-    they do not fit otherwise. `static_graph`: as in DDP; detected by default.
+    they do not fit otherwise. `static_graph`: the option of DDP, which is detected by default.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -169,7 +169,8 @@ class Parallel:
     def guard(self, **options: Any) -> "Guard | Parallel":
         """Return a `legroom.Guard` with the weighting of this run.
 
-        A model on several devices cannot be guarded. The run itself is returned then, whose `step` has the same signature.
+        A model on several devices cannot be guarded. In that case the run itself is returned, whose `step`
+        has the same signature.
         """
         if self.optimizer is None:
             raise UsageError("The run has no optimizer. Use legroom.parallel(model, optimizer).")

@@ -34,7 +34,7 @@ def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: 
         raise UsageError("shares= must be numbers of 0 or more, and not all 0.")
     if not zero_allowed and 0 in given:
         raise UsageError(
-            "A share of 0 leaves a rank without samples. Start one rank less, or pass a small share."
+            "A share of 0 leaves a rank without samples. Start one rank fewer, or pass a small share."
         )
     return given
 

@@ -35,7 +35,7 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     launched: bool = False
-    """Whether a launcher started this process. There is a process group then, even with one rank."""
+    """Whether a launcher started this process. If so, there is a process group, even with one rank."""
 
 
 @dataclass(frozen=True, slots=True)

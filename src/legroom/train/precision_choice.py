@@ -68,7 +68,9 @@ def _best_for_cuda(device: torch.device) -> tuple[str, str]:
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Use torch's private functions. Without them, `auto` selects float32 on every CPU."""
+    """Whether the CPU has bfloat16 instructions, according to torch's private functions. Without these,
+    `auto` selects float32 on every CPU.
+    """
     checks = [
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     ]

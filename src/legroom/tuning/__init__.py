@@ -1,1 +1,1 @@
-"""Hyperparameter search that knows what fits."""
+"""Hyperparameter search that estimates the memory of each trial before it starts."""

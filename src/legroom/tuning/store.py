@@ -1,4 +1,4 @@
-"""A study on disk: an Optuna storage in one SQLite file, and a folder for each trial.
+"""Stores a study on disk: an Optuna storage in one SQLite file, and a folder for each trial.
 
 Everything is written as it happens, in transactions, so a killed study keeps its completed trials. A trial waits until its report is
 written, so writes must be fast. They go to SQLite's write-ahead log (`study.db-wal`) and are not flushed to disk one by one. When the
@@ -242,7 +242,7 @@ def _locked(folder: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a `StoreError`. Everything written before is kept."""
+    """Turn a full or read-only disk into a `StoreError`. Data written earlier is not affected."""
     try:
         yield
     except LegroomError:
@@ -261,7 +261,7 @@ def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
 
 
 _NOT_WRITABLE = ("disk i/o", "readonly", "unable to open")
-"""How SQLite describes a file that it cannot write."""
+"""Phrases in SQLite's error messages about a file that it cannot write."""
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -87,7 +87,7 @@ class StudyRunner:
 
     @property
     def learns(self) -> bool:
-        """Whether the next proposal depends on earlier results. Then fewer trials should wait before it is made."""
+        """Whether the next proposal depends on earlier results. If so, fewer proposals are made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 
@@ -300,7 +300,7 @@ class StudyRunner:
 
     @property
     def seconds_left(self) -> float | None:
-        """What is left of the time budget."""
+        """The remaining seconds of the time budget."""
         budget = self.job.time_budget
         return None if budget is None else max(0.0, budget - (time.monotonic() - self._session_start))
 
@@ -362,7 +362,9 @@ class StudyRunner:
         )
 
     def _drop_pending(self) -> None:
-        """Time is up: trials that never ran stay in the waiting state, for a resumed study."""
+        """Drop the queue when the time budget is used up. Trials that never ran stay in the waiting state,
+        for a resumed study.
+        """
         self._pending.clear()
         self._requeued.clear()
 
@@ -406,7 +408,9 @@ class StudyRunner:
         self._results_learned += 1
 
     def _record_runtime(self, record: TrialRecord) -> None:
-        """The runtime of a failed trial is discarded: it says nothing about other trials."""
+        """Record the runtime of a trial. The runtime of a failed trial is discarded, because it does not
+        predict that of others.
+        """
         if record.state in (TrialState.FINISHED, TrialState.STOPPED) and record.ended is not None:
             self._runtimes.ended(record.number, record.ended)
         else:
@@ -439,7 +443,9 @@ class StudyRunner:
         return f"Never reported `{self.job.metric}`, {reported}"
 
     def _raise_if_never_reported(self, ended: TrialRecord) -> None:
-        """If no trial has reported the metric, no other will: raise an error when the first one ends."""
+        """Raise an error when the first trial ends without having reported the metric, because the others
+        would not report it either.
+        """
         if any(self.job.metric in report.metrics for record in self.records for report in record.reports):
             return
         how = (

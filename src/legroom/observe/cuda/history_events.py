@@ -410,7 +410,9 @@ class _Reading:
         )  # fmt: skip
 
     def _failed_line(self, oom: Oom) -> Frame | None:
-        """The line of the module whose backward operation failed, or of the last located block of the pass."""
+        """The line of the module whose backward operation failed, or the line of the last block in the pass
+        whose location is known.
+        """
         line = self._history.lines.find(oom.module)
         if line is None and oom.phase is Phase.BACKWARD and self._passes:
             lines = (block.frame for block, _ in reversed(self._passes[-1]) if block.frame is not None)

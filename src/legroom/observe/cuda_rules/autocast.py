@@ -29,7 +29,7 @@ LOWER = frozenset(
         "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
     }
 )  # fmt: skip
-"""Run in the lower precision of the region."""
+"""Operations that run in the lower precision of the region."""
 FLOAT32_RESULT = frozenset(
     {
         "prod", "prod.dim_int", "prod.dim_Dimname", "softmax.int", "softmax.Dimname", "log_softmax.int",
@@ -37,22 +37,22 @@ FLOAT32_RESULT = frozenset(
         "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList", "sum.dim_DimnameList",
     }
 )  # fmt: skip
-"""Have a float32 result, unless the call sets `dtype`."""
+"""Operations that have a float32 result, unless the call sets `dtype`."""
 WIDEST = frozenset(
     {
         "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
         "scatter_add",
     }
 )  # fmt: skip
-"""Run in the widest precision of their arguments."""
+"""Operations that run in the widest precision of their arguments."""
 NORMS = {
     "norm.Scalar": "norm.ScalarOpt_dtype",
     "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
     "norm.names_ScalarOpt_dim": "norm.names_ScalarOpt_dim_dtype",
 }
-"""Have another overload with a `dtype` argument."""
+"""Operations that have another overload with a `dtype` argument."""
 REJECTED = frozenset({"binary_cross_entropy"})
-"""Raise an error under autocast on CUDA."""
+"""Operations that raise an error under autocast on CUDA."""
 
 _KEY = "AutocastCPU"
 
@@ -89,7 +89,9 @@ def installed(overrides: Overrides) -> Iterator[None]:
 
 
 def _registered(key: str) -> set[str]:
-    """Empty without torch's private list of registrations; autocast then follows the CPU's lists."""
+    """The registered operations; empty without torch's private list of registrations. Autocast then follows
+    the CPU's lists.
+    """
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None:
         return set()
@@ -150,7 +152,9 @@ class Casts:
         return change
 
     def _with_dtype(self, operation: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-        """For an overload with a `dtype` argument, which does not have the defaults of `operation`; torch omits arguments that equal them."""
+        """Return a function that adds `dtype` and the defaults of `operation` to the arguments. The overload
+        with `dtype` does not have these defaults, and torch omits arguments that equal them.
+        """
         arguments = operation._schema.arguments
 
         def change(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -169,7 +173,9 @@ class Casts:
         return self._all(args, kwargs, torch.float32 if has_float32 else torch.get_autocast_dtype("cpu"))
 
     def _all(self, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-        """The last argument first: compilers evaluate the casts of torch's own call in this order, which the allocator sees."""
+        """Cast all arguments, the last one first: compilers evaluate the casts of torch's own call in this
+        order, which the allocator sees.
+        """
         named = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}
         return [self._cast(value, dtype) for value in reversed(args)][::-1], named
 

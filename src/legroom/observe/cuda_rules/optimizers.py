@@ -15,7 +15,7 @@ from torch.utils import _foreach_utils
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Optimizers, `clip_grad_norm_` and averaged models treat CPU tensors like CUDA tensors.
+    """Make optimizers, `clip_grad_norm_` and averaged models treat CPU tensors like CUDA tensors.
 
     A virtual GPU disables `foreach` for some optimizers to give the same bits as the CPU. That is reverted meanwhile: fake tensors
     compute nothing. Without torch's private `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and

@@ -16,7 +16,7 @@ class OutputAlloc(NamedTuple):
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
     bytes: int | None = None
-    """Set if CUDA allocates another size than the elements need."""
+    """The bytes to allocate, if CUDA allocates another size than the elements need."""
 
 
 class ScratchAlloc(NamedTuple):
@@ -70,7 +70,7 @@ class OpCall:
 
     func: Any
     arguments: dict[str, Any]
-    """By the names of the operation's schema, with defaults."""
+    """The arguments by their names in the operation's schema, with defaults."""
     result: Any
     gpu: GpuSpec
     in_backward: bool

@@ -164,7 +164,9 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
 
 
 def _collective(call: OpCall) -> MemoryPlan:
-    """From the first collective on, NCCL uses memory outside of PyTorch's allocator. The trace has no request for it, so it is a note."""
+    """Add a note that NCCL uses memory outside PyTorch's allocator from the first collective on. The trace
+    has no request for this memory.
+    """
     return MemoryPlan((), (COMMUNICATION,))
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesVersion:
-    """Where the CUDA rules come from. Versions are compared by their major and minor numbers."""
+    """The versions and the GPU with which the CUDA rules were measured. Versions are compared by their major
+    and minor numbers.
+    """
 
     torch: str
     cudnn: str

@@ -56,7 +56,7 @@ SEVERAL_THREADS = "several threads trained at the same time, so the heap was not
 class LeakDetector:
     """Calls `on_leak` for each leak, from `attach` to `detach`.
 
-    The same leak may be reported again later with newer figures; `DetectedLeak.identity` is then equal.
+    The same leak may be reported again later with newer numbers; `DetectedLeak.identity` is then equal.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LeakDetector:
         self._rises = {"device": 0, "host": 0}
         self._highest = {"device": 0, "host": 0}
         self._consecutive_maxima = 0
-        """In how many consecutive iterations a counter reached its overall maximum."""
+        """The number of consecutive iterations in which a counter reached its overall maximum."""
         self._rare_scans = self._new_rare_scans()
         self._opened_by: list[str] = []
         self._has_stepped = False
@@ -107,7 +107,7 @@ class LeakDetector:
         """Name and file of a holder → the line found by tracing."""
 
     def begin_loop(self) -> None:
-        """Another loop starts, so earlier results do not delay its scans."""
+        """Begin another loop. Earlier results do not delay its scans."""
         self._next_scheduled = self.iteration + FIRST_SCAN
         self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
 
@@ -182,7 +182,7 @@ class LeakDetector:
         return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
 
     def _pause_scans(self) -> None:
-        """Another thread trains. What was found so far may be its objects."""
+        """Pause scans because another thread trains. Discard the findings so far, because they may be its objects."""
         self.several_threads = self.iterations.ignores_backward = True
         self._window = None
         if self._traced is not None:
@@ -190,11 +190,13 @@ class LeakDetector:
             self._traced = None
 
     def _thread_changed(self) -> None:
-        """The loop of another thread is watched from now on. torch numbers the nodes of each thread separately."""
+        """Watch the loop of another thread from now on. torch numbers the nodes of each thread separately."""
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
-        """The first optimizer step, because the batches before it were parts of that step; or a loop on another thread."""
+        """Restart at the first optimizer step, because the batches before it were parts of that step, and
+        for a loop on another thread.
+        """
         self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()
         self._window = None

@@ -25,7 +25,7 @@ class NodeNumbers:
         self._iterations: list[int] = []
         self._ends: list[int] = []
         self.count = 0
-        """Number of iterations so far."""
+        """The number of iterations so far."""
 
     def end_iteration(self, iteration: int) -> None:
         self.count += 1
@@ -55,7 +55,7 @@ class BackwardRoots:
 
     def __init__(self) -> None:
         self.iteration = 0
-        """The current one."""
+        """The current iteration."""
         self._tokens: dict[int, list[weakref.ref[_Token]]] = {}
         """By iteration; only of iterations whose backward passes were marked."""
 
@@ -90,7 +90,7 @@ class _Token:
 
 
 class GraphPart(NamedTuple):
-    """What the graph of one tensor retains of one iteration, as plain numbers."""
+    """The nodes and bytes of one iteration that the graph of one tensor retains, as plain numbers."""
 
     iteration: int
     nodes: frozenset[int]
@@ -125,7 +125,9 @@ class NodesByIteration:
                 stack.extend(following for following, _ in node.next_functions if following is not None)
 
     def iteration_of(self, node: Any) -> int | None:
-        """When a node was created; None for AccumulateGrad nodes and nodes older than the recorded iterations."""
+        """The iteration in which a node was created; None for AccumulateGrad nodes and nodes older than the
+        recorded iterations.
+        """
         number = node._sequence_nr()
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 

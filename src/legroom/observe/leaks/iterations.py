@@ -110,7 +110,7 @@ class IterationTracker:
         self._calls.detach()
 
     def next_batch(self) -> None:
-        """A loader is asked for its next batch, so the iteration with the previous batch is over."""
+        """Record that a loader is asked for its next batch, which may end the iteration of the previous batch."""
         is_in_loop = self._is_in_loop(trains=False)
         self._batches += 1
         self._batches_since_step += 1
@@ -208,7 +208,9 @@ class IterationTracker:
             self._on_iteration()
 
     def _grad_with_graph(self) -> None:
-        """Usually part of a step whose backward pass comes later (a penalty, an inner loop). If none comes, it is the step itself."""
+        """Handle `torch.autograd.grad` with `create_graph`. It is usually part of a step whose backward pass
+        comes later (a penalty, an inner loop); if none comes, it is the step itself.
+        """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
             self.without_optimizer = self._batches < self.BACKWARDS_BEFORE_CHECK and not has_optimizer()

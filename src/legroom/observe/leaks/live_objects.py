@@ -48,7 +48,9 @@ def find_live_objects() -> LiveObjects:
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """Without the fake tensors that `torch.compile` leaves behind: they have no memory, and other threads number their nodes."""
+    """The tensors without the fake ones that `torch.compile` leaves behind: these have no memory, and their
+    nodes are numbered by other threads.
+    """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
 

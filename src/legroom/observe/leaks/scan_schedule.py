@@ -1,4 +1,4 @@
-"""Which iterations are sampled, and when the heap is scanned for rare growth.
+"""Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
 Sampling: a sampled iteration is timed. The next one is sampled once that time, doubled for what cannot be timed (hooks
 and the marks on backward roots), is within the budget: every iteration of 20 ms or more, about every fourth of 5 ms. If something
@@ -20,7 +20,7 @@ UNTIMED_FACTOR = 2.0
 """The total cost of a sampled iteration as a multiple of the timed part, measured by `bench.overhead.watch`."""
 FREE_ITERATIONS = 256
 FIRST_RARE_SCAN = 5
-"""Earlier iterations reach new maxima without meaning. Later, a scan is due when half as many iterations again have passed."""
+"""New maxima in earlier iterations are ignored. Later, a scan is due when half as many iterations again have passed."""
 FREE_SCANS = 16
 MAX_DELAY_EXPONENT = 6
 
@@ -60,7 +60,9 @@ class SamplingBudget:
         self._expect(now)
 
     def _expect(self, now: float) -> None:
-        """Assume that the next iteration takes about as long as the last. An extra mark is cheap; a missing one delays the report."""
+        """Predict whether the next iteration will be sampled, assuming that it takes about as long as the
+        last. An extra mark is cheap; a missing one delays the report.
+        """
         self.expects_sample = now + 1.2 * (now - self._last) >= self._next
         self._last = now
 

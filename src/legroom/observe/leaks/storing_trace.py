@@ -85,7 +85,7 @@ class StoringTrace:
         return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
 
     def _found_in(self, frame: FrameType | None) -> None:
-        """The previous line of this frame, or of its nearest caller in the user's code, stored the item."""
+        """Record that the previous line of this frame, or of its nearest caller in the user's code, stored the item."""
         while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
         self._container = None

@@ -1,4 +1,4 @@
-"""Finds the holder of tensors that should be freed, and whether the source code explains why they are kept.
+"""Finds the holder of tensors that should be freed, and whether the source code explains why they are retained.
 
 A tensor is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container that is
 bounded or emptied, or belongs to a call that will end, is not a leak. A cache that checks before it stores may be warming up.
@@ -37,7 +37,7 @@ MIN_ITERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What a scan found: a leak, or (if `may_be_warming_up`) a cache that may only be filling."""
+    """The finding of a scan: a leak, or (if `may_be_warming_up`) a cache that may still be filling."""
 
     leak: DetectedLeak
     may_be_warming_up: bool
@@ -230,7 +230,9 @@ def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
 
 
 def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """If the container is inside a library's object (`Queue.queue`), the user's name of that object and its usage."""
+    """The user's name of the library object that contains the container (`Queue.queue`), and how the source
+    uses that name.
+    """
     for name in path.names:
         if name.file is None or not is_user_file(name.file):
             continue

@@ -54,13 +54,13 @@ LARGER_SCANS = 4
 RARE_SCANS = 3
 """Storages of this many rare scans must be alive and in one container."""
 MAX_ENSEMBLE = 8
-"""More models than this are probably not kept on purpose."""
+"""More retained models than this are probably unintended."""
 _MAX_AGE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observations:
-    """What one scan saw. References no tensor."""
+    """The observations of one scan. They reference no tensor."""
 
     iterations_retained: int = 0
     nodes_per_iteration: int = 0
@@ -142,7 +142,9 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """A list of tensors with graphs shows two symptoms. The first, of the graph, has the more complete figures."""
+        """Whether no earlier symptom reported this leak. A list of tensors with graphs shows two symptoms;
+        the first one, retained graphs, has more complete numbers.
+        """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
         return not known
@@ -383,7 +385,7 @@ class ScanWindow:
 
 
 def _is_ensemble(holder: FoundHolder) -> bool:
-    """Whether the container holds a few models, which may be all."""
+    """Whether the container contains only a few models, so that it may be complete."""
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 
@@ -397,7 +399,7 @@ def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
-    """Some of many, from both ends, because tensors of one holder are often adjacent."""
+    """A sample of the tensors, from both ends, because tensors of one holder are often adjacent."""
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 

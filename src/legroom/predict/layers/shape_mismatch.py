@@ -21,7 +21,7 @@ class LayerCall:
     name: str
     kind: str
     module: nn.Module | None
-    """None for an operation."""
+    """The layer; None for an operation."""
     shapes: tuple[Shape, ...]
     """The shapes of its input tensors."""
     arguments: Any

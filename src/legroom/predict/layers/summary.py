@@ -41,14 +41,14 @@ class LayerRow:
     has_children: bool
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
-    """Including the layers inside; 0 if an earlier call counted them."""
+    """The number of parameters, including those of the layers inside; 0 if an earlier call counted them."""
     own_parameters: int = 0
-    """Excluding layers inside that have their own rows."""
+    """The number of parameters, excluding those of layers inside that have their own rows."""
     trainable: int = 0
     saved: int = 0
     """Bytes of its outputs that autograd saves for the backward pass, including the layers inside."""
     share: float = 0.0
-    """`saved` as a share of the peak of a training step."""
+    """`saved` as a fraction of the peak of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,9 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Layers, and operations that save something or whose purpose is to change the shape."""
+        """Whether the call has its own row: layers do, and operations that save something or whose purpose
+        is to change the shape.
+        """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 
     def _saved(self, before: list[int]) -> int:

@@ -63,7 +63,7 @@ def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> 
 
 
 def _fused(undo: _Undo) -> None:
-    """Optimizers use their fused implementation, if they have one: it allocates no temporaries."""
+    """Make optimizers use their fused implementation, if they have one: it allocates no temporaries."""
 
     def fuse(groups: list[dict[str, Any]]) -> None:
         if all(group.get("fused", True) or group.get("foreach") is False for group in groups):
@@ -75,7 +75,9 @@ def _fused(undo: _Undo) -> None:
 
 
 def _for_loop(undo: _Undo) -> None:
-    """Optimizers without a fused implementation update one parameter at a time: temporaries of one, not of all."""
+    """Make optimizers without a fused implementation update one parameter at a time, so that temporaries
+    have the size of one parameter.
+    """
 
     def use_for_loop(groups: list[dict[str, Any]]) -> None:
         if all("fused" in group or group.get("foreach", False) is False for group in groups):
@@ -87,7 +89,7 @@ def _for_loop(undo: _Undo) -> None:
 
 
 def _autocast(undo: _Undo) -> None:
-    """The forward pass of every model that is called runs under bf16 autocast."""
+    """Run the forward pass of every model under bf16 autocast."""
     contexts: list[Any] = []
     depth = [0]
 
@@ -109,7 +111,7 @@ def _autocast(undo: _Undo) -> None:
 
 
 def _checkpoint(undo: _Undo) -> None:
-    """Each repeated block of the model saves only its input and is recomputed in the backward pass."""
+    """Make each repeated block of the model save only its input and recompute the rest in the backward pass."""
 
     def wrap(model: nn.Module) -> None:
         blocks = repeated_blocks(model)
@@ -138,7 +140,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def _eight_bit_optimizer(undo: _Undo) -> None:
-    """Every optimizer has two states of one byte per parameter, like 8-bit Adam, and no temporaries."""
+    """Give every optimizer two states of one byte per parameter, like 8-bit Adam, and no temporaries."""
 
     def step(optimizer: Any, closure: Any = None) -> None:
         with torch.no_grad():
@@ -161,7 +163,7 @@ def _eight_bit_optimizer(undo: _Undo) -> None:
 
 
 def _spill(undo: _Undo) -> None:
-    """Tensors that autograd saves are moved to host memory and copied back when they are used."""
+    """Move tensors that autograd saves to host memory, and copy them back when they are used."""
 
     def pack(tensor: torch.Tensor) -> Any:
         if tensor.is_cuda and not isinstance(tensor, nn.Parameter) and tensor.numel() > 1024:
@@ -178,7 +180,7 @@ def _spill(undo: _Undo) -> None:
 
 
 def _freeze(undo: _Undo) -> None:
-    """Only the last child module with parameters is trained."""
+    """Freeze all parameters except those of the last child module that has any."""
 
     def freeze(model: nn.Module) -> None:
         children = [child for child in model.children() if any(True for _ in child.parameters())]

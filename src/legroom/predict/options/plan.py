@@ -24,7 +24,7 @@ class PlannedOption:
     saves: int
     verdict: FitVerdict
     cost: str
-    """What it costs: time, precision, or a dependency."""
+    """The cost of the option: time, precision, or a dependency."""
     how: str
     """The change to make."""
 
@@ -65,7 +65,7 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
 }
 """The cost of each option, and how to apply it."""
 MIN_SAVING = 0.01
-"""The share of the peak that an option must save to be listed."""
+"""The fraction of the peak that an option must save to be listed."""
 
 
 def start_plan(current: Estimate, start: StartTrace) -> list[tuple[MemoryOption, Callable[[], Trace]]]:

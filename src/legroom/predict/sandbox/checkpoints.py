@@ -1,7 +1,7 @@
 """Checkpoints of a traced script: `torch.save` and `torch.load` in the sandbox.
 
-A trace has no data, so a file holds descriptions of the tensors. The script can load what it saved. Such a file is recognised by a token of
-this run: no file from elsewhere is ever unpickled here.
+A trace has no data, so a file contains descriptions of the tensors. The script can load what it saved. Such
+a file is recognised by a token of this run: no file from elsewhere is ever unpickled here.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _MARK = b"legroom-traced-checkpoint:" + secrets.token_bytes(16)
 
 @contextlib.contextmanager
 def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
-    """Saving writes to the sandbox, and loading reads what was saved there.
+    """Make saving write to the sandbox, and loading read what was saved there.
 
     Checkpoints of the user are mapped instead of read, since tensors without data need no memory. Files that cannot be mapped are read as usual.
     """

@@ -31,7 +31,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def forbid_writes_outside(folders: Sequence[str]) -> bool:
-    """From now on, only `folders` can be written to. False where the kernel has no Landlock: nothing changes then.
+    """Forbid writes outside `folders` from now on. Returns False, and changes nothing, if the kernel has no Landlock.
 
     Threads that run already are not restricted, so it is called before the script starts any.
     """

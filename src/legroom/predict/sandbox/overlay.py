@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 _PASSED = ("/dev", "/proc", "/sys")
-"""Not files of the user: devices, shared memory, the kernel's own folders."""
+"""Folders without files of the user: devices, shared memory, the kernel's own folders."""
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Overlay:
-    """The two layers, and what of the lower one the script deleted or moved."""
+    """The two layers, and the paths of the lower layer that the script deleted or moved."""
 
     def __init__(self, upper: Path, *, scratch: Path) -> None:
         self.upper = os.path.realpath(upper)
@@ -43,7 +43,7 @@ class Overlay:
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
-        """In this block, calls of this thread are not redirected."""
+        """Do not redirect calls of this thread inside the block."""
         self._threads.depth = getattr(self._threads, "depth", 0) + 1
         try:
             yield
@@ -76,7 +76,7 @@ class Overlay:
         return os.path.join(_real_folder(parent), name)
 
     def find(self, path: str) -> str | None:
-        """Where the content of an absolute path is; None if it does not exist."""
+        """The location of the content of an absolute path; None if it does not exist."""
         upper = self._upper(path)
         if os.path.lexists(upper):
             return upper
@@ -126,7 +126,7 @@ class Overlay:
     # --- changes
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
-        """The upper path of a file that is about to be written; it has the file's content if that is kept."""
+        """The upper path of a file that is about to be written; it has the file's content if `keep_content` is set."""
         upper = self._upper(path)
         if not os.path.lexists(upper):
             self._make_parents(path)
@@ -452,7 +452,7 @@ class _Entry:
 
 
 class _Entries:
-    """What `os.scandir` returns: an iterator that can be closed."""
+    """The result of `os.scandir`: an iterator that can be closed."""
 
     def __init__(self, entries: list[_Entry]) -> None:
         self._entries = iter(entries)

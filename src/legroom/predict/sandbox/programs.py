@@ -42,7 +42,7 @@ class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_programs() -> None:
-    """From now on, starting a program that could change files raises `RefusedProgram`."""
+    """Raise `RefusedProgram` from now on if a program that could change files is started."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.system":

@@ -13,11 +13,11 @@ from legroom.predict.sandbox.overlay import Overlay, install
 from legroom.predict.sandbox.programs import refuse_programs
 
 _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1"}
-"""Experiment trackers must not report a run that did not take place."""
+"""Environment variables that stop experiment trackers from reporting a run that did not take place."""
 
 
 class Sandbox:
-    """Writes of this process, and of all that it starts, go to `folder`."""
+    """Redirects writes of this process, and of all that it starts, to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -36,13 +36,15 @@ class Sandbox:
             refuse_programs()
 
     def continue_in_fork(self) -> None:
-        """In a fork: write to a copy, since other forks write to the same paths."""
+        """Write to a copy in a fork, because other forks write to the same paths."""
         with self.overlay.plain():
             self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
 
     @contextlib.contextmanager
     def located(self, path: Any) -> Iterator[Any]:
-        """Where the content of a file is, for code that opens it without Python. In this block, nothing is redirected."""
+        """The location of the content of a file, for code that opens it without Python. Nothing is
+        redirected inside the block.
+        """
         with self.overlay.plain():
             absolute = self.overlay.absolute(path)
             yield path if self.overlay.allow(absolute) else self.overlay.find(absolute) or path

@@ -45,7 +45,7 @@ from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
 
 MAX_FORKS = 4
-"""Each needs several hundred MiB of host memory."""
+"""The maximum number of forks at the same time. Each needs several hundred MiB of host memory."""
 
 MAX_ERROR_LENGTH = 300
 """Characters of the script's error that are reported; its output has the rest."""
@@ -74,7 +74,7 @@ class TracingProcess:
         self._sample_shapes: tuple[torch.Size, ...] | None = None
         """The shapes of the loader's last batch."""
         self._evaluation_ends: float | None = None
-        """When to stop an evaluation before the training, if there is one (see `_training_follows`)."""
+        """The time at which to stop an evaluation that comes before the training (see `_training_follows`)."""
         self._resize_to: int | None = None
         self._validation_starts: int | None = None
         """The number of events when the training steps were complete, if the trace continues with the validation."""
@@ -137,7 +137,7 @@ class TracingProcess:
                 running[child] = request["number"]
 
     def _continue(self, request: dict[str, Any]) -> None:
-        """In a fork: apply the request until the fork exits."""
+        """Apply the request in a fork, until the fork exits."""
         self._waiting = False
         # The events of a fork are discarded by default.
         self.device.recorder.allocations.sink = self.trace.events.append
@@ -154,7 +154,7 @@ class TracingProcess:
             self._end_on_error()
 
     def _exit(self, running: Iterable[int]) -> NoReturn:
-        """The parent has closed the pipe: kill the forks and exit."""
+        """Kill the forks and exit, because the parent has closed the pipe."""
         for child in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
@@ -245,9 +245,8 @@ class TracingProcess:
         return True
 
     def _stop_at_first_call(self) -> None:
-        """If no loader is iterated first, wait for requests at the first call of a model.
-
-        Before that call, not in a hook of it: hooks that an option adds must see the call too.
+        """Wait for requests at the first call of a model, if no loader is iterated before. The wait is
+        before that call, not in a hook of it, because hooks that an option adds must see the call too.
         """
         plain_call = torch.nn.Module.__call__
 
@@ -318,7 +317,9 @@ class TracingProcess:
         clock.on_step_end = on_step_end
 
     def _training_traced(self) -> None:
-        """All training steps are traced. If a DataLoader feeds them, the first validation batch is traced as well."""
+        """End the trace of the training steps. If a DataLoader provides their batches, the first validation
+        batch is traced as well.
+        """
         is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
         if self._validation_starts is not None or not is_fed:
             self._end("traced")
@@ -383,7 +384,7 @@ class TracingProcess:
 
 
 def _where() -> str:
-    """The user's line that is running, after a comma."""
+    """Return the user's line that is currently running, prefixed with a comma."""
     frame, _ = user_frame(sys._getframe(2))
     return f", {os.path.basename(frame.file)}:{frame.line}" if frame else ""
 

@@ -123,7 +123,7 @@ class TracedScript:
         )
 
     def _failure(self, result: dict[str, Any]) -> CannotTrace:
-        """Why there is no trace: how far the script ran, and what to do."""
+        """The error if there is no trace: how far the script ran, and what to do."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
             f"It needed {format_size(result['reserved'] + self._gpu.context)} up to that point."
@@ -160,7 +160,7 @@ class PendingTrace:
 
 
 _NEEDS_GPU = re.compile(r"CUDA tensor|is_cuda|active driver|No module named 'triton'", re.IGNORECASE)
-"""Errors of extensions and Triton without a GPU."""
+"""Parts of the errors that extensions and Triton raise without a GPU."""
 
 
 def _count(number: int, one: str, more: str) -> str:

@@ -1,6 +1,6 @@
 """The memory requests of a training step, which can be replayed on a GPU of any size.
 
-This module only holds the record (`virtual_trace` makes one), so a process that reads a trace needs no torch.
+This module only defines the record (`virtual_trace` creates one), so a process that reads a trace needs no torch.
 """
 
 from dataclasses import dataclass, field

@@ -32,7 +32,7 @@ def make_device(gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None]) -> Virt
 
 @contextlib.contextmanager
 def torch_log_disabled() -> Iterator[None]:
-    """torch logs a traceback for every fake operation that fails; the caller raises the same error."""
+    """Disable torch's log of a traceback for every fake operation that fails; the caller raises the same error."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True
     try:

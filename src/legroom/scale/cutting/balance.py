@@ -36,7 +36,7 @@ class WeightCost(NamedTuple):
 
     key: int
     total: int
-    """Including its gradient and optimizer state."""
+    """The bytes of the tensor, including its gradient and optimizer state."""
     temporary: int
     """The additional bytes during the optimizer step."""
 

@@ -55,7 +55,7 @@ class LocalPlanning:
 
 
 class DistributedPlanning(LocalPlanning):
-    """Planning on one rank per stage, each of which predicts its own stage."""
+    """Planning on several ranks, each of which predicts its own stage."""
 
     def broadcast(self, function: Callable[[], T]) -> T:
         result: list[Any] = [function() if dist.get_rank() == 0 else None]
@@ -70,7 +70,7 @@ class DistributedPlanning(LocalPlanning):
 
 @dataclass(frozen=True, slots=True)
 class ModelCut:
-    """Where a model is split. Applies to any forward graph of it: other batch sizes, training or evaluation."""
+    """The cut of a model, which applies to any forward graph of it: other batch sizes, training or evaluation."""
 
     boundaries: tuple[int, ...]
     """Positions in the recorded graph, including 0 and its length."""

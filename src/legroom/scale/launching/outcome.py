@@ -94,7 +94,7 @@ class LaunchAttempt:
     """One start of all ranks of this node."""
 
     number: int
-    """0 is the first."""
+    """The index of the attempt; 0 is the first."""
     seconds: float
     ranks: tuple[RankResult, ...]
 

@@ -197,7 +197,7 @@ class PipelinedModel(nn.Module):
         finally:
             self._is_capturing = False
         raise UsageError(
-            "The function does not call run.model. With strategy='pipeline' it must call it once."
+            "The function does not call run.model. With strategy='pipeline', it must call run.model exactly once."
         )
 
     def call_with_output(
@@ -212,7 +212,9 @@ class PipelinedModel(nn.Module):
 
 
 class _Captured(BaseException):
-    """Not an error. A BaseException, so that handlers in the user's function do not catch it."""
+    """Ends the user's function after the arguments are captured. It is a BaseException, so that no `except
+    Exception` in the function catches it.
+    """
 
     def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.arguments, self.named = arguments, named

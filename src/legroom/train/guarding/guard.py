@@ -456,7 +456,7 @@ class Guard:
         )
 
     def _check_coupling(self, loss_fn: LossFunction, batch: BatchArguments, sizes: Sequence[int]) -> None:
-        """At the first split, check whether samples depend on each other and how the loss is reduced."""
+        """Check at the first split whether samples depend on each other and how the loss is reduced."""
         self._is_coupling_checked = True
         names = couplings.batch_norm_layers(self.model)
         if names and self._coupling == "warn":

@@ -1,4 +1,4 @@
-"""The optimizer step, which is completed even if memory runs out in it: never half a step, never two.
+"""Completes the optimizer step even if memory runs out in it, so that every parameter is updated exactly once.
 
 An optimizer that fails half way has updated some parameters and not others. There are two strategies against that:
 

@@ -33,7 +33,7 @@ NAMES = (
     "reduce_scatter_single",
     "scatter",
 )
-"""Some of them exist only in some releases of torch."""
+"""The names of the collectives. Some exist only in some releases of torch."""
 
 
 @dataclass(frozen=True, slots=True)

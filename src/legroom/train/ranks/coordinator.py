@@ -83,7 +83,9 @@ class DistributedRanks:
     """Coordinates the ranks that share one model, from the perspective of one of them."""
 
     keeps_finished_micro_batches = False
-    """A failed attempt is repeated from the start: finished passes had received zeros from the rank that failed."""
+    """Whether finished passes of a failed attempt can be kept. They cannot: they received zeros from the
+    rank that failed.
+    """
 
     def __init__(
         self,
@@ -290,7 +292,9 @@ class DistributedRanks:
             dist.destroy_process_group(self._host_group)
 
     def _retry_on_oom(self) -> AbstractContextManager[Any]:
-        """Pending collectives must complete even if weights are moved to host memory meanwhile: other ranks wait."""
+        """Retry pending collectives that run out of memory, moving weights to host memory if needed. They
+        must complete, because other ranks wait for them.
+        """
         if self._device.type == "cpu":
             return nullcontext()
         return RetryOnOOM(self._model.parameters, self._device)

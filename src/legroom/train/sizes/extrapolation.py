@@ -39,7 +39,7 @@ class LoggedTrial:
     requests: list[MemoryRequest]
     peak_allocated: int
     peak_reserved: int
-    """Both peaks are those of the real allocator during the trial."""
+    """Like `peak_allocated`, the peak of the real allocator during the trial."""
 
 
 def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:

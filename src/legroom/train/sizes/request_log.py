@@ -31,7 +31,7 @@ class SegmentLayout(NamedTuple):
 
 @dataclass(slots=True)
 class RequestLog:
-    """Complete after the block has ended."""
+    """The log of a block. It is complete after the block has ended."""
 
     segments: list[SegmentLayout] = field(default_factory=list)
     """The segments at the start."""

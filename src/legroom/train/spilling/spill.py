@@ -318,7 +318,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _MovedTensor:
-    """What autograd saves instead of a tensor: its copy and its shape."""
+    """The object that autograd saves instead of a moved tensor: the copy and its shape."""
 
     copy: _Copy
     dtype: torch.dtype

@@ -24,7 +24,7 @@ _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._Instan
 
 @dataclass(frozen=True, slots=True)
 class FreezeResult:
-    """What was frozen, and how much memory it saves."""
+    """The result of `freeze`: the frozen parameters, and how much memory this saves."""
 
     frozen_parameters: int
     """The number of frozen elements."""

@@ -46,7 +46,7 @@ class TrialThreads:
         self._file, self._count, self._last_check = Path(file), 0, 0.0
 
     def update_after_steps(self) -> None:
-        """Also update the number after optimizer steps, because the next report may be minutes away."""
+        """Update the number of threads after optimizer steps too, because the next report may be minutes away."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(lambda *_: self._update_if_due())

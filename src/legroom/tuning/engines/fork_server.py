@@ -146,7 +146,7 @@ class TrialProcess(ForkedProcess):
     """The process of one rank of a trial."""
 
     name: str = "The process"
-    """Its name in messages."""
+    """The name of the process in messages."""
 
     @classmethod
     def start(cls, server: str, task: TrialTask) -> Self:
@@ -156,7 +156,7 @@ class TrialProcess(ForkedProcess):
         return process
 
     def receive(self) -> ReportMessage | TrialExit:
-        """Its next message, or how it died."""
+        """Return the next message of the process, or how the process ended."""
         try:
             message: ReportMessage | TrialExit = self.pipe.recv()
         except (EOFError, OSError):

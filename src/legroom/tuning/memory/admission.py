@@ -26,7 +26,7 @@ class TrialGpu:
     named_spec: GpuSpec | None = None
     """The GPU model that determines the kernels in an estimate. None: a generic GPU with `memory` bytes."""
     machine: str = ""
-    """Its address in a cluster; empty for this machine."""
+    """The address of the GPU's machine in a cluster; empty for this machine."""
     used_by_others: int = 0
     """Bytes that other programs used when the study started."""
 
@@ -121,7 +121,7 @@ class Gate(Protocol):
 
 
 def virtual_gpus(sizes: str) -> list[TrialGpu]:
-    """Virtual GPUs from a text such as `8GiB,4GiB` or `rtx4090`, as in `legroom run --gpu`."""
+    """Virtual GPUs from a string such as `8GiB,4GiB` or `rtx4090`, as in `legroom run --gpu`."""
     return [
         TrialGpu(index=index, memory=spec.total, context=spec.context, virtual=True, named_spec=spec)
         for index, spec in enumerate(parse_gpus(sizes))

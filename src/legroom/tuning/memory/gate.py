@@ -55,10 +55,10 @@ class OpenGate:
         return answer
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """There is no estimate to correct."""
+        """Does nothing, because there are no estimates to correct."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Does nothing, because no process was started."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class _TracedConfig:
 
     config: Config
     traces: dict[int | None, dict[int, TraceResult]]
-    """By GPU index."""
+    """The results by GPU index."""
 
 
 class MemoryGate:
@@ -165,7 +165,7 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
-        """Errors become the result, so that no caller waits forever."""
+        """Return an error as the result of the request, so that no caller waits forever."""
         try:
             yield
         except CannotEstimate as trouble:

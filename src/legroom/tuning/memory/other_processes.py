@@ -39,10 +39,10 @@ class OtherProcessUsage:
         self._here = [gpu for gpu in self._gpus if not gpu.machine]
         self._query, self._our_processes = query, our_processes or _descendants
         self._before = self._our_processes() if self._here else set()
-        """Processes that this program started before the study are not trials."""
+        """Processes that this program started before the study. They are not trials."""
         self._used = {gpu.index: gpu.used_by_others for gpu in self._gpus}
         self._used_without_trials = dict(self._used)
-        """What they used when no trial of ours was running there."""
+        """The bytes that other programs used on each GPU when no trial was running there."""
         self._reported = dict.fromkeys(self._used, 0)
         self._clock = clock
         self._last_query = self._not_before = -math.inf

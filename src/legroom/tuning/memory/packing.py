@@ -200,7 +200,7 @@ class Packer:
 
     @property
     def _ranks_need_whole_gpus(self) -> bool:
-        """On a cluster, each rank has a GPU to itself: Ray may place two fractions on one GPU."""
+        """Give each rank a whole GPU on a cluster, because Ray may place two fractions on the same GPU."""
         return self.ranks > 1 and any(gpu.machine for gpu in self.gpus)
 
     def _reserve(self, placement: TrialPlacement, waiting: Mapping[int, Admission]) -> None:

@@ -32,9 +32,9 @@ class RuntimeSamples:
     """`SAMPLES` equally likely runtimes in seconds, by trial."""
 
     waiting: Mapping[int, Sequence[float]]
-    """From its start to its end."""
+    """The samples of each trial's total runtime, from its start to its end."""
     running: Mapping[int, Sequence[float]]
-    """From now to its end."""
+    """The samples of each trial's remaining runtime, from now to its end."""
 
 
 @dataclass(slots=True)

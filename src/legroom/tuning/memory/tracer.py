@@ -15,7 +15,7 @@ from legroom.tuning.space.space import Config
 from legroom.tuning.trial.function import TrainFunction
 
 OUTPUT = "output.txt"
-"""What the tracing process prints. Its last line is reported if the process dies."""
+"""The file with the output of the tracing process. Its last line is reported if the process dies."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
 """Seconds for one trace, and for one with low priority. If it takes longer, the trial runs without an estimate."""
 
@@ -64,7 +64,7 @@ class TraceRequest:
     config: Config
     micro_batch: int | None
     urgent: bool
-    """Otherwise, running trials have priority."""
+    """Whether the trace has priority over running trials."""
 
     @property
     def timeout(self) -> float:

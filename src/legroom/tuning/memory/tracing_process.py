@@ -130,7 +130,7 @@ class _TracingServer:
         finish(self._trace, device)
 
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
-        """In a fork: trace one configuration. `folder`: the folder of the trial."""
+        """Trace one configuration in a fork. `folder`: the folder of the trial."""
         no_model_saved()
         self._sandbox.continue_in_fork()
         if not request.urgent:
@@ -224,7 +224,7 @@ class _TracedTrial(Trial):
         return guard
 
     def _save_checkpoint(self, checkpoint: Any) -> str | None:
-        """There is no data to save."""
+        """Does nothing: fake tensors have no data to save."""
         return None
 
 
@@ -249,7 +249,7 @@ class _TracedGuard(Guard):
 
 
 class _AlwaysContinue:
-    """Never stops a trace."""
+    """A channel that never stops the traced function."""
 
     def report(self, message: ReportMessage) -> Action:
         return Action.CONTINUE

@@ -1,1 +1,1 @@
-"""The figures of a study, computed once for every report and logger."""
+"""The results of a study as plain data, computed once for every report and logger."""

@@ -34,7 +34,7 @@ class TrialFigures:
     reason: str = ""
     """Why it ended; empty if it finished."""
     value: float | None = None
-    """Its best value of the metric; None if it has none."""
+    """The trial's best value of the metric; None if it reported none."""
     curve: Sequence[tuple[int, float]] = ()
     """(step, metric) in order, finite values only."""
     predicted: int | None = None
@@ -89,7 +89,7 @@ class StudyFigures:
 
 
 def figures_of(study: "Study") -> StudyFigures:
-    """Collect the figures of a study, finished or not."""
+    """Collect the results of a study, finished or not, as plain data."""
     parameters = [_axis(parameter.name, parameter.domain) for parameter in study.space.parameters]
     trials = [_trial(record, study.metric, study.mode) for record in study.trials]
     return StudyFigures(

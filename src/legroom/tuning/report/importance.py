@@ -1,4 +1,4 @@
-"""Parameter importance: the share of the variation in the metric's rank that each parameter explains on its own.
+"""Parameter importance: the fraction of the variation in the metric's rank that each parameter explains on its own.
 
 Trials are grouped by the value of the parameter (numbers into groups of equal size), and the variation between the groups is divided by the total
 variation: the correlation ratio. Ranks are used because a single diverged trial would outweigh all others. The epsilon-squared correction removes
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MIN_TRIALS = 6
-"""With fewer trials, the groups are too small."""
+"""The minimum number of trials. With fewer, the groups are too small."""
 
 
 def importance(
     configs: Sequence[Mapping[str, Any]], values: Sequence[float], names: Sequence[str]
 ) -> dict[str, float]:
-    """The share, 0 to 1, of each parameter that has at least two values, largest first; {} for too few trials."""
+    """The importance (0 to 1) of each parameter that has at least two values, largest first; {} for too few trials."""
     if len(values) < MIN_TRIALS:
         return {}
     ranks = _ranks(values)

@@ -8,7 +8,7 @@ from legroom.tuning.space.space import Config
 
 
 class Action(StrEnum):
-    """What a trial does after a report."""
+    """The action of a trial after a report."""
 
     CONTINUE = "continue"
     STOP = "stop"

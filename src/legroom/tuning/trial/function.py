@@ -30,7 +30,9 @@ class CannotLoad(LegroomError):  # noqa: N818
 
 
 class SearchReached(BaseException):
-    """The import of a training file reached its call of `legroom.tune`. Not an error: it must pass `except Exception`."""
+    """The import of a training file reached its call of `legroom.tune`. It is a BaseException, so that
+    `except Exception` does not catch it.
+    """
 
 
 def stop_if_imported() -> None:
@@ -45,7 +47,7 @@ _imported: list[str] = []
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFunction:
-    """Where a function is defined. Plain data that can be serialized."""
+    """The location of a training function, as plain data that can be serialized."""
 
     name: str
     file: str = ""

@@ -43,14 +43,14 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialTask:
-    """What a trial's process needs to run. Plain data that can be pickled."""
+    """The input of a trial's process, as plain data that can be pickled."""
 
     number: int
     config: Config
     function: TrainFunction
     folder: str
     gpu: TrialGpu | None = None
-    """None: the CPU."""
+    """The GPU of the trial; None for the CPU."""
     cap: int | None = None
     """Bytes that PyTorch may reserve on the GPU."""
     micro_batch: int | None = None

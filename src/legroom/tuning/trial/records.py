@@ -44,12 +44,12 @@ class TrialState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a trial reported at one step. Steps start at 1."""
+    """The report of a trial at one step. Steps start at 1."""
 
     step: int
     metrics: dict[str, float]
     seconds: float = 0.0
-    """Since the start of the study."""
+    """Seconds since the start of the study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

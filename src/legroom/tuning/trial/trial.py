@@ -45,7 +45,7 @@ class DiskFull(LegroomError):  # noqa: N818
 
 
 class StopTrial(BaseException):
-    """Ends the trial. Not an error: it must pass `except Exception`."""
+    """Ends the trial. It is a BaseException, so that `except Exception` in the function does not catch it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

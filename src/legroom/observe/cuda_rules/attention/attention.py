@@ -183,7 +183,7 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """As for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
+    """The same scratch memory as for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128

@@ -145,8 +145,8 @@ def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
 
 
 def _dense(call: AttentionCall) -> bool:
-    """Four dimensions, not empty, one batch size, one dtype, contiguous rows (also those of the mask). Heads
-    may be grouped if `enable_gqa` is set."""
+    """Whether all tensors have four dimensions, one batch size, one dtype and contiguous rows (also those of
+    the mask), and none is empty. Heads may be grouped if `enable_gqa` is set."""
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
         return False

@@ -75,7 +75,9 @@ def _notes(guess: WorkspaceGuess) -> tuple[str, ...]:
 def _workspaces(
     c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> WorkspaceGuess:
-    """By the rules for depthwise convolutions that torch computes itself; cuDNN computes all others."""
+    """The workspaces of a convolution: by rules for depthwise convolutions that torch computes itself,
+    otherwise cuDNN's.
+    """
     if c.depthwise and not c.channels_last and input.dtype != torch.float16:
         return by_rules(c, gpu)
     dimensions = len(weight.shape) - 2
@@ -98,8 +100,9 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Always for channels-last tensors; otherwise only for float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels
-    allocate the weight gradient first."""
+    """Whether cuDNN computes a depthwise convolution: always for channels-last tensors, otherwise only for
+    float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight
+    gradient first."""
     if c.channels_last:
         return True
     return input.dtype == torch.float16 and c.stride == 1 and weight.shape[-1] in (1, 3, 5) and c.inputs >= 32

@@ -213,9 +213,9 @@ class SkippedKernel(NamedTuple):
     """A kernel that cuDNN considered and skipped."""
 
     engine: int
-    """cuDNN's number for it."""
+    """cuDNN's number for the kernel."""
     reason: str
-    """From cuDNN's log."""
+    """The reason in cuDNN's log."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.versions import RULES_VERSION
 
 MAX_CRASHES = 3
-"""After so many crashes cuDNN is not queried again."""
+"""The number of crashes after which cuDNN is not queried again."""
 TIMEOUT = 60
 """Seconds for one answer. The first one includes loading some hundred MiB of libraries."""
 MAX_MESSAGE = 1 << 16
@@ -44,11 +44,13 @@ class Answer(NamedTuple):
     """The reply to one query."""
 
     version: int
-    """As `cudnnGetVersion` returns it: 91900 for 9.19.0. 0 if no library could be loaded."""
+    """The version as `cudnnGetVersion` returns it: 91900 for 9.19.0. 0 if no library could be loaded."""
     logs_skipped_kernels: bool = False
-    """As `cudnn_query.logs_skipped_kernels` found."""
+    """The result of `cudnn_query.logs_skipped_kernels`."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """For the forward pass and the two gradients: the likeliest workspace size and its alternatives, or nothing if cuDNN has no answer."""
+    """The likeliest workspace size and its alternatives, for the forward pass and the two gradients; empty
+    if cuDNN has no answer.
+    """
 
 
 class CudnnProcess:
@@ -65,7 +67,7 @@ class CudnnProcess:
 
     @property
     def version(self) -> str | None:
-        """`9.19.0`; None if no library can be queried."""
+        """The version, such as `9.19.0`; None if no library can be queried."""
         if self._version is None:
             answer = self._ask(None)
             self._version = answer.version if answer else 0
@@ -75,7 +77,7 @@ class CudnnProcess:
 
     @property
     def is_recorded_version(self) -> bool:
-        """Whether this version chooses the kernels that the recorded table holds."""
+        """Whether this version chooses the kernels in the recorded table."""
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
     def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:
@@ -118,7 +120,7 @@ class CudnnProcess:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """One query at a time among threads and forks. The lock of a fork that is killed is released."""
+        """Allow one query at a time among threads and forks. The lock of a fork that is killed is released."""
         import fcntl  # not on Windows, where there is no process to lock
 
         file = os.open(f"/proc/self/fd/{self._lock}", os.O_RDONLY)
@@ -158,7 +160,9 @@ class CudnnProcess:
 
 
 def _worker_command(paths: Sequence[str]) -> list[str]:
-    """`-I`: modules in the script's folder must not replace those of the standard library."""
+    """The command that starts the worker. With `-I`, modules in the script's folder cannot replace those of
+    the standard library.
+    """
     root = str(Path(__file__).parents[4])
     return [sys.executable, "-I", "-c", _WORKER, root, json.dumps(list(paths))]
 

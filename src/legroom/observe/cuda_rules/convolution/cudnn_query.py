@@ -47,7 +47,7 @@ from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes, kernel_formula
 
 OPERATIONS = (ConvOperation.FORWARD, ConvOperation.INPUT_GRADIENT, ConvOperation.WEIGHT_GRADIENT)
-"""In the order of `ConvWorkspaces`."""
+"""The operations in the order of `ConvWorkspaces`."""
 
 
 _MAX_OVERHEAD = 200
@@ -64,7 +64,7 @@ class KernelChoice(NamedTuple):
     engine: int
     """cuDNN's number for a family of kernels."""
     rank: int
-    """Its position in the heuristic's list; from `_ALL` on in the list of fallbacks."""
+    """The position of the kernel in the heuristic's list; positions from `_ALL` on are in the list of fallbacks."""
     knobs: dict[int, int]
     """cuDNN's number of a setting → its value."""
 

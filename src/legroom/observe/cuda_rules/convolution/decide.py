@@ -1,8 +1,9 @@
 """The workspace of a convolution: from cuDNN's library, the recorded table, the decision forest, or the rules, in this order.
 
-The library that is installed knows best which kernels it will run. For the version that the table was recorded with, the table comes first:
-it holds that library's choices as measured on a real H200, and the library without a GPU gets 1 to 2% of them wrong (partial sums, kernels that
-only a GPU can compile). For any other version the table is an alternative. A crash of cuDNN leaves the table, the forest and the rules.
+The installed library is the most reliable source for the kernels that it will run. For the version that the
+table was recorded with, the table comes first: it holds that library's choices as measured on a real H200,
+and the library without a GPU gets 1 to 2% of them wrong (partial sums, kernels that only a GPU can
+compile). For any other version the table is an alternative. A crash of cuDNN leaves the table, the forest and the rules.
 Only Hopper GPUs were measured. For other GPUs there is the library, or the rules.
 """
 
@@ -122,7 +123,7 @@ def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> b
 GPU_ONLY = "=R"
 """First letters of the formulas of GPU-only kernels (Winograd and FFT) and of unknown kernels."""
 OLDEST_CAPABILITY = (7, 5)
-"""For older GPUs cuDNN 9 has generic kernels only."""
+"""The oldest compute capability with more than generic kernels in cuDNN 9."""
 
 
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:

@@ -25,7 +25,7 @@ from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_by
 
 FOREST = Path(__file__).with_name("convolutions_h200.forest.gz")
 LEAF = 255
-"""In place of a feature index: the node is a leaf."""
+"""The value that replaces a feature index if the node is a leaf."""
 
 
 class Vote(NamedTuple):

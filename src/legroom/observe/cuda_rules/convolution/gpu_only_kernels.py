@@ -186,7 +186,7 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """These kernels have no group support: some groups run at once, and FFT kernels copy theirs."""
+    """Bytes for kernels without group support: some groups run at once, and FFT kernels copy theirs."""
     c = one_group(problem.c)
     single = problem._replace(
         c=c, inputs=problem.inputs // problem.c.groups, outputs=problem.outputs // problem.c.groups
@@ -200,7 +200,7 @@ def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
 
 
 def _summed(problem: KernelProblem) -> int:
-    """For depthwise convolutions eight partial sums per image, with channels padded to 32."""
+    """Bytes of the partial sums of depthwise convolutions: eight per image, with channels padded to 32."""
     return (
         0
         if not problem.c.depthwise

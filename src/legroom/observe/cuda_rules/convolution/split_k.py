@@ -125,7 +125,9 @@ _SPLIT_COST = {
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},
     "float32": {0: 14, 1: 18, 3: 12, 4: 14, 5: 24, 7: 18},
 }
-"""By dtype and tile, in the first wave. The cost for bfloat16 is much higher than for float16; the reason is unknown."""
+"""The cost in the first wave, by dtype and tile. The cost for bfloat16 is much higher than for float16; the
+reason is unknown.
+"""
 _SPLIT_COST_LATER = {
     "float16": {0: 3, 3: 2, 5: 5, 7: 4},
     "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
@@ -133,4 +135,4 @@ _SPLIT_COST_LATER = {
 }
 """The same after a full wave."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
-"""By dtype and tile: after more waves nothing is split."""
+"""The number of waves, by dtype and tile, after which nothing is split."""

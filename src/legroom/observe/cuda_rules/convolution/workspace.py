@@ -142,8 +142,9 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
-    """One matrix product per image, each with its own copy of the weight gradient. If those copies
-    would be much larger than the images, as for other convolutions."""
+    """One matrix product per image, each with its own copy of the weight gradient. If those copies would be
+    much larger than the images, the rule for other convolutions applies.
+    """
     if c.output_area == 1:
         return 0
     copies = c.batch * c.weights * 4
@@ -156,8 +157,8 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Channels-last only: eight partial sums per image and channel. float32 unrolls large kernels and has partial
-    sums for four blocks per SM."""
+    """Partial sums for channels-last tensors: eight per image and channel. float32 unrolls large kernels and
+    has partial sums for four blocks per SM."""
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
@@ -187,7 +188,7 @@ def tensor_bytes(c: Convolution) -> int:
 
 
 def _padding(c: Convolution) -> int:
-    """Channels-last tensors are copied only if their channels must be padded to 16 bytes."""
+    """Bytes of padded copies: channels-last tensors are copied only if their channels must be padded to 16 bytes."""
     multiple = 16 // c.element
     input, output = bool(c.inputs % multiple), bool(c.outputs % multiple)
     if not input and not output:

@@ -1,10 +1,11 @@
 """Gradient accumulation in place, as the autograd engine does it without a dispatch mode.
 
 If two paths of the graph lead to one tensor (every residual connection), the engine adds the second gradient
-to the first, in the memory of the first if nothing else holds it (`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a
-dispatch mode, or if a tensor is a subclass, it allocates a third tensor instead, so a trace uses memory that the real run does not.
-The formulas of some gradients do the same: selected values (`max`, `gather`, `x[index]`) are written into
-zeros, in place unless a tensor is a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). A gradient that is a view, as that of a linear layer
+to the first, in the memory of the first if nothing else references it (`accumulate` in
+torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor is a subclass, it allocates a
+third tensor instead, so a trace uses memory that the real run does not. The formulas of some gradients do
+the same: selected values (`max`, `gather`, `x[index]`) are written into zeros, in place unless a tensor is
+a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). A gradient that is a view, as that of a linear layer
 with a 3D input, is never added to. `instead_of` returns the operation that would run without the mode.
 
 Whether something else holds the first of two gradients follows from its reference counts, compared with those of an unshared gradient.
@@ -141,7 +142,9 @@ class _CountAtAddition(TorchDispatchMode):
 
 @lru_cache(maxsize=1)
 def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
-    """The reference counts of a gradient that nothing else holds; None if this version of torch does not expose them."""
+    """The reference counts of a gradient that nothing else references; None if this version of torch does
+    not expose them.
+    """
     if not hasattr(torch._C, "_storage_Use_Count") or not hasattr(torch.Tensor, "_use_count"):
         return None
     with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():

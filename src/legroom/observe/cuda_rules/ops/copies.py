@@ -23,7 +23,7 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def contiguous(name: str) -> Rule:
-    """The kernel needs this argument contiguous, and copies it after the results are allocated."""
+    """The rule for kernels that need this argument contiguous, and copy it after the results are allocated."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
@@ -47,7 +47,7 @@ def contiguous_in_any_format(name: str) -> Rule:
 
 
 def _in_format_of_input(*names: str) -> Rule:
-    """These arguments are converted to the memory format of the input."""
+    """The rule for operations that convert these arguments to the memory format of the input."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         layout = format_of(call.arguments["self"])
@@ -58,7 +58,9 @@ def _in_format_of_input(*names: str) -> Rule:
 
 
 def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
-    """The copy is allocated before the result. `channels_last`: the kernel supports that format too."""
+    """The rule for operations that allocate the copy before the result. `channels_last`: the kernel supports
+    that format too.
+    """
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
@@ -85,7 +87,7 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """The input is copied, and once more before that if it is not contiguous. Patches that do not overlap need no copy."""
+    """The input is copied, twice if it is not contiguous. Patches that do not overlap need no copy."""
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
     if is_disjoint and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:

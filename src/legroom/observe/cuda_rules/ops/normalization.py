@@ -244,7 +244,8 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """One fused kernel on CUDA saves its input and one number per row; the CPU composes the norm of five operations.
+    """On CUDA, one fused kernel saves its input and one number per row; on the CPU, the norm is composed of
+    five operations.
 
     Source: `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu (torch 2.9 and
     later). Weights of another dtype than the input, and channels-last images, are composed on CUDA too.

@@ -57,7 +57,7 @@ def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
 
 
 def _sort_buffer(count: int, pairs: int) -> int:
-    """cub's buffer: the pairs once more, and about three bytes for each 16 of them for the digit counts."""
+    """cub's buffer: a second copy of the pairs, and about three bytes for each 16 of them for the digit counts."""
     return pairs + count * 3 // 16
 
 

@@ -101,7 +101,7 @@ def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """For sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
+    """The kernel for sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
 
     def run(
         original: Any,
@@ -125,7 +125,7 @@ def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
 
 
 def _packed(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """For packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
+    """The kernel for packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
 
     def run(
         original: Any,
@@ -221,7 +221,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
 
 
 class _Packed(torch.autograd.Function):
-    """The rows without padding. The gradient of padding is zero."""
+    """Removes the padding from sequences. The gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:

@@ -38,7 +38,7 @@ class SharedState:
     numbers: dict[str, int] = field(default_factory=dict)
     """Ray's trial ID → our trial number."""
     error: LegroomError | None = None
-    """The error that ends the study. Ray would wrap it in its own error with a traceback."""
+    """The error that ends the study. It is stored here because Ray would wrap it in its own error with a traceback."""
 
     @contextlib.contextmanager
     def record_error(self) -> Iterator[None]:
@@ -72,10 +72,10 @@ class DispatchSearcher(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Nothing to do: the scheduler has been told."""
+        """Does nothing: the scheduler handles the end of a trial."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing to save: a search is resumed from the study's storage."""
+        """Saves nothing: a search is resumed from the study's storage."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Never called: Ray's restore is not used."""

@@ -78,6 +78,8 @@ def processors_of_cluster() -> int:
 
 
 def _gpus_here() -> list[TrialGpu]:
-    """Runs on a machine of the cluster. Ray hides the GPUs from a task that requested none."""
+    """Return the GPUs of the machine that runs this task. Ray hides the GPUs from a task that requested
+    none, so they are made visible first.
+    """
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     return real_gpus()

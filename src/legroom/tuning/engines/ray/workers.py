@@ -1,6 +1,6 @@
 """Reuse of Ray's workers for trials that are forked next to them.
 
-Starting a worker takes one to two seconds of CPU time. All of this uses private parts of Ray.
+Starting a worker takes one to two seconds of CPU time. This module uses private parts of Ray.
 """
 
 import contextlib
