@@ -13,11 +13,11 @@ class Finding:
     """A problem with its location and fix."""
 
     code: str
-    """For example `LG101`. Codes are stable and documented."""
+    """The code, for example `LG101`. Codes are stable and documented."""
     message: str
     """One sentence: what happens, and how much memory it uses."""
     fix: str
-    """What to change; names the user's line or variable if known."""
+    """The suggested change, with the user's line or variable if known."""
     file: str | None = None
     line: int | None = None
     bytes: int = 0

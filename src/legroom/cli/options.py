@@ -70,13 +70,15 @@ class Command(typer.core.TyperCommand):
                     formatter.write_dl(records)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Without the `...` that click adds to `SCRIPT [ARGS]...`, and the braces around `{FILE}`."""
+        """Return the usage without the `...` that click adds to `SCRIPT [ARGS]...`, and without the braces
+        around `{FILE}`.
+        """
         pieces = super().collect_usage_pieces(ctx)
         return [piece[1:-4] if piece.endswith("...]...") else piece.strip("{}") for piece in pieces]
 
 
 _EXTRA = re.compile(r"  \[(?:default: (?P<default>[^\]]*?))?(?:; )?(?:x>=\d+|required)?\]$")
-"""What click appends to the help of an option: its default value and the range of valid values."""
+"""The text that click appends to the help of an option: its default value and the range of valid values."""
 
 
 def _short_default(extra: re.Match[str]) -> str:

@@ -1,1 +1,1 @@
-"""Events become findings."""
+"""Derives findings from events, source code and error messages."""

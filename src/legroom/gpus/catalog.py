@@ -40,14 +40,16 @@ class GpuSpec:
 
     @property
     def threads_per_sm(self) -> int:
-        """From the table of compute capabilities in the CUDA programming guide."""
+        """The maximum number of resident threads per SM, from the table of compute capabilities in the CUDA
+        programming guide.
+        """
         if self.capability == (7, 5):
             return 1024
         return 1536 if self.capability in _FEWER_THREADS else 2048
 
     @property
     def shared_memory_per_sm(self) -> int:
-        """Bytes, from the same table."""
+        """Bytes of shared memory per SM, from the same table."""
         return next(size for since, size in _SHARED_MEMORY if self.capability >= since)
 
     @property
@@ -145,7 +147,7 @@ def _invalid(value: str) -> UsageError:
 
 
 DEFAULT_CAPABILITY = (8, 0)
-"""Of a GPU that is given as a size."""
+"""The compute capability of a GPU that is given as a size."""
 
 
 def _of_size(size: int, capability: tuple[int, int] = DEFAULT_CAPABILITY) -> GpuSpec:

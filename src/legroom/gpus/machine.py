@@ -48,7 +48,7 @@ class Gpu:
     name: str
     uuid: str
     total: Count
-    """As CUDA reports it: without the memory that the driver reserves."""
+    """Total bytes as CUDA reports them: without the memory that the driver reserves."""
     used: Count
     """Bytes in use by all processes, CUDA contexts and the display."""
     utilization: Count
@@ -196,7 +196,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
-    """None if NVML does not report its size."""
+    """The GPU with its index; None if NVML does not report its size."""
     total, used = _memory(nvml, handle)
     if isinstance(total, NotAvailable):
         return None
@@ -205,7 +205,7 @@ def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
 
 
 def _from_torch(cuda: Any, index: int) -> VisibleGpu:
-    """For GPUs that NVML cannot list. Creates a CUDA context."""
+    """Return a GPU that NVML cannot list, as torch reports it. Creates a CUDA context."""
     properties, memory = cuda.get_device_properties(index), _query(cuda.mem_get_info, index)
     used = NA if memory is NA else memory[1] - memory[0]
     return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
@@ -254,7 +254,7 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
 
 
 def _text(value: Any) -> str:
-    """Older versions of pynvml return bytes."""
+    """Convert a result of pynvml to a string. Older versions return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

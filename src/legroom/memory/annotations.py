@@ -26,7 +26,7 @@ class GapStarted(Annotation):
     events: int | None = None
     """How many events are missing; None if unknown."""
     every: int = 1
-    """One in `every` steps of the gap is kept."""
+    """Only one in `every` steps of the gap is stored."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ForwardProgress(Annotation):
     """How far the forward pass was when memory ran out. Follows its `Oom`."""
 
     fraction: float
-    """From 0 to 1."""
+    """The finished fraction of the forward pass, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ LeakKind = Literal["graph", "tensor", "larger"]
 LeakHolder = Literal[
     "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
 ]
-"""What retains the memory. `variable`: a variable computed from its own last value. `carried`: a recurrent state."""
+"""The kind of holder that retains the memory. `variable`: a variable computed from its own last value.
+`carried`: a recurrent state.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,19 +124,19 @@ class DetectedLeak(Annotation):
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:
-        """Equal for the same leak detected again with newer figures."""
+        """A key that is equal if the same leak is detected again with newer numbers."""
         return self.name, self.file, self.line
 
 
 @dataclass(frozen=True)
 class SpillTotals(Annotation):
-    """What `legroom run --spill` moved to host memory over the whole run."""
+    """The total memory that `legroom run --spill` moved to host memory during the run."""
 
     moved_bytes: int
     moved_tensors: int
     peak_host_bytes: int
     skipped_bytes: int
-    """Not moved because host memory ran out."""
+    """Bytes that were not moved because host memory ran out."""
     budget_bytes: int
     """The allowed host memory; 0 if there was no limit."""
     seconds: float

@@ -15,7 +15,7 @@ from legroom.memory.annotations import Annotation
 
 
 class Category(StrEnum):
-    """What memory is used for."""
+    """The purpose of a block of memory."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -107,11 +107,11 @@ class Step(NamedTuple):
     seconds: float
     device: int
     allocated: int
-    """At the end of the step."""
+    """Allocated bytes at the end of the step."""
     reserved: int
-    """At the end of the step."""
+    """Reserved bytes at the end of the step."""
     peak_allocated: int
-    """During the step."""
+    """The peak during the step."""
     peak_reserved: int
 
 
@@ -125,7 +125,7 @@ class Oom(NamedTuple):
     capacity: int
     """The device's total memory."""
     limit: int
-    """What this process may use: less than `capacity` with a per-process memory fraction."""
+    """The bytes that this process may use: less than `capacity` with a per-process memory fraction."""
     allocated: int
     """The blocks of live storages."""
     reserved: int

@@ -24,7 +24,7 @@ class Growth(NamedTuple):
     steps: int
     """The number of consecutive step ends at which it grew."""
     bytes: int
-    """At the last step end."""
+    """The bytes at the last step end."""
 
 
 class _Streak(NamedTuple):

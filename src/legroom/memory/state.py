@@ -51,7 +51,7 @@ class State:
     """The number of the event before this point; -1 before the first event."""
     time: float
     live: list[Alloc]
-    """In the order of allocation, with their final categories."""
+    """The live storages in the order of allocation, with their final categories."""
     reserved: int
 
     @cached_property
@@ -71,7 +71,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.category, at_least=Category)
 
     def by_line(self) -> dict[Frame | None, int]:
-        """The key is None for memory without a known line. Largest first."""
+        """The memory of each line, largest first. The key is None for memory without a known line."""
         first: dict[tuple[str, int], Frame] = {}
 
         def line(alloc: Alloc) -> Frame | None:

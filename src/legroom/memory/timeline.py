@@ -45,7 +45,7 @@ class TimelineBuilder:
         self._in_gap = False
         self._selected: list[_Point] = []
         self._lowest: _Point | None = None
-        """In the current interval; likewise the next three."""
+        """The lowest sample of the current interval; the next three also describe the current interval."""
         self._highest: _Point | None = None
         self._most_reserved: _Point | None = None
         self._last: _Point | None = None

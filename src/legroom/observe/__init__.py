@@ -1,1 +1,1 @@
-"""A running program becomes events."""
+"""Records the memory events of a running program."""

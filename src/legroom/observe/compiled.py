@@ -1,4 +1,4 @@
-"""What recording changes for programs that use `torch.compile`.
+"""The effects of recording on programs that use `torch.compile`.
 
 A dispatch mode sees each operation of eager code. While one is active, torch runs compiled functions in eager mode, and rejects
 `fullgraph=True`. The history of the CUDA allocator has no such limit.

@@ -1,4 +1,4 @@
-"""What a session requires of a producer of events.
+"""The interface of a producer of events, as a session requires it.
 
 Two exist: the dispatch recorder, over a virtual GPU or host memory, and the history of the CUDA allocator.
 """

@@ -29,7 +29,7 @@ from legroom.memory.annotations import ExitReason
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What to run: a file, a folder or zip file with a `__main__.py`, or (`is_module`) a module as with `-m`."""
+    """The program to run: a file, a folder or zip file with a `__main__.py`, or (`is_module`) a module as with `-m`."""
 
     name: str
     arguments: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A recorded run: selects the producer of events for this machine and reports current memory figures.
+"""A recorded run: selects the producer of events for this machine and reports the current memory use.
 
 with virtual GPUs       → the dispatch recorder over the virtual GPUs
 with a CUDA device      → the history of the CUDA allocator
@@ -44,12 +44,12 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The current figures of one device."""
+    """The current memory use of one device."""
 
     step: int
     """The number of completed steps."""
     seconds_per_step: float
-    """Of the last step; 0 before the first step ends."""
+    """Seconds of the last step; 0 before the first step ends."""
     device: int
     allocated: int
     reserved: int
@@ -162,7 +162,7 @@ class _DispatchProducer:
         self.progress = 0, 0.0
 
     def finish(self) -> None:
-        """Every event was sent when it happened."""
+        """Does nothing: every event was sent when it happened."""
 
     def memory_stats(self, device: int) -> MemoryStats:
         allocator = self._allocator(device)

@@ -140,7 +140,7 @@ class TrainingClock:
         self._has_batch = True
 
     def _end_batch(self) -> None:
-        """The previous batch is done. It was a step if a model was called and nothing trains."""
+        """End the previous batch. It was a step if a model was called and nothing trains."""
         if self._has_batch and self._model_was_called and not self.trains:
             self._end_step()
         self._model_was_called = False

@@ -107,7 +107,9 @@ def _is_training_code(frame: FrameType | None) -> bool:
 
 
 def _forget_other_threads() -> None:
-    """In a forked child only the calling thread exists, and another thread may have held the lock."""
+    """Reset the state in a forked child: only the calling thread exists there, and another thread may have
+    held the lock.
+    """
     global _scan_lock
     _scan_lock = threading.RLock()
     _registered.clear()

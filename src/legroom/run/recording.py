@@ -59,7 +59,7 @@ class OutcomeListener(Protocol):
     """Receives the outcome of a run in place of the terminal. The launcher uses it to report for all ranks."""
 
     header: Mapping[str, object]
-    """Added to the header of the capture."""
+    """Values that are added to the header of the capture."""
 
     def on_exception(self, text: str, traceback: str) -> None:
         """Called when an exception leaves the script, before it is printed."""
@@ -243,7 +243,7 @@ class Recording:
                 print_to(sys.stderr, "", render_oom(report), "")
 
     def _on_os_exit(self, status: int) -> None:
-        """The script calls `os._exit`."""
+        """Finish the recording when the script calls `os._exit`."""
         self._outcome = Outcome(status & 0xFF, ExitReason.OS_EXIT)
         self._close()
 

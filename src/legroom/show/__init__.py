@@ -1,1 +1,1 @@
-"""Findings and ledgers become something to read. Computes nothing."""
+"""Renders findings and ledgers as text, HTML and JSON. Computes nothing."""

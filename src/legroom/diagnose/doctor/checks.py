@@ -24,7 +24,7 @@ class DoctorCheck:
 
     name: str
     value: str
-    """What the check found, for the table of results."""
+    """The finding of the check, for the table of results."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -227,7 +227,8 @@ def mig(machine: Machine) -> DoctorCheck:
             Finding(
                 code="LG910",
                 message=f"GPU {which} is partitioned into MIG instances. A process can use only one instance and its memory.",
-                fix="Plan with the memory of an instance. `nvidia-smi -L` lists them; select one with CUDA_VISIBLE_DEVICES=MIG-...",
+                fix="Use the memory of one instance as the limit. `nvidia-smi -L` lists the instances; "
+                "select one with CUDA_VISIBLE_DEVICES=MIG-...",
             ),
         ),
     )

@@ -61,7 +61,7 @@ class EarlierError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What an error means, with its possible causes."""
+    """The explanation of an error, with its possible causes."""
 
     kind: ErrorKind
     certainty: ExplanationCertainty

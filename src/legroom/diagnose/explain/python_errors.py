@@ -90,7 +90,7 @@ _CLEAR_CLASSES = frozenset(
 )  # fmt: skip
 """Classes that are always program errors, whatever the message says."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
-"""Not memory errors either; their message tells more."""
+"""Other classes that are not memory errors, whose message is more specific."""
 
 _NOT_ABOUT_SIZE = re.compile(
     r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"

@@ -16,7 +16,7 @@ class Problem:
     node: cst.CSTNode
     """The code to point at."""
     message: str
-    """What is wrong, in one sentence without a final period, using the names in the code."""
+    """The problem in one sentence without a final period, using the names in the code."""
     help: str
     """How to fix it, without a final period."""
     edits: tuple[Edit, ...] = ()

@@ -19,13 +19,13 @@ SMALL_SEGMENT: Final = 2 * MiB
 """The size of the segments of the small pool."""
 
 FREE: Final = 0
-"""In the free list of its pool."""
+"""The block is in the free list of its pool."""
 ALLOCATED: Final = 1
-"""In use by the program."""
+"""The block is in use by the program."""
 PENDING_FREE: Final = 2
-"""Freed by the program, but still in use by another stream."""
+"""The block was freed by the program, but is still in use by another stream."""
 UNMAPPED: Final = 3
-"""Addresses of an expandable segment without memory."""
+"""The block is an address range of an expandable segment without memory."""
 STATE_NAMES: Final = ("inactive", "active_allocated", "active_pending_free", "unmapped")
 """The names in `torch.cuda.memory_snapshot()`."""
 

@@ -47,7 +47,7 @@ class SegmentSource:
         self.large = large
         self.statistics = statistics
         self.segments: dict[int, Segment] = {}
-        """By address."""
+        """The segments by address."""
         self.has_expandable = False
         """Whether an expandable segment was ever created."""
         self._expandable = ExpandableSegments(device, statistics, self.segments, self._new_segment)

@@ -15,8 +15,8 @@ from legroom.errors import UsageError
 from legroom.units import MiB
 
 ENVIRONMENT_NAMES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""In order of precedence: the first one that is set is used, even if it is empty. (Torch's documentation recommends the
-last name, but torch 2.13 still reads it last.)"""
+"""The environment variables in order of precedence: the first one that is set is used, even if it is empty.
+(Torch's documentation recommends the last name, but torch 2.13 still reads it last.)"""
 
 POWER_OF_TWO_INTERVALS: Final = 16
 """`roundup_power2_divisions` has one value for each power of two from 1 MiB to 64 GiB."""

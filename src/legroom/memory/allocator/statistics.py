@@ -72,12 +72,14 @@ class PoolStatistics:
         """Increases when a free completes; `freed` and `bytes_freed` increase when it is requested."""
         self.pending = 0
         self.pending_bytes = 0
-        """Of frees that are not complete, because another stream uses the block."""
+        """The totals of frees that are not complete, because another stream uses the block."""
         self.inactive_up = 0
         self.inactive_down = 0
         self.inactive_bytes_up = 0
         self.inactive_bytes_down = 0
-        """Of free blocks in segments that are partly in use. Like torch, without expandable segments."""
+        """The totals of free blocks in segments that are partly in use. As in torch, expandable segments are
+        not included.
+        """
         self.segments = Stat()
         self.reserved = Stat()
 

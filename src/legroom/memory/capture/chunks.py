@@ -100,7 +100,9 @@ class ChunkFile:
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """Allocated before reserved: if there is not enough room for all, the chunks of the former are kept."""
+        """The current peaks, allocated before reserved: if there is not enough room for all chunks, those of
+        the former are kept.
+        """
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
             **{("allocated", device): peak for device, peak in allocated.items()},

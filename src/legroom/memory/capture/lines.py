@@ -68,7 +68,7 @@ class LineEncoder:
         self.peak_allocated: defaultdict[int, int] = defaultdict(int)
         self.peak_reserved: defaultdict[int, int] = defaultdict(int)
         self.step_lines: list[str] = []
-        """The Step events of this chunk, which are kept if the chunk is dropped."""
+        """The Step events of this chunk, which stay in the file if the chunk is dropped."""
         self.ooms = 0
         """The number of Oom events in this chunk."""
         self._live: dict[int, Alloc] = {}

@@ -29,7 +29,7 @@ MAX_LINES = 60_000_000
 _READ_SIZE = MiB // 4
 _MAX_LINE = 4 * MiB
 _MAX_RATIO = 250
-"""Of decompressed to compressed size. Real captures have about 5; identical lines reach about 250."""
+"""The maximum ratio of decompressed to compressed size. Real captures have about 5; identical lines reach about 250."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Capture:
     run: dict[str, Any]
     """A description of the run: script, devices, versions, settings. JSON types, otherwise unchecked."""
     events: list[Event]
-    """In the order in which they happened."""
+    """The events in the order in which they happened."""
     truncated: bool
     """Whether the end is missing: the run was killed or is still running, or the file is damaged."""
     dropped: int

@@ -37,7 +37,7 @@ class Chunk:
     is_complete: bool = True
     """False if it replaces dropped chunks and contains only their steps."""
     every: int = 1
-    """One in `every` of those steps is kept."""
+    """Only one in `every` of those steps is stored."""
 
 
 def trim(

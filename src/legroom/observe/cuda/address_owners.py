@@ -33,9 +33,9 @@ class AddressOwners:
     """Collects `OwnedAddresses` while the script runs."""
 
     KEEP_TRANSIENT = 4096
-    """How many records of gradients and inputs are kept: enough for the steps in the history."""
+    """The maximum number of records of gradients and inputs: enough for the steps in the history."""
     KEEP_PERSISTENT = 64
-    """How many records of parameters, buffers and optimizer state are kept."""
+    """The maximum number of records of parameters, buffers and optimizer state."""
 
     def __init__(self) -> None:
         self.transient: deque[OwnedAddresses] = deque(maxlen=self.KEEP_TRANSIENT)
@@ -48,7 +48,7 @@ class AddressOwners:
     # --- callbacks
 
     def root_called(self, root: nn.Module, arguments: tuple[Any, ...], tick: int) -> None:
-        """A root module, which no other module called, starts its forward pass."""
+        """Record that a root module, which no other module called, starts its forward pass."""
         known = self._roots.get(id(root))
         if known is None or known() is not root:
             self._roots[id(root)] = weakref.ref(root)
@@ -58,7 +58,7 @@ class AddressOwners:
             self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Before an optimizer step, all gradients exist."""
+        """Record the gradients before an optimizer step, when all of them exist."""
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
@@ -84,7 +84,9 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """The state is allocated in the first step, or in the second if the first was skipped."""
+        """Record the optimizer state, which is allocated in the first step, or in the second if the first
+        was skipped.
+        """
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1

@@ -40,7 +40,7 @@ PRECEDENCE = (
     Category.RESULT,
     Category.TEMPORARY,
 )
-"""If a block has two recorded categories, the first one in this list applies."""
+"""The order of precedence: if a block has two recorded categories, the first one in this list applies."""
 
 
 class BlockLifetime:
@@ -139,8 +139,8 @@ def apply_holder_categories(
     *,
     in_backward: bool,
 ) -> None:
-    """Memory ran out while these blocks were alive. `categories` maps addresses to the categories of their holders. A
-    forward block without a known holder waits for its backward pass."""
+    """Assign categories to the blocks that were alive when memory ran out. `categories` maps addresses to
+    the categories of their holders. A forward block without a known holder waits for its backward pass."""
     for block in blocks_by_address:
         if block.known_category is not None or workspaces.claim(block):
             continue

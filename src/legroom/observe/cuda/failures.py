@@ -93,7 +93,7 @@ class FailureObserver:
             return
 
     def _survey_holders(self) -> HolderSurvey | None:
-        """The variables that hold memory; None after `MAX_SURVEYS` calls."""
+        """The variables that retain memory; None after `MAX_SURVEYS` calls."""
         if self._surveys >= self.MAX_SURVEYS:
             return None
         self._surveys += 1

@@ -66,13 +66,13 @@ per entry during the run. (A step of ResNet-50 has about 2,700 entries, one of a
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """An entry with its stack uses about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4
-"""After these steps, the number of entries per step is known."""
+"""The number of steps after which the number of entries per step is known."""
 CHECK_SECONDS = 0.5
-"""If no step ends (inference without a loader), the statistics are read at this interval, when a module is called."""
+"""The interval at which statistics are read if no step ends (inference without a loader), when a module is called."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """If recording fails, the script continues without it, and the capture contains the reason."""
+    """Decorate a method so that errors in it end the recording, not the script. The capture contains the reason."""
 
     @functools.wraps(method)
     def guarded(self: "CudaHistory", *args: Any, **kwargs: Any) -> None:
@@ -111,7 +111,7 @@ class CudaHistory:
         self._max_per_step = 0
         self._batches: deque[LoaderBatch] = deque(maxlen=AddressOwners.KEEP_TRANSIENT)
         self._pending: deque[tuple[int, PendingEvent]] = deque()
-        """Each with the number of entries that its device had at that time."""
+        """The pending events, each with the number of entries that its device had at that time."""
         self._started = time.time()
         self._emitted_until = 0.0
         self._checked = time.perf_counter()
@@ -444,7 +444,7 @@ class _Ring:
         """The number of entries before the step with the highest peak; None after it was read."""
 
     def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
-        """A step, or an interval without steps, ended with these peaks."""
+        """Record that a step, or an interval without steps, ended with these peaks."""
         if peak_allocated > self.peak_allocated or peak_reserved > self.peak_reserved:
             self.peak_allocated = max(peak_allocated, self.peak_allocated)
             self.peak_reserved = max(peak_reserved, self.peak_reserved)

@@ -55,7 +55,7 @@ TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
 
 
 class AllocationFailure(NamedTuple):
-    """A failed allocation that became an error, with the memory figures at that time."""
+    """A failed allocation that became an error, with the memory use at that time."""
 
     device: int
     wanted: int
@@ -75,7 +75,7 @@ class AllocationFailure(NamedTuple):
     """The running autograd node, or the called function; "" if unknown."""
     message: str = ""
     survey: HolderSurvey | None = None
-    """The variables that held memory; None if they were not searched."""
+    """The variables that retained memory; None if they were not searched."""
     other_processes: str = ""
     """The other processes on the device, as text."""
 
@@ -149,7 +149,7 @@ class _Reading:
         self._stacks = Stacks()
         self._blocks = BlocksInUse(settings)
         self._events: list[tuple[float, Event | BlockLifetime]] = []
-        """In order. A block represents its Alloc, which is created when its category is known."""
+        """The events in order. A block represents its Alloc, which is created when its category is known."""
         self._earlier = list(history.blocks_by_address.values())
         self._passes: list[list[tuple[BlockLifetime, bool]]] = []
         self._time = self._seconds(trace[0]) if trace else 0.0
@@ -162,7 +162,7 @@ class _Reading:
         self._failed_in: Phase | None = None
         """The phase in which memory ran out, if it did."""
         self._survey: HolderSurvey | None = None
-        """The variables that held memory then."""
+        """The variables that retained memory then."""
 
     # --- the state before the first entry
 

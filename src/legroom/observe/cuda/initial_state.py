@@ -30,7 +30,7 @@ class InitialState(NamedTuple):
     """The state of a device before the first entry of its history."""
 
     blocks: dict[int, InitialBlock]
-    """By address."""
+    """The blocks by address."""
     segments: dict[int, int]
     """Sizes by address, without expandable segments."""
     reserved: int

@@ -89,7 +89,7 @@ class Markers:
         return tick
 
     def enter_module(self, activity: str, module: str) -> None:
-        """Another module is running now."""
+        """Record that another module is running now."""
         if self._stamp is not None:
             code = self._codes.get(module)
             if code is None:

@@ -43,7 +43,9 @@ class ModuleMarkers:
         self._replacement: Callable[..., Any] | None = None
 
     def attach(self) -> None:
-        """Without torch's private method, modules, forward passes and inputs are not recognized."""
+        """Start marking modules. Without torch's private method, modules, forward passes and inputs are not
+        recognized.
+        """
         original = getattr(nn.Module, "_call_impl", None)
         if original is not None:
             self._is_attached = True

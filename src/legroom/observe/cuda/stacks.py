@@ -16,7 +16,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 
 
 class Stack(NamedTuple):
-    """What is known from a stack."""
+    """The information from one stack."""
 
     frame: Frame | None
     """The innermost line of the user's code; without one, the innermost line of a library."""

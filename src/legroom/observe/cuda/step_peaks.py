@@ -24,9 +24,9 @@ class StepPeaks:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
         self._saved: dict[int, _SavedPeaks] = {}
-        """By device: the peaks before the resets of this class, since the script's last reset."""
+        """The peaks before the resets of this class, since the script's last reset, by device."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
-        """By device: allocated and reserved peaks of the current step before a reset by the script."""
+        """The allocated and reserved peaks of the current step before a reset by the script, by device."""
         self._exit = ExitStack()
 
     def install(self) -> None:

@@ -77,8 +77,8 @@ class CategoryTracker:
     ) -> None:
         """Update every category that can be determined now. Call it before a report on the current state.
 
-        `tensors`: tensors whose graphs hold the activations so far, such as local variables on the call stack. `by_holder`: storage
-        key → category derived from the holder.
+        `tensors`: tensors whose graphs contain the activations so far, such as local variables on the call
+        stack. `by_holder`: storage key → category derived from the holder.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():

@@ -1,4 +1,4 @@
-"""Which device a storage is on, and on which device the results of an operation will be.
+"""Determines the device of a storage, and the device of the results of an operation.
 
 On a virtual GPU, CPU tensors represent device tensors. A result is on the device of the operation's inputs, unless the call requested
 another one (`CallContext.target`). If an operation mixes devices, it raises torch's own error, as CUDA would.
@@ -21,7 +21,7 @@ INHERIT = -2
 
 
 class CallContext(threading.local):
-    """What the running call of this thread requested for its results."""
+    """The device that the running call of this thread requested for its results."""
 
     target: int = INHERIT
     factory_target: int = INHERIT

@@ -62,13 +62,15 @@ class OpLocator(threading.local):
         return location
 
     def no_allocation(self) -> None:
-        """An operation allocated nothing: check whether the backward pass has ended."""
+        """Check whether the backward pass has ended, after an operation that allocated nothing."""
         if self.in_backward and current_node() is None:
             self.in_backward = False
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """The first guess; `CategoryTracker` corrects it when the tensor's role becomes known."""
+        """The first guess of a tensor's category. `CategoryTracker` corrects it when the tensor's role
+        becomes known.
+        """
         if phase is Phase.BACKWARD:
             node = current_node()
             if node is not None and "AccumulateGrad" in node.name():

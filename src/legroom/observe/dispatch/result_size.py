@@ -39,7 +39,7 @@ class ResultSizes:
 
 
 def upper_bound(args: Sequence[Any]) -> float:
-    """At least as many elements as any operation with these arguments creates."""
+    """An upper bound on the elements that any operation with these arguments creates."""
     bound: float = 1
     has_tensor = False
     for argument in args:

@@ -167,7 +167,7 @@ class FakeTensors:
         swap = torch.utils.swap_tensors
 
         def swap_data(tensor: Any, other: Any) -> None:
-            """`Module.to` swaps fake tensors, which fails if one has weak references: assign `data` instead."""
+            """Assign `data` to fake tensors. `Module.to` would swap them, which fails if one has weak references."""
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data
             else:

@@ -20,7 +20,7 @@ from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.storages import tensors_in
 
 MAX_TRACKED_BYTES = 4 << 20
-"""Values of larger tensors are not tracked."""
+"""The maximum size of tensors whose values are tracked."""
 MAX_FILLED_BYTES = 64 << 10
 """The limit for tensors filled without reading another tensor's values (`zeros_like`). Most of these are optimizer state or
 gradients, whose values are never read."""
@@ -213,7 +213,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:
-    """Sparse tensors are never tracked, so they count as too large."""
+    """Whether a tensor is too large to track. Sparse tensors are never tracked, so they count as too large."""
     return tensor.layout is not torch.strided or tensor.nbytes > most
 
 

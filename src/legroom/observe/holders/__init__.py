@@ -1,1 +1,1 @@
-"""What keeps a tensor alive: reference paths, retained size, and the names in the user's code."""
+"""Finds what keeps a tensor alive: reference paths, retained size, and the names in the user's code."""

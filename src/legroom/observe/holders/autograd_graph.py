@@ -29,7 +29,8 @@ _unpacks_freely = False
 
 @contextlib.contextmanager
 def unpack_until_packed() -> Iterator[None]:
-    """On a torch without `SavedTensor.data`, read saved tensors by unpacking them until the program uses a pack hook.
+    """Allow reading saved tensors by unpacking them, on a torch without `SavedTensor.data`, until the
+    program uses a pack hook.
 
     Enter it before the program builds graphs: hooks that were entered earlier are not noticed.
     """
@@ -89,7 +90,7 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def _saved_variables(node: Any) -> Iterator[Any]:
-    """What a node saved, still packed. Raises `RuntimeError` if the graph was freed."""
+    """The saved variables of a node, still packed. Raises `RuntimeError` if the graph was freed."""
     for name in _saved_attributes(type(node)):
         raw = getattr(node, name)
         yield from raw if isinstance(raw, tuple | list) else (raw,)
@@ -142,7 +143,7 @@ def closure_values(function: FunctionType) -> Iterator[Any]:
 
 
 def has_pack_hooks(node: Any) -> bool:
-    """Whether what a node saved is hidden by a pack hook (checkpointing, offloading)."""
+    """Whether a pack hook (checkpointing, offloading) hides the tensors that a node saved."""
     for name in _saved_attributes(type(node)):
         try:
             raw = getattr(node, name)

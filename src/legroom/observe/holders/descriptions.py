@@ -34,14 +34,14 @@ _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
 """A cache with at least this `maxsize` counts as unbounded."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
-"""The attributes of an object count as a container if they hold tensors of this many iterations."""
+"""The attributes of an object count as a container if they contain tensors of this many iterations."""
 
 
 class StoredName(NamedTuple):
     """A variable or attribute on the path to an object."""
 
     name: str
-    """As in source code, from the root on: `node.parent`."""
+    """The path as in source code, from the root on: `node.parent`."""
     stored_as: str
     is_attribute: bool
     file: str | None
@@ -61,7 +61,7 @@ class HolderPath(NamedTuple):
     """The path from a name in the program to an object."""
 
     name: str
-    """As in source code: `losses`, `trainer.history`, `Probe.seen`; "" if no name references it."""
+    """The path as in source code: `losses`, `trainer.history`, `Probe.seen`; "" if no name references it."""
     stored_as: str
     """The last name on the path: the variable or attribute that things are stored in."""
     is_attribute: bool
@@ -89,7 +89,7 @@ class HolderPath(NamedTuple):
     is_mapping: bool = False
     """Whether the container stores items by keys that can repeat, so it may only be filling."""
     iterations: int = 0
-    """From how many iterations it is known to have tensors."""
+    """The number of iterations from which it is known to have tensors."""
     keys: tuple[str, ...] = ()
     """The literal keys on the path."""
     aliases: tuple[StoredName, ...] = ()
@@ -105,7 +105,7 @@ class HolderPath(NamedTuple):
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
-"""No path was found."""
+"""The result if no path was found."""
 
 
 class _Step(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which variables in the user's frames, or which running calls, retain device memory.
+"""Finds the variables in the user's frames, and the running calls, that retain device memory.
 
 Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be in any Python variable yet.
 That call retains them, so the report names the user's line that made the call. The callers pass where and when each
@@ -42,13 +42,15 @@ class LargestHolders(NamedTuple):
     """The holders that retain the most device memory."""
 
     largest: list[Holder]
-    """Largest first."""
+    """The holders, largest first."""
     total_bytes: int
     """Bytes that all variables and running calls retain together. Each storage counts once."""
 
 
 class HolderSurvey(NamedTuple):
-    """What each variable and running call retained at one moment. Keeps no reference to the program's objects."""
+    """The storages that each variable and running call retained at one moment. Keeps no reference to the
+    program's objects.
+    """
 
     variables: list[Holder]
     by_variables: dict[int, int]
@@ -114,7 +116,7 @@ def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> li
 
 
 def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
-    """What the variables of all functions on the call stack retain, from `frame` outwards."""
+    """Survey what the variables of all functions on the call stack retain, from `frame` outwards."""
     holders: list[Holder] = []
     by_variables: dict[int, int] = {}
     by_calls: dict[Frame, dict[int, int]] = {}

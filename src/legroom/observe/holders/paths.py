@@ -224,7 +224,9 @@ class _Search:
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """No name references the target: an attribute of an instance in a reference cycle, or nothing in Python."""
+        """The path if no name references the target: an attribute of an instance in a reference cycle, or
+        nothing in Python.
+        """
         chain: list[Any] = []
         for item in reversed(self._seen.values()):
             if (

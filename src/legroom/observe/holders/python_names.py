@@ -80,7 +80,7 @@ class Variables:
             frame = frame.f_back
 
     def _read_context(self, file: str | None) -> None:
-        """The garbage collector does not track the values of context variables."""
+        """Read the values of context variables, which the garbage collector does not track."""
         for variable, value in contextvars.copy_context().items():
             self.locals.setdefault(id(value), []).append(Root(variable.name, file, "", 0, "variable"))
             del value

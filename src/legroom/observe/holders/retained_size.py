@@ -46,7 +46,7 @@ class RetainedStorages:
         """Graph node → the storages that it saved."""
         self._storages: dict[int, int] = {}
         self._results: dict[int, tuple[Any, dict[int, int]]] = {}
-        """By `id`, because the same object is often a variable of several functions."""
+        """Results by `id`, because the same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
         """Storage key → bytes of everything on a device that `value` keeps alive."""

@@ -1,8 +1,9 @@
-"""Which of the user's functions are called, and which repeatedly, according to the source.
+"""Finds which of the user's functions are called, and which repeatedly, according to the source.
 
-A method that empties a buffer has no effect if nothing calls it. Functions are compared by name, so in doubt a function counts as
-called: its name occurs anywhere, it overrides a library's method (a hook of a trainer), it is a special method, or it is a plain
-function that may be called from outside (a test, an entry point).
+A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If it is
+uncertain, a function counts as called: its name occurs anywhere, it overrides a library's method (a hook of
+a trainer), it is a special method, or it is a plain function that may be called from outside (a test, an
+entry point).
 """
 
 import ast
@@ -24,14 +25,14 @@ class Calls(NamedTuple):
     """Names of called functions."""
 
     called: frozenset[str]
-    """Their names occur in code that runs."""
+    """Functions whose names occur in code that runs."""
     repeated: frozenset[str]
-    """Their names occur in a loop, or in a function that is itself called repeatedly."""
+    """Functions whose names occur in a loop, or in a function that is itself called repeatedly."""
     mentions: Mapping[str, frozenset[str]]
     """Function ("" at module level) → the names that occur in it."""
 
     def reached_from(self, functions: Iterable[str]) -> set[str]:
-        """These functions and all that they call, directly or indirectly."""
+        """Return these functions and all that they call, directly or indirectly."""
         return _closure(set(functions), self.mentions)
 
 
@@ -54,7 +55,7 @@ class _CallCollector:
         self._called_externally: set[str] = set()
         """Functions that a library or Python calls."""
         self._plain_functions: set[str] = set()
-        """They may be called from code that is not loaded."""
+        """Functions that may be called from code that is not loaded."""
         self._containers: set[tuple[bool, str]] = set()
         """Attributes (True) and variables that are assigned a container somewhere: their `clear` is not a user's function."""
 

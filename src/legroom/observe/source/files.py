@@ -1,4 +1,4 @@
-"""The user's parsed source: loaded files and notebook cells. Files that cannot be read are skipped."""
+"""Parses the user's source: loaded files and notebook cells. Files that cannot be read are skipped."""
 
 import ast
 import linecache

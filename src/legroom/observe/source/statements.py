@@ -1,4 +1,4 @@
-"""What a reader of source code found about one name."""
+"""The facts that a reader of source code collects about one name."""
 
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ class StoringStatement(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """Where the name is used: the function, and whether in a loop."""
+    """A use of the name: the function, and whether it is in a loop."""
 
     function: str
     in_loop: bool

@@ -165,14 +165,14 @@ def _read(
 
 
 class _ArgumentUse(NamedTuple):
-    """What a function does with one of its arguments."""
+    """How a function uses one of its arguments."""
 
     removals: list[Occurrence]
     limits: list[Occurrence]
 
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
-    """What the called function does with the argument; None if it is not a function of the user."""
+    """How the called function uses the argument; None if it is not a function of the user."""
     for file in files:
         function = functions_in(file).get(passed.function)
         if function is None:
@@ -211,7 +211,7 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """Without what runs once, after the loop that stores."""
+        """The usage without statements that run once, after the loop that stores."""
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [each for each in that_run(occurrences) if each.in_loop or each.function not in loops_once]
 

@@ -50,7 +50,9 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """`if step < 10:`, also as a part of a longer test: a counter is below a limit. Not `if loss < best:`."""
+    """Whether a test requires that a counter is below a limit: `if step < 10:`, also as a part of a longer
+    test. Not `if loss < best:`.
+    """
     return any(
         isinstance(part, ast.Compare)
         and any(isinstance(operator, ast.Lt | ast.LtE) for operator in part.ops)
@@ -60,13 +62,13 @@ def is_below(node: ast.If) -> bool:
 
 
 def _is_counter(node: ast.AST) -> bool:
-    """A name that suggests a counter (`global_step`, `self.seen`, `i`), or a length."""
+    """Whether an expression is a counter: a name that suggests one (`global_step`, `self.seen`, `i`), or a length."""
     name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
     return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
 
 
 def is_zero_or_one(value: ast.expr) -> bool:
-    """A comparison with 0 or 1 tests for emptiness, not for a size."""
+    """Whether an expression is 0 or 1: a comparison with it tests for emptiness, not for a size."""
     return isinstance(value, ast.Constant) and value.value in (0, 1)
 
 
@@ -190,7 +192,9 @@ def called_name(node: ast.AST) -> str:
 
 
 def is_empty(value: ast.expr) -> bool:
-    """An empty or initial value: `[]`, `{}`, `list()`, `deque(maxlen=3)`, `defaultdict(list)`, `0`, `None`."""
+    """Whether an expression is an empty or initial value: `[]`, `{}`, `list()`, `deque(maxlen=3)`,
+    `defaultdict(list)`, `0`, `None`.
+    """
     if isinstance(value, ast.List | ast.Tuple | ast.Set):
         return not value.elts
     if isinstance(value, ast.Dict):

@@ -1,1 +1,3 @@
-"""GPUs of any size on a machine with none: `VirtualGPU` in `gpu`, and one file for each thing it must pretend."""
+"""Virtual GPUs of any size on a machine without a GPU: `VirtualGPU` in `gpu`, and one module for each part
+that it simulates.
+"""

@@ -263,7 +263,7 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
 
 
 def _discard_events_of_forks(recorder: Recorder) -> None:
-    """A forked child (a DataLoader worker) goes on computing. Its events must not mix with those of the parent."""
+    """Discard the events of a forked child (a DataLoader worker), which must not mix with those of the parent."""
     reference = weakref.ref(recorder)
 
     def in_child() -> None:

@@ -72,7 +72,7 @@ def _percent(size: int, total: int) -> str:
 
 
 def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
-    """Blanks up to `offset`, then a bar as long as the share; a thin line if the share is less than half a column."""
+    """Blanks up to `offset`, then a bar for the value; a thin line if it is shorter than half a column."""
     start = min(int(offset / total * width), width - 1)
     end = min(max(round((offset + share.bytes) / total * width), start + 1), width)
     if share.bytes < total / width / 2:

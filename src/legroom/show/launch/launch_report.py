@@ -25,7 +25,7 @@ MAX_RANKS = 16
 
 
 def render_launch_start(plan: LaunchPlan, folder: LaunchFolder | None) -> RenderableType:
-    """What is about to start, and the equivalent torchrun command."""
+    """Render what is about to start, and the equivalent torchrun command."""
     output = f", output in {folder.path}" if folder is not None else ""
     return Group(
         Text(f"legroom: starting {_format_plan(plan)}{output}. Equivalent torchrun command:"),
@@ -55,7 +55,7 @@ def _format_gpus(plan: LaunchPlan) -> str:
 
 
 def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
-    """An attempt failed and another starts."""
+    """Render that an attempt failed and another starts."""
     cause = attempt.cause
     reason = "a node joined or left" if cause is None else _what_happened(cause, attempt)
     return Text(

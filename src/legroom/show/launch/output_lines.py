@@ -45,7 +45,7 @@ class RankLines:
             ]
 
     def drain(self) -> None:
-        """All ranks so far have exited: show their remaining output and stop following them."""
+        """Show the remaining output of all ranks so far, which have exited, and stop following them."""
         with self._lock:
             for log in self._logs:
                 log.poll()

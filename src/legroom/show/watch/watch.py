@@ -206,7 +206,7 @@ class _Line:
         """The number of items in the last plain line."""
 
     def advance(self) -> None:
-        """The next item is requested, so the previous one, if any, is done."""
+        """Count the previous item, if any, as done, because the next one is requested."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:

@@ -1,4 +1,4 @@
-"""Values of expressions, for the flow analysis."""
+"""Evaluates expressions for the flow analysis."""
 
 from collections.abc import Sequence
 from dataclasses import replace

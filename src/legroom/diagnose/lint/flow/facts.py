@@ -25,7 +25,7 @@ class Function:
     local_names: frozenset[str] = frozenset()
     """Names that it assigns, except parameters."""
     no_grad: bool = False
-    """A decorator or every caller disables gradients."""
+    """Whether a decorator or every caller disables gradients."""
     grad_mode_varies: bool = False
     """Whether the gradient mode depends on a variable: `set_grad_enabled(training)`."""
     backward: bool = False
@@ -77,7 +77,7 @@ class LoopFact:
     outer: "LoopFact | None"
     iterable: Value = UNKNOWN
     iterable_path: str = ""
-    """What it iterates over, as written: `test_loader`."""
+    """The iterated expression as written: `test_loader`."""
     bound: set[str] = field(default_factory=set)
     """The names that each iteration rebinds."""
     first: int = 0

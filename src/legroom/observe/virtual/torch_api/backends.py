@@ -60,7 +60,7 @@ def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
 
 
 def _profiler_on_cpu() -> Iterable[Replacement]:
-    """A profile of CUDA becomes a profile of the CPU, which does the work."""
+    """Replace a profile of CUDA by a profile of the CPU, which runs the operations."""
     profile: Any = torch.autograd.profiler.profile
     original_init = profile.__init__
 
