@@ -54,7 +54,7 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     recorded_workspaces,
     table,
 )
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, tensor_bytes
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
 H200 = find_gpu("h200")
 Answer = tuple[int, int, dict[int, int]]

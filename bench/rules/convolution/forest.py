@@ -34,8 +34,8 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     output_sizes,
 )
 from legroom.observe.cuda_rules.convolution.split_k import actual_operation
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, tensor_bytes
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_for
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
 LARGEST = 4 << 30
 """Bytes. Larger workspaces are not learned: kernels split such convolutions, and they are rare."""

@@ -26,7 +26,7 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     table,
     table_text,
 )
-from legroom.observe.cuda_rules.convolution.workspace import Convolution
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
 
 
 def main(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 CUDA's list is fixed, so every status is recognized. A status appears in logs in five forms: `cudaErrorIllegalAddress` (runtime),
 `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its message. A message that is
-specific to CUDA matches anywhere; a generic one only after a prefix such as `CUDA error:`. `oom.messages` has the out-of-memory
+specific to CUDA matches anywhere; a generic one only after a prefix such as `CUDA error:`. `oom.known_messages` has the out-of-memory
 statuses.
 """
 

@@ -30,7 +30,7 @@ from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
 from legroom.diagnose.explain.rules import CAUSE_PATTERNS
 from legroom.diagnose.explain.sizes import causes_from_sizes, summarize_shapes, summarize_sizes
-from legroom.diagnose.oom.messages import Certainty
+from legroom.diagnose.oom.known_messages import Certainty
 from legroom.diagnose.oom.recognize import ErrorClassification, classify
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.errors import UsageError

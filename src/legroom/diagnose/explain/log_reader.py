@@ -19,7 +19,7 @@ from legroom.diagnose.explain.error_lines import (
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
 from legroom.diagnose.explain.python_errors import classify_python_error, is_uninformative
 from legroom.diagnose.explain.rules import RULES, memory_code
-from legroom.diagnose.oom.messages import MESSAGE_PATTERNS, Certainty, MessagePattern
+from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
 _CHUNK, _OVERLAP = 1 << 20, 1 << 14
 """Characters per chunk, and characters that are searched again with the next chunk, because an error may span both."""

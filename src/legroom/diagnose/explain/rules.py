@@ -1,7 +1,7 @@
 """Messages of errors that are not about memory, and the code of the page that explains each.
 
 The table is read from the top: if several entries match the same line, the first counts. The explanation (meaning, causes, checks and
-fixes) is on the code's page. `oom.messages` has the messages about memory; `memory_code` maps them to codes.
+fixes) is on the code's page. `oom.known_messages` has the messages about memory; `memory_code` maps them to codes.
 
 A `weak` entry reports a consequence: a launcher lists exited processes, a peer lost its connection. It is the result only if the log
 contains no other error.
@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 from legroom.diagnose.explain.cuda_statuses import STATUSES, pattern_of
-from legroom.diagnose.oom.messages import Certainty, MessagePattern, compile_variants
+from legroom.diagnose.oom.known_messages import Certainty, MessagePattern, compile_variants
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,35 @@
 """Suggested changes after an out-of-memory error, most useful first, each with its estimated saving.
 
 Every rule reads the same evidence: the memory in use at the failure, the failed request, and the allocations before it. Rules
-in `retained_memory` find memory that the program retains by mistake. Rules in `memory_options` reduce the memory of a
+in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce the memory of a
 correct program. A mistake that frees enough memory comes first, because other changes would only postpone the failure.
 
 `saves` is an estimate of the bytes that the change frees at the failure; the message states its assumptions.
 """
 
-from legroom.diagnose.oom import memory_options, retained_memory
+from legroom.diagnose.oom import retention_advice, saving_advice
 from legroom.diagnose.oom.evidence import Evidence, Rule
 from legroom.findings import Finding
 
 RULES: tuple[Rule, ...] = (
-    memory_options.operation_larger_than_device,
-    memory_options.weights_do_not_fit,
-    retained_memory.grows_each_step,
-    retained_memory.earlier_steps_graph,
-    retained_memory.evaluates_with_gradients,
-    retained_memory.retained_by_container,
-    retained_memory.retained_by_variable,
-    retained_memory.gradients_during_forward,
-    memory_options.dataset_on_device,
-    memory_options.fragmentation,
-    memory_options.process_fraction,
-    memory_options.others_on_device,
-    memory_options.optimizer_state_does_not_fit,
-    memory_options.optimizer_temporaries,
-    memory_options.smaller_batch,
-    memory_options.autocast,
-    memory_options.checkpoint_activations,
-    memory_options.spill_activations,
+    saving_advice.operation_larger_than_device,
+    saving_advice.weights_do_not_fit,
+    retention_advice.grows_each_step,
+    retention_advice.earlier_steps_graph,
+    retention_advice.evaluates_with_gradients,
+    retention_advice.retained_by_container,
+    retention_advice.retained_by_variable,
+    retention_advice.gradients_during_forward,
+    saving_advice.dataset_on_device,
+    saving_advice.fragmentation,
+    saving_advice.process_fraction,
+    saving_advice.others_on_device,
+    saving_advice.optimizer_state_does_not_fit,
+    saving_advice.optimizer_temporaries,
+    saving_advice.smaller_batch,
+    saving_advice.autocast,
+    saving_advice.checkpoint_activations,
+    saving_advice.spill_activations,
 )
 """In order of effort, least first."""
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
-from legroom.diagnose.oom.messages import Certainty, find_pattern
+from legroom.diagnose.oom.known_messages import Certainty, find_pattern
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 

@@ -25,7 +25,7 @@ from legroom.observe.leaks import storing_trace
 from legroom.observe.leaks.counters import MemoryCounters
 from legroom.observe.leaks.graph_ages import BackwardRoots, NodeNumbers
 from legroom.observe.leaks.iterations import IterationTracker
-from legroom.observe.leaks.scan_schedule import RareGrowthScans, SamplingBudget
+from legroom.observe.leaks.sampling_budget import RareGrowthScans, SamplingBudget
 from legroom.observe.leaks.storing_trace import StoringTrace
 from legroom.observe.leaks.suspects import Suspect
 from legroom.observe.leaks.window import MAX_SCANS, TENSOR_SCANS, ScanWindow

@@ -8,7 +8,7 @@ import oom_messages as texts
 import pytest
 import torch
 
-from legroom.diagnose.oom.messages import MESSAGE_PATTERNS, longest_literal
+from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, longest_literal
 from legroom.diagnose.oom.recognize import Certainty, classify, device_memory, is_oom, low_memory
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import GiB, KiB, MiB

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules.convolution.decide import WorkspaceGuess, by_rules, guess_workspaces
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery
-from legroom.observe.cuda_rules.convolution.workspace import Convolution
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
+from legroom.observe.cuda_rules.convolution.workspace_source import WorkspaceGuess, by_rules, guess_workspaces
 from legroom.observe.cuda_rules.ops import reductions
 from legroom.observe.cuda_rules.plan import (
     MemoryPlan,

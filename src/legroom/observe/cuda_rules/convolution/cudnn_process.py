@@ -29,7 +29,7 @@ from legroom.observe.cuda_rules.convolution.cudnn_location import (
     packaged_version,
 )
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery
-from legroom.observe.cuda_rules.convolution.workspace import Convolution
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
 from legroom.observe.cuda_rules.versions import RULES_VERSION
 
 MAX_CRASHES = 3

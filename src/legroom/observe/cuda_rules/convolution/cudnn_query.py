@@ -43,8 +43,8 @@ from legroom.observe.cuda_rules.convolution.split_k import (
     max_partial_sums,
     product_in_groups,
 )
-from legroom.observe.cuda_rules.convolution.workspace import Convolution
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes, kernel_formula
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
 
 OPERATIONS = (ConvOperation.FORWARD, ConvOperation.INPUT_GRADIENT, ConvOperation.WEIGHT_GRADIENT)
 """The operations in the order of `ConvWorkspaces`."""

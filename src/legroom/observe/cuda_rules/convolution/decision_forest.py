@@ -20,8 +20,8 @@ from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS
 from legroom.observe.cuda_rules.convolution.gpu_only_kernels import kernel_problem
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery
 from legroom.observe.cuda_rules.convolution.split_k import actual_operation, product_of
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, tensor_bytes
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
 FOREST = Path(__file__).with_name("convolutions_h200.forest.gz")
 LEAF = 255

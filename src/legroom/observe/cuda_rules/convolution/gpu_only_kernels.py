@@ -14,7 +14,7 @@ from typing import NamedTuple
 from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation, SkippedKernel
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer
 from legroom.observe.cuda_rules.convolution.split_k import actual_operation
-from legroom.observe.cuda_rules.convolution.workspace import (
+from legroom.observe.cuda_rules.convolution.workspace_rules import (
     PARALLEL_GROUPS,
     Convolution,
     ceil_div,

@@ -4,7 +4,7 @@ Kernels use a few combinations of copies, each named by a letter (`LAYOUTS`). De
 all are exact to the byte.
 """
 
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, group_width, round_up
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, group_width, round_up
 
 
 def copy_bytes(layout: str, c: Convolution) -> int:

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, ConvWorkspaces
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, ConvWorkspaces
 
 TABLE = Path(__file__).with_name("convolutions_h200.jsonl.gz")
 UNIT = 512

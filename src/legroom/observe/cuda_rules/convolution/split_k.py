@@ -11,7 +11,12 @@ from math import prod
 from typing import NamedTuple
 
 from legroom.observe.cuda_rules.convolution.cudnn_library import ConvOperation
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, ceil_div, group_width, round_up
+from legroom.observe.cuda_rules.convolution.workspace_rules import (
+    Convolution,
+    ceil_div,
+    group_width,
+    round_up,
+)
 
 
 class MatrixProduct(NamedTuple):

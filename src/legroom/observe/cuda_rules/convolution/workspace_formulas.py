@@ -34,7 +34,7 @@ from legroom.observe.cuda_rules.convolution.split_k import (
     product_in_groups,
     product_of,
 )
-from legroom.observe.cuda_rules.convolution.workspace import (
+from legroom.observe.cuda_rules.convolution.workspace_rules import (
     PARALLEL_GROUPS,
     Convolution,
     ceil_div,

@@ -7,7 +7,7 @@ from torch import nn
 from traced_plans import scratch_bytes, step_order, traced
 
 from legroom.gpus.catalog import find_gpu
-from legroom.observe.cuda_rules.convolution import decide, recorded_table, workspace
+from legroom.observe.cuda_rules.convolution import recorded_table, workspace_rules, workspace_source
 from legroom.observe.cuda_rules.convolution.recorded_table import (
     WORKSPACE_KINDS,
     ConvLayer,
@@ -15,7 +15,7 @@ from legroom.observe.cuda_rules.convolution.recorded_table import (
     kind_bytes,
     look_up,
 )
-from legroom.observe.cuda_rules.convolution.workspace import Convolution
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution
 from legroom.observe.cuda_rules.plan import ScratchAlloc
 from legroom.units import MiB
 
@@ -25,10 +25,10 @@ H200 = find_gpu("h200")
 @pytest.fixture(autouse=True)
 def _without_cudnn(monkeypatch):
     """These tests are about the table, the forest and the rules."""
-    monkeypatch.setattr(decide, "cudnn_process", lambda: None)
-    decide.guess_workspaces.cache_clear()
+    monkeypatch.setattr(workspace_source, "cudnn_process", lambda: None)
+    workspace_source.guess_workspaces.cache_clear()
     yield
-    decide.guess_workspaces.cache_clear()
+    workspace_source.guess_workspaces.cache_clear()
 
 
 def layer(batch, inputs, outputs, side, kernel, *, stride=1, element=4, last=False, groups=1):
@@ -45,64 +45,64 @@ def copies(c, **parts):
 def test_an_ordinary_convolution_copies_input_weights_and_output():
     c = layer(256, 64, 64, 56, 3)
 
-    assert workspace.forward(c) == copies(c) == 411189248
+    assert workspace_rules.forward(c) == copies(c) == 411189248
 
 
 def test_a_pointwise_convolution_is_a_matrix_product_without_workspace():
-    assert workspace.forward(layer(64, 256, 64, 56, 1)) == 0
+    assert workspace_rules.forward(layer(64, 256, 64, 56, 1)) == 0
 
 
 def test_a_strided_pointwise_convolution_is_converted():
     c = layer(128, 512, 1024, 28, 1, stride=2)
 
-    assert workspace.forward(c) == 294 * MiB
+    assert workspace_rules.forward(c) == 294 * MiB
 
 
 def test_a_convolution_with_few_input_channels_needs_no_workspace():
-    assert workspace.forward(layer(16, 3, 64, 224, 3)) == 0
+    assert workspace_rules.forward(layer(16, 3, 64, 224, 3)) == 0
 
 
 def test_channels_last_images_need_no_conversion():
-    assert workspace.forward(layer(64, 64, 64, 56, 3, last=True)) == 0
-    assert workspace.input_gradient(layer(64, 64, 64, 56, 3, last=True, element=2)) == 0
+    assert workspace_rules.forward(layer(64, 64, 64, 56, 3, last=True)) == 0
+    assert workspace_rules.input_gradient(layer(64, 64, 64, 56, 3, last=True, element=2)) == 0
 
 
 def test_channels_last_with_odd_channels_is_padded():
     c = layer(64, 3, 64, 224, 7, stride=2, last=True, element=2)
 
-    assert workspace.forward(c) >= 64 * 8 * 224 * 224 * 2
+    assert workspace_rules.forward(c) >= 64 * 8 * 224 * 224 * 2
 
 
 def test_contiguous_depthwise_convolutions_need_no_workspace():
     c = layer(64, 96, 96, 56, 7, groups=96)
 
-    assert workspace.forward(c) == workspace.weight_gradient(c, H200) == 0
+    assert workspace_rules.forward(c) == workspace_rules.weight_gradient(c, H200) == 0
 
 
 def test_channels_last_depthwise_weight_gradients_have_eight_partial_sums():
     c = layer(96, 768, 768, 7, 7, groups=768, last=True, element=2)
 
-    assert workspace.weight_gradient(c, H200) == 115605504
+    assert workspace_rules.weight_gradient(c, H200) == 115605504
 
 
 def test_a_pointwise_weight_gradient_is_one_product_per_image():
     c = layer(200, 480, 112, 14, 1)
 
-    assert workspace.weight_gradient(c, H200) == 200 * 480 * 112 * 4
+    assert workspace_rules.weight_gradient(c, H200) == 200 * 480 * 112 * 4
 
 
 def test_weight_gradients_are_summed_by_as_many_blocks_as_the_gpu_runs():
     c = layer(128, 128, 128, 28, 3)
-    partial = workspace.weight_gradient(c, H200) - copies(c)
+    partial = workspace_rules.weight_gradient(c, H200) - copies(c)
 
     assert partial == 14 * 128 * 128 * 9 * 4
-    assert workspace.weight_gradient(c, find_gpu("t4")) < workspace.weight_gradient(c, H200)
+    assert workspace_rules.weight_gradient(c, find_gpu("t4")) < workspace_rules.weight_gradient(c, H200)
 
 
 def test_half_precision_pads_channels_to_eight():
     c = layer(16, 12, 64, 28, 3, element=2)
 
-    assert workspace.forward(c) == copies(c, to=8) > copies(c)
+    assert workspace_rules.forward(c) == copies(c, to=8) > copies(c)
 
 
 # The table

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from legroom.gpus.catalog import GPUS, find_gpu
-from legroom.observe.cuda_rules.convolution import decide, decision_forest
+from legroom.observe.cuda_rules.convolution import decision_forest, workspace_source
 from legroom.observe.cuda_rules.convolution.cudnn_library import (
     Attribute,
     ConvOperation,
@@ -22,13 +22,13 @@ from legroom.observe.cuda_rules.convolution.cudnn_library import (
 )
 from legroom.observe.cuda_rules.convolution.cudnn_process import Answer
 from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn, KernelChoice, describe_gpu
-from legroom.observe.cuda_rules.convolution.decide import WorkspaceGuess, guess_workspaces
 from legroom.observe.cuda_rules.convolution.decision_forest import LEAF, ForestHeader, Vote, features, vote
 from legroom.observe.cuda_rules.convolution.layout_copies import copy_bytes
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvLayer, ConvQuery, convolution_of
 from legroom.observe.cuda_rules.convolution.split_k import MatrixProduct, partial_sums, product_of
-from legroom.observe.cuda_rules.convolution.workspace import ConvWorkspaces
 from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_bytes
+from legroom.observe.cuda_rules.convolution.workspace_rules import ConvWorkspaces
+from legroom.observe.cuda_rules.convolution.workspace_source import WorkspaceGuess, guess_workspaces
 
 H200 = find_gpu("h200")
 
@@ -359,12 +359,12 @@ def with_library(monkeypatch, answer, *, logs_skipped=False, recorded_version=Tr
         crashes=int(answer is None),
         ask=lambda *_: reply,
     )
-    monkeypatch.setattr(decide, "cudnn_process", lambda: library)
+    monkeypatch.setattr(workspace_source, "cudnn_process", lambda: library)
 
 
 def voting(monkeypatch, *votes):
-    monkeypatch.setattr(decide, "vote", lambda *_: [Vote(*one) for one in votes])
-    monkeypatch.setattr(decide, "cudnn_process", lambda: None)
+    monkeypatch.setattr(workspace_source, "vote", lambda *_: [Vote(*one) for one in votes])
+    monkeypatch.setattr(workspace_source, "cudnn_process", lambda: None)
 
 
 RECORDED = ConvWorkspaces(1111, 2222, 3333)
@@ -372,7 +372,7 @@ RECORDED = ConvWorkspaces(1111, 2222, 3333)
 
 def recorded(monkeypatch):
     """The recorded table has this layer."""
-    monkeypatch.setattr(decide, "look_up", lambda *_: RECORDED)
+    monkeypatch.setattr(workspace_source, "look_up", lambda *_: RECORDED)
 
 
 def test_the_library_that_is_installed_is_asked_before_the_recorded_table(monkeypatch):
@@ -394,7 +394,7 @@ def test_the_recorded_table_holds_the_answers_of_its_own_version(monkeypatch):
 
 def test_without_a_library_the_recorded_table_decides(monkeypatch):
     recorded(monkeypatch)
-    monkeypatch.setattr(decide, "cudnn_process", lambda: None)
+    monkeypatch.setattr(workspace_source, "cudnn_process", lambda: None)
 
     assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200) == WorkspaceGuess(RECORDED)
 
@@ -419,7 +419,9 @@ def test_a_layer_that_crashes_cudnn_and_was_never_measured_falls_back_to_the_for
 def test_the_recorded_table_answers_for_operations_that_the_library_cannot(monkeypatch):
     recorded(monkeypatch)
     with_library(monkeypatch, 4711, recorded_version=False)
-    monkeypatch.setattr(decide.cudnn_process(), "ask", lambda *_: Answer(92100, True, ((4711,), (), (4711,))))
+    monkeypatch.setattr(
+        workspace_source.cudnn_process(), "ask", lambda *_: Answer(92100, True, ((4711,), (), (4711,)))
+    )
 
     assert guess_workspaces(*conv(97, 61, 21, 3, batch=33), H200).likely == ConvWorkspaces(4711, 2222, 4711)
 

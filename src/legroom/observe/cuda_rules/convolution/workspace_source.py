@@ -12,12 +12,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.observe.cuda_rules.convolution import workspace as workspace
+from legroom.observe.cuda_rules.convolution import workspace_rules
 from legroom.observe.cuda_rules.convolution.cudnn_process import Answer, cudnn_process
 from legroom.observe.cuda_rules.convolution.cudnn_query import HOPPER, OPERATIONS
 from legroom.observe.cuda_rules.convolution.decision_forest import Vote, vote
 from legroom.observe.cuda_rules.convolution.recorded_table import ConvQuery, look_up
-from legroom.observe.cuda_rules.convolution.workspace import Convolution, ConvWorkspaces, tensor_bytes
+from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, ConvWorkspaces, tensor_bytes
 
 
 class WorkspaceGuess(NamedTuple):
@@ -129,12 +129,12 @@ OLDEST_CAPABILITY = (7, 5)
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:
     """The workspaces by rules that were fitted to a few thousand convolutions."""
     sizes = ConvWorkspaces(
-        workspace.forward(c), workspace.input_gradient(c), workspace.weight_gradient(c, gpu)
+        workspace_rules.forward(c), workspace_rules.input_gradient(c), workspace_rules.weight_gradient(c, gpu)
     )
     if not c.depthwise:
-        return WorkspaceGuess(sizes, (workspace.upper_bound(c, gpu),))
+        return WorkspaceGuess(sizes, (workspace_rules.upper_bound(c, gpu),))
     if c.channels_last or c.element == 4:
         return WorkspaceGuess(sizes)
     # cuDNN may use the channels-last kernels.
-    last = workspace.weight_gradient(replace(c, channels_last=True), gpu)
+    last = workspace_rules.weight_gradient(replace(c, channels_last=True), gpu)
     return WorkspaceGuess(sizes, (sizes._replace(weight_gradient=last),))

@@ -1,6 +1,6 @@
 """Sampling stays within its budget, samples again at once if something may grow, and predicts the next sample."""
 
-from legroom.observe.leaks.scan_schedule import UNTIMED_FACTOR, SamplingBudget
+from legroom.observe.leaks.sampling_budget import UNTIMED_FACTOR, SamplingBudget
 
 
 def sampled(budget: SamplingBudget, *, seconds: float, cost: float, iterations: int) -> list[int]:
