@@ -113,7 +113,7 @@ def _batch(result: ScriptEstimate) -> str:
     if largest > 0.99 * MAX_BATCH:
         return f"Even batch size {largest} fits (current: {size}); no larger one was tried."
     what = f"`{result.batch_argument}`" if result.batch_argument else "batch size"
-    return f"Largest {what} that fits: {largest} (current: {size}). A trace at that size confirms it."
+    return f"Largest {what} that fits: {largest} (current: {size}). Confirmed by a trace."
 
 
 def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[RenderableType]:

@@ -46,9 +46,7 @@ def test_the_first_line_is_the_verdict() -> None:
 
 
 def test_the_largest_batch_is_shown_with_the_current_one() -> None:
-    assert "Largest batch size that fits: 512 (current: 64). A trace at that size confirms it." in text_of(
-        "rtx4090"
-    )
+    assert "Largest batch size that fits: 512 (current: 64). Confirmed by a trace." in text_of("rtx4090")
     assert "Not even batch size 64 fits (current: 64)." in text_of("100MiB", largest=None)
 
 
