@@ -292,7 +292,7 @@ def _under_limit(workload: Workload, cap: int, function: Callable[[], Any]) -> A
     try:
         return function()
     except ImportError as error:
-        return f"left out: {error}"
+        return f"skipped: {error}"
     except Exception as error:  # another finder's failure is a result too
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
 
