@@ -5,7 +5,7 @@ passes are freed. It samples only some of the iterations that take a few millise
 scans (see `window`) when a counter reaches a new maximum in two consecutive iterations or such roots stay alive; also
 shortly after the start, and from time to time later, for what the counters do not show. A window that finds nothing closes
 after three scans, and the same symptom must then last longer to open the next one. Growth in a few iterations only is
-found by rare scans. A scan reads objects of the whole process, so there is none while several threads train (see
+found by rare scans. A scan reads objects of the whole process, so scans are skipped while several threads train (see
 `training_threads`). If the source does not show which line stores the tensors, the report waits for an iteration or two in which
 the user's lines are traced (see `storing_trace`).
 """

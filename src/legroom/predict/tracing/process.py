@@ -221,7 +221,7 @@ class TracingProcess:
     def _training_follows(self) -> bool:
         """Whether the training has not started yet: there is an optimizer, but no batch so far was used for training.
 
-        The batches so far were an evaluation, or were prefetched. The step count starts again, and the next loader is the
+        The batches so far belonged to an evaluation, or were prefetched. The step count starts again, and the next loader is the
         training's.
         """
         clock = self.device.recorder.clock

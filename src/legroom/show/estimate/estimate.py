@@ -107,7 +107,7 @@ def _batch(result: ScriptEstimate) -> str:
     if result.search is None:
         return f"Traced with batch size {size}."
     if largest is None and result.estimate.decided_by == "validation":
-        return "No batch size of the training fits, because the validation alone needs too much memory."
+        return "No training batch size fits, because the validation alone needs too much memory."
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
     if largest > 0.99 * MAX_BATCH:

@@ -170,7 +170,7 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
 
 def _samples_per_batch(loader: Any) -> int | None:
-    """Return the samples of one batch over all ranks, or None if unknown."""
+    """Return the total number of samples per batch across all ranks, or None if unknown."""
     size = getattr(loader, "batch_size", None) or getattr(
         getattr(loader, "batch_sampler", None), "batch_size", None
     )

@@ -85,7 +85,7 @@ class CudnnProcess:
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
-        """Ends the process if this process started it. It also ends when nothing is connected to it any more."""
+        """Terminates the child process if this process started it. It also ends when nothing is connected to it any more."""
         atexit.unregister(self.close)
         self._disconnect()
 

@@ -174,7 +174,7 @@ def one_group(c: Convolution) -> Convolution:
 
 
 def group_width(c: Convolution) -> int:
-    """Channels of a group for kernels with group support: the same for input and output."""
+    """The number of channels per group for kernels that support groups, the same for input and output."""
     return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 
 

@@ -248,7 +248,7 @@ def _rms_norm(
     five operations.
 
     Source: `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu (torch 2.9 and
-    later). Weights of another dtype than the input, and channels-last images, are composed on CUDA too.
+    later). CUDA also composes the norm if weights and input have different dtypes, or if the images are channels-last.
     """
     last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
     if last or (weight is not None and weight.dtype != input.dtype):

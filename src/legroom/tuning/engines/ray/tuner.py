@@ -45,7 +45,7 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         )
     if isinstance(function, type) or not callable(function):
         raise UsageError(
-            "The Tuner trains a class. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
+            "Class trainables are not supported. Pass a function that calls `tune.report`: `legroom.tune(function, space)`."
         )
     if not isinstance(written, dict) or not written:
         raise UsageError(

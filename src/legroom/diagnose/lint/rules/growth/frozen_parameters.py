@@ -5,7 +5,7 @@ Checks for optimizers that receive all parameters of a model, although part of t
 
 ## Why this is a problem
 Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. But it still lists them and keeps any state from before they were
-frozen. It applies gradients that are left from before. Sharded optimizers reserve memory for all of them.
+frozen. It applies stale gradients from an earlier step. Sharded optimizers reserve memory for all of them.
 
 ## Example
 ```python
