@@ -138,7 +138,7 @@ def test_in_tune(gpu: str, tmp_path: Path) -> None:
         search="grid",
         storage=tmp_path / "study",
     )
-    assert study.best.value("loss", "min") == 0.0
+    assert study.best_trial.value("loss", "min") == 0.0
 
 
 def test_a_script_on_a_t4_has_no_bfloat16() -> None:

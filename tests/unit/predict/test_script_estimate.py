@@ -12,7 +12,7 @@ def test_the_batch_size_argument_is_replaced_in_its_position() -> None:
     setting = find_batch_setting(Script("train.py", ("--batch-size=64", "--epochs", "3")))
     assert setting is not None
     assert setting.argument.value == 64
-    assert setting.script_with(96).words == ["train.py", "--batch-size=96", "--epochs", "3"]
+    assert setting.script_with(96).command_line == ["train.py", "--batch-size=96", "--epochs", "3"]
 
 
 def test_a_default_in_the_source_is_a_batch_size_argument(tmp_path: Path) -> None:
