@@ -1,8 +1,8 @@
 """LG101: Memory grows with every step
 
 ## What it detects
-In a report: device memory or an autograd graph grew in each of the last steps, from the same lines. The report shows the
-line that allocates the memory, and the variable that keeps it alive if Legroom found one.
+In a report: device memory or an autograd graph grew in each of the last steps, and the same lines allocated it. The
+report shows the line that allocates the memory, and the variable that keeps it alive if Legroom found one.
 
 In source code (`legroom lint`): in a training or evaluation loop, a loss or output that still has its graph is summed,
 appended or stored, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
@@ -11,7 +11,7 @@ The rule does not flag printing a loss, storing losses in a `deque` with a `maxl
 backward pass.
 
 ## Why this is a problem
-A loss tensor has only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
+A loss tensor uses only four bytes, but it keeps the autograd graph of its step alive. In evaluation, or with
 `retain_graph=True`, the graph keeps every activation of the step. After some time the run fails with an out-of-memory
 error on an unrelated line.
 

@@ -4,8 +4,9 @@
 Checks for optimizers that receive all parameters of a model, although part of the model is frozen and not unfrozen later.
 
 ## Why this is a problem
-Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. But it still lists them and keeps any state from before they were
-frozen. It applies stale gradients from an earlier step. Sharded optimizers reserve memory for all of them.
+Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. However, the optimizer
+still lists them and keeps the state that it allocated before they were frozen. If they still have gradients from an
+earlier step, the optimizer applies these gradients. Sharded optimizers reserve memory for all of them.
 
 ## Example
 ```python

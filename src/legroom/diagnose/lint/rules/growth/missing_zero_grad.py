@@ -1,8 +1,8 @@
 """LG113: Gradients are never cleared
 
 ## What it detects
-Checks for loops that call `backward()` and `step()` of an optimizer, if neither the function nor a function of the same file
-that it calls uses `zero_grad` or assigns `.grad`.
+Checks for loops that call `backward()` and `optimizer.step()` but never clear the gradients. Gradients are cleared by
+`zero_grad` or by an assignment to `.grad`, in the same function or in a function of the same file that it calls.
 
 ## Why this is a problem
 `backward()` adds to the existing gradients. If they are never cleared, each step uses the sum of the gradients of all steps so far. The

@@ -8,8 +8,8 @@ Checks for `retain_graph=True` in a loop, without another backward pass later in
 of them stay allocated until the loss is released, so the peak is higher in every step. The argument is needed only if a second backward
 pass goes through the same graph.
 
-If PyTorch then raises "Trying to backward through the graph a second time", a tensor is carried from step to step with its graph. Detach that
-tensor instead (LG104).
+If you remove the argument and PyTorch raises "Trying to backward through the graph a second time", a tensor is carried
+from step to step with its graph. Detach that tensor (LG104).
 
 ## Example
 ```python

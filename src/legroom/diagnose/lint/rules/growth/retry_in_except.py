@@ -1,8 +1,8 @@
 """LG106: A retry runs inside the except block
 
 ## What it detects
-Checks for `except` blocks for out-of-memory errors (or `RuntimeError`) that call a model, `backward`, or the function that
-the `try` block called.
+Checks for `except` blocks that handle an out-of-memory error (or `RuntimeError`) and call a model, `backward`, or the
+function that the `try` block called.
 
 ## Why this is a problem
 During an `except` block the exception is alive. Its traceback keeps every frame of the failed attempt alive, with all its

@@ -1,8 +1,8 @@
 """LG107: A stored exception keeps tensors alive
 
 ## What it detects
-Checks for exceptions (`except ... as name`) that are stored in an object that outlives the block, if the `try` block (or a
-function of the same file that it calls) uses tensors.
+Checks for exceptions (`except ... as name`) that are stored in an object that outlives the block. The rule applies if
+the `try` block, or a function of the same file that it calls, uses tensors.
 
 ## Why this is a problem
 An exception references its traceback, the traceback references every frame, and each frame references its local

@@ -23,8 +23,8 @@ loss.backward()
 ```
 
 ## Fix safety
-The fix moves the lines from `backward()` to the end of the block out of it. It is safe if these lines only contain backward passes and optimizer,
-scaler and scheduler steps, and unsafe otherwise.
+The fix moves `backward()` and all lines after it out of the block. It is safe if these lines only contain backward
+passes and optimizer, scaler and scheduler steps, and unsafe otherwise.
 """
 
 from collections.abc import Iterator

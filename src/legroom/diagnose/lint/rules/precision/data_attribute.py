@@ -1,7 +1,8 @@
 """LG406: .data bypasses autograd
 
 ## What it detects
-Checks for `.data` of a value that is known to be a tensor: an output, a parameter, a `.weight`, a `.grad`. The rule does not flag:
+Checks for uses of `.data` on a value that is known to be a tensor, such as an output, a parameter, a `.weight` or a
+`.grad`. The rule does not flag:
 
 - assigning a new tensor to change the dtype or device of a parameter (`p.data = p.data.to(torch.bfloat16)`);
 - initialization in `__init__`, `_init_weights` and similar methods;

@@ -5,8 +5,8 @@ Checks for batches of a loader with `pin_memory=True` that are moved to a device
 created elsewhere.
 
 ## Why this is a problem
-`pin_memory=True` uses host memory and time, so that the GPU can copy data while the program continues. Without `non_blocking=True`,
-the program still waits for each copy.
+`pin_memory=True` costs host memory and time. In return, the GPU can copy data while the program continues. Without
+`non_blocking=True`, the program still waits for each copy.
 
 ## Example
 ```python
@@ -23,7 +23,7 @@ for x, y in loader:
 ```
 
 ## Fix safety
-The fix is safe. It adds `non_blocking=True`. CUDA runs operations that use the copy after the copy.
+The fix is safe. It adds `non_blocking=True`. CUDA runs operations that use the tensor only after the copy is complete.
 """
 
 from collections.abc import Iterator

@@ -7,8 +7,8 @@ Checks for unconditional calls of `empty_cache()` in a loop over batches or step
 PyTorch caches freed memory for later allocations. `empty_cache()` returns the cache to the driver. This waits for the GPU, and the
 next step must allocate the memory from the driver again. The call frees no memory that is in use, so it cannot make a step fit.
 
-The call is useful between phases with different memory use, such as training and evaluation, or after an out-of-memory error. Against
-fragmentation, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+The call is useful between phases with different memory use, such as training and evaluation, or after an out-of-memory
+error. To reduce fragmentation, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
 
 ## Example
 ```python

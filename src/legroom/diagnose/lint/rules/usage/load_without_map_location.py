@@ -1,8 +1,8 @@
 """LG301: torch.load restores tensors to their original device
 
 ## What it detects
-Checks for `torch.load` without `map_location`, in a file that uses several ranks, or if the result is passed to `load_state_dict` in a program
-that uses CUDA.
+Checks for `torch.load` without `map_location` in two cases: the file uses several ranks, or the program uses CUDA and
+passes the result to `load_state_dict`.
 
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU of the rank that saved

@@ -1,8 +1,8 @@
 """LG502: set_epoch is never called on the sampler
 
 ## What it detects
-Checks for files with a shuffling `DistributedSampler` and a loop over epochs around a loop over a loader, but without
-`set_epoch`.
+Checks for files that use a shuffling `DistributedSampler` and never call `set_epoch`, although they iterate over a
+loader in a loop over epochs.
 
 ## Why this is a problem
 `DistributedSampler` shuffles by its epoch number. Without `set_epoch`, every epoch has the same order, and each rank sees the same part of
