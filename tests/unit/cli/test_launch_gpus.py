@@ -43,10 +43,21 @@ def test_the_peak_of_a_rank_is_that_of_its_gpu(launch):
     assert all(rank["peak_allocated_bytes"] > 6 << 20 for rank in ranks)
 
 
-def test_a_dry_run_predicts_each_rank_and_starts_none(launch):
-    done = launch(TRAINING, ["--dry-run", "--gpu", "8GiB,5MiB", "--format", "json"])
+CHECKS_ITS_GPUS = f"""
+import os, sys, torch
+rank = int(os.environ["LOCAL_RANK"])
+if torch.cuda.device_count() != int(os.environ["LOCAL_WORLD_SIZE"]):
+    sys.exit("there are fewer GPUs than ranks")
+torch.empty(16 << 20, device=f"cuda:{{1 - rank}}")  # counts for the other GPU
+{TRAINING.replace("    optimizer.step()", "    assert model.module.weight.device == torch.device('cuda', rank); optimizer.step()")}
+"""
+
+
+def test_a_dry_run_predicts_each_rank_on_its_own_gpu_and_starts_none(launch):
+    done = launch(CHECKS_ITS_GPUS, ["--dry-run", "--gpu", "8GiB,5MiB", "--format", "json"])
     ranks = json.loads(done.stdout)["ranks"]
-    assert [rank["verdict"] for rank in ranks] == ["fits", "does-not-fit"]
+    assert [rank["verdict"] for rank in ranks] == ["fits", "does-not-fit"], ranks
+    assert ranks[0]["peak_device_bytes"] == ranks[1]["peak_device_bytes"] < 64 << 20
     assert done.returncode == 1
     assert not list(Path().glob("*.launch"))
 

@@ -64,7 +64,10 @@ class TracingProcess:
         self.script: Script = job["script"]
         self.steps: int = job["steps"]
         self.trace = Trace(gpu=job["gpu"], mode=job["mode"])
-        self.device: VirtualGPU = make_device(self.trace.gpu, self.trace.mode, self.trace.events.append)
+        self.device: VirtualGPU = make_device(
+            self.trace.gpu, self.trace.mode, self.trace.events.append, job["gpus"]
+        )
+        self._local_rank: int = job["local_rank"]
         self._pipe = pipe
         self._waiting = True
         self._path: str | None = None
@@ -330,6 +333,18 @@ class TracingProcess:
             signal.signal(number, lambda *_: self._end("traced"))
             signal.setitimer(timer, seconds)
 
+    def _traced_device(self) -> int:
+        """The index of the device whose memory is estimated: that of the local rank, if the script uses it."""
+        reserved = [device.allocator.peak_reserved for device in self.device.devices]
+        used = max(range(len(reserved)), key=reserved.__getitem__)
+        if reserved[self._local_rank] or not reserved[used]:
+            return self._local_rank
+        self._note(
+            f"A rank uses cuda:{used}, which is not its own GPU. "
+            'Call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` at the start of the script'
+        )
+        return used
+
     def _end_validation(self, outcome: str, error: str) -> None:
         """Keep the validation in the trace if it used the device. An error in it does not concern the training."""
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -350,6 +365,8 @@ class TracingProcess:
         if self._validation_starts is not None:
             self._end_validation(outcome, error)
             outcome, error, exit_code = "traced", "", 0
+        device = self._traced_device()
+        self.trace.keep_device(device)
         trace = finish(self.trace, self.device)
         trace.batch_size = self._batch_size
         trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
@@ -363,7 +380,7 @@ class TracingProcess:
             "outcome": outcome, "error": error, "exit_code": exit_code, "steps": trace.steps, "trains": trace.trains,
             "batch_size": trace.batch_size, "uncertain_bytes": trace.uncertain_bytes, "alternatives": trace.alternatives,
             "optional": sorted(trace.optional), "values_substituted": trace.values_substituted, "differing_versions": trace.differing_versions, "notes": trace.notes,
-            "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[0].allocator.peak_reserved,
+            "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[device].allocator.peak_reserved,
         }  # fmt: skip
         if self._path is None:
             self._pipe.send({"event": "ended", **result})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from legroom.gpus.catalog import GpuSpec
-from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step
+from legroom.memory.events import Alloc, Category, Event, Free, Oom, Phase, SegmentChange, Step, Tag
 from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, MemoryRequest
 from legroom.units import MiB
 
@@ -78,6 +78,23 @@ class Trace:
             requests.extend(repeated)
             requests.extend(request._replace(id=last.get(request.id, request.id)) for request in validation)
         return requests
+
+    def keep_device(self, device: int) -> None:
+        """Drop the events of all other devices. `device` becomes device 0."""
+        kept: list[Event] = []
+        dropped: set[int] = set()
+        validation_starts = self.validation_starts
+        for position, event in enumerate(self.events):
+            if position == validation_starts:
+                self.validation_starts = len(kept)
+            if isinstance(event, Alloc | Step | SegmentChange | Oom):
+                if event.device == device:
+                    kept.append(event._replace(device=0))
+                elif isinstance(event, Alloc):
+                    dropped.add(event.id)
+            elif not (isinstance(event, Free | Tag) and event.id in dropped):
+                kept.append(event)
+        self.events[:] = kept
 
     def _first_operation_ends(self, device: int) -> int:
         """The position after the first operation that computes. It allocates all its memory before its kernel runs."""

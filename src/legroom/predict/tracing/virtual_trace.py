@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -19,10 +19,12 @@ from legroom.predict import uncertainty
 from legroom.predict.tracing.trace import Mode, Trace
 
 
-def make_device(gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None]) -> VirtualGPU:
-    """An unlimited virtual GPU for tracing that behaves like `gpu`."""
+def make_device(
+    gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None], gpus: Sequence[GpuSpec] = ()
+) -> VirtualGPU:
+    """An unlimited virtual GPU for tracing that behaves like `gpu`. `gpus`: all GPUs that the program sees."""
     return VirtualGPU(
-        gpu,
+        *(gpus or (gpu,)),
         sink=sink,
         rules=CudaRules(gpu),
         fake_tensors=FakeTensors() if mode == "fake" else None,

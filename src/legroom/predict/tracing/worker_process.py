@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -88,10 +88,18 @@ def start_tracing(
     mode: Literal["fake", "cpu"] = "fake",
     steps: int = 2,
     environment: Mapping[str, str] | None = None,
+    gpus: Sequence[GpuSpec] = (),
+    local_rank: int = 0,
 ) -> WorkerProcess:
-    """Run `script` up to its first batch in a process that then waits for requests (see `process`)."""
+    """Run `script` up to its first batch in a process that then waits for requests (see `process`).
+
+    `gpus`: all GPUs that the script sees, if there are several; the one of `local_rank` is traced.
+    """
     check_setting()
-    job = {"script": script, "gpu": gpu, "mode": mode, "steps": steps}
+    job = {
+        "script": script, "gpu": gpu, "mode": mode, "steps": steps, "gpus": tuple(gpus) or (gpu,),
+        "local_rank": local_rank,
+    }  # fmt: skip
     return start_worker("legroom.predict.tracing.main", job, environment)
 
 

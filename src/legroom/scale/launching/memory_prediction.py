@@ -5,7 +5,7 @@ the other ranks (see `observe.virtual.single_rank`). Shards, batches and stages 
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -59,39 +59,44 @@ def predict_ranks(
     with tempfile.TemporaryDirectory(prefix="legroom-") as messages, ThreadPoolExecutor(processors()) as pool:
 
         def trace(rank: int) -> RankPrediction:
-            return _trace(plan, rank, gpus[rank], messages)
+            return _trace(plan, rank, gpus, messages)
 
         first = trace(0)  # the others read its broadcasts
         return [first, *pool.map(trace, range(1, plan.nproc))]
 
 
-def _trace(plan: LaunchPlan, rank: int, gpu: GpuSpec, messages: str) -> RankPrediction:
+def _trace(plan: LaunchPlan, rank: int, gpus: Sequence[GpuSpec], messages: str) -> RankPrediction:
+    gpu = gpus[rank]
     environment = _environment(plan, rank, messages)
     try:
         try:
-            estimate = _estimate(plan, gpu, "fake", environment)
+            estimate = _estimate(plan, rank, gpus, "fake", environment)
         except CannotTrace as error:
             if not error.needs_data:
                 raise
-            estimate = _estimate(plan, gpu, "cpu", environment)
+            estimate = _estimate(plan, rank, gpus, "cpu", environment)
     except CannotTrace as error:
         return RankPrediction(rank=rank, gpu=gpu, estimate=None, error=str(error))
     return RankPrediction(rank=rank, gpu=gpu, estimate=estimate)
 
 
-def _estimate(plan: LaunchPlan, gpu: GpuSpec, mode: Mode, environment: Mapping[str, str]) -> Estimate:
-    started = start_tracing(plan.script, gpu, mode=mode, environment=environment)
-    with TracedScript(started, gpu, mode=mode) as traced:
+def _estimate(
+    plan: LaunchPlan, rank: int, gpus: Sequence[GpuSpec], mode: Mode, environment: Mapping[str, str]
+) -> Estimate:
+    started = start_tracing(
+        plan.script, gpus[rank], mode=mode, environment=environment, gpus=gpus, local_rank=rank
+    )
+    with TracedScript(started, gpus[rank], mode=mode) as traced:
         return estimate_from_trace(traced.trace())
 
 
 def _environment(plan: LaunchPlan, rank: int, messages: str) -> dict[str, str]:
-    """Return the environment of the rank, except that a trace has a single GPU, so its local rank is 0."""
+    """Return the environment of the rank. Its node is the first one, so its local rank is its rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(plan.nproc),
         "GROUP_RANK": "0",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
