@@ -19,7 +19,7 @@ class ModuleNames:
         if known is not None and known[0]() is root:
             return known[1]
         try:
-            names = {id(module): name for name, module in root.named_modules() if name}
+            names = {id(module): _without_wrappers(name) for name, module in root.named_modules() if name}
         except Exception:  # a module whose submodules cannot be listed can still be called
             names = {}
         if len(self._roots) > _MAX_ROOTS:
@@ -36,6 +36,11 @@ class ModuleNames:
 
     def clear(self) -> None:
         self._roots.clear()
+
+
+def _without_wrappers(name: str) -> str:
+    """The path as the user wrote it: `torch.compile` adds `_orig_mod`."""
+    return name.replace("._orig_mod", "").removeprefix("_orig_mod.") if "_orig_mod" in name else name
 
 
 def fraction_entered(entered: int, names: dict[int, str]) -> float | None:

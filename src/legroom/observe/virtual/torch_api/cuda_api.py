@@ -18,10 +18,12 @@ from legroom.observe.virtual import storages
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import replaced
 from legroom.observe.virtual.torch_api import (
+    autograd_functions,
     backends,
     data_parallel,
     devices,
     distributed,
+    eager_compile,
     functions,
     memory,
     pinned,
@@ -51,9 +53,11 @@ def patches(host: VirtualHost) -> Iterator[None]:
             tensor_types.replacements(host),
             data_parallel.replacements(),
             functions.replacements(host),
+            autograd_functions.replacements(host),
             distributed.replacements(host),
             backends.replacements(),
             math_attention,
+            eager_compile.replacements(),
             unsupported.replacements(),
         ):
             stack.enter_context(replaced(replacements))

@@ -1,8 +1,7 @@
 """Features that a virtual GPU does not support.
 
 CUDA graphs and private memory pools use device memory without the allocator, and exporting needs
-tensors on a real device: they raise `Unsupported`. `torch.compile` returns the function unchanged, which gives the same results, and
-warns once that the eager step is measured.
+tensors on a real device: they raise `Unsupported`.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,16 +10,15 @@ from typing import Any, NoReturn
 import torch
 
 from legroom.errors import Unsupported
-from legroom.observe.virtual.patching import Replacement, answer, once_warner, optional_module, table
+from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 GRAPHS = "A virtual GPU does not support CUDA graphs. Run the step without a graph; it uses the same memory."
 POOLS = "A virtual GPU does not support private memory pools. Remove `torch.cuda.MemPool`; allocations then use the default pool."
 EXPORT = "A virtual GPU cannot export a model. Move the model and its inputs to the CPU first: `torch.export.export(model.cpu(), ...)`."
-COMPILED = "A virtual GPU runs the step in eager mode: `torch.compile` returns the function unchanged."
 
 
 def replacements() -> Iterable[Replacement]:
-    """Graphs, pools and the compiler."""
+    """Graphs, pools and exporting."""
     graphs, memory = optional_module("torch.cuda.graphs"), optional_module("torch.cuda.memory")
     for owner in (graphs, torch.cuda):
         yield from table(
@@ -36,9 +34,6 @@ def replacements() -> Iterable[Replacement]:
     yield from table(
         export, dict.fromkeys(("export", "export_for_training", "draft_export"), _raiser(EXPORT))
     )
-    yield from table(torch, {"compile": _eager_compile()})
-    # The original loads the compiler, which imports names that a CPU build does not have.
-    yield from table(optional_module("torch.compiler"), {"cudagraph_mark_step_begin": answer()})
 
 
 def _raiser(message: str) -> Callable[..., NoReturn]:
@@ -46,16 +41,3 @@ def _raiser(message: str) -> Callable[..., NoReturn]:
         raise Unsupported(message)
 
     return unsupported
-
-
-def _eager_compile() -> Callable[..., Any]:
-    warn = once_warner()
-
-    def compile(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return lambda function: compile(function, **options)
-        if not options.get("disable"):
-            warn(COMPILED)
-        return model
-
-    return compile

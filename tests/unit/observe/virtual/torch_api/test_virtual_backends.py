@@ -1,5 +1,6 @@
 """CUDA libraries: calls have no effect if possible, and raise a clear error otherwise."""
 
+import copy
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -129,6 +130,24 @@ def test_every_form_of_compile_is_eager_with_one_warning() -> None:
         model.compile()
         assert model(torch.zeros(1, 2)).shape == (1, 2)
     assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("ignore:A virtual GPU runs the step in eager mode")
+def test_a_compiled_module_is_wrapped_as_torch_wraps_it() -> None:
+    with virtual_gpus(GiB):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout())
+        compiled: Any = torch.compile(model)
+        assert list(compiled.state_dict()) == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+        assert [name for name, _ in compiled.named_parameters()] == ["_orig_mod.0.weight", "_orig_mod.0.bias"]
+        compiled.eval().extra = 3
+        assert (model.training, model.extra) == (False, 3)
+        assert compiled._orig_mod is model
+        assert len(compiled) == 2
+        assert torch.equal(copy.deepcopy(compiled)(torch.ones(1, 2)), model(torch.ones(1, 2)))
+        called = []
+        compiled.register_forward_hook(lambda *_: called.append(True))
+        compiled(torch.ones(1, 2))
+        assert called == [True]
 
 
 def test_compile_with_disable_does_not_warn(host: Any) -> None:
