@@ -1,4 +1,4 @@
-"""Parses and formats sizes. Everywhere else, a size is a number of bytes."""
+"""Parses and formats sizes. All other modules represent a size as a number of bytes."""
 
 import re
 
@@ -50,7 +50,7 @@ def is_size(text: str) -> bool:
 
 
 def format_size(size: float) -> str:
-    """`size` in the largest binary unit in which it is at least 1, with at most two decimals.
+    """Format `size` in the largest binary unit in which it is at least 1, with at most two decimals.
 
     >>> format_size(3 * 512 * MiB), format_size(-20 * MiB), format_size(512)
     ('1.50 GiB', '-20.0 MiB', '512 B')

@@ -177,7 +177,7 @@ def test_a_read_only_directory_does_not_prevent_the_run(legroom, write, tmp_path
     )
     done = legroom("run", *GPU, str(script), cwd=folder)
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "No capture is kept. " in done.stderr
+    assert "No capture is written. " in done.stderr
     assert "path with `-o`." in " ".join(done.stderr.split())
     assert not list(tmp_path.rglob("*.legroom"))
 
@@ -235,6 +235,6 @@ def test_a_script_runs_on_a_full_disk(legroom, write, tmp_path, full_disk, optio
     done = legroom("run", *GPU, *options, str(script), cwd=str(full_disk))
     assert done.returncode == 3
     assert "ran" in done.stderr
-    assert done.stderr.count("No capture is kept. Cannot write") == 1
+    assert done.stderr.count("No capture is written. Cannot write") == 1
     assert "the disk is full" in " ".join(done.stderr.split())
     assert [each.name for each in full_disk.iterdir()] == ["filler"]

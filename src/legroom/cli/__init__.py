@@ -38,8 +38,8 @@ _CommandLineError = cast("type[Exception]", typer.BadParameter.__mro__[2])
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Without `argv`, this is the program itself: `legroom run` prints its report at interpreter exit, after the script's
-    threads and exit handlers. With `argv`, everything is printed before this returns.
+    Without `argv`, the function acts as the main program: `legroom run` prints its report at interpreter exit, after
+    the script's threads and exit handlers. With `argv`, everything is printed before this returns.
     """
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -33,7 +33,7 @@ def estimate(
             "--batch-size",
             min=1,
             metavar="N",
-            help="Batch size to use instead of the DataLoader's.",
+            help="Override the batch size of the DataLoader.",
             show_default=False,
         ),
     ] = None,

@@ -34,7 +34,7 @@ class Strategy(StrEnum):
 
 
 class LaunchEngine(StrEnum):
-    """The launcher of the ranks."""
+    """The launcher that starts the ranks."""
 
     TORCHRUN = "torchrun"
     RAY = "ray"
@@ -54,7 +54,7 @@ def launch(
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE[,...]",
-            help="Run each rank on a virtual GPU, for example 8GiB or rtx4090. Several values: one per rank.",
+            help="Run each rank on a virtual GPU, for example 8GiB or rtx4090. With several values, each rank gets one of them.",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +72,7 @@ def launch(
         typer.Option(
             "--rendezvous",
             metavar="HOST:PORT",
-            help="Address at which the machines connect: one of them, with a free port.",
+            help="Host and free port of one of the machines. All machines connect to it.",
             show_default=False,
         ),
     ] = None,
@@ -87,7 +87,7 @@ def launch(
         ),
     ] = 0,
     engine: Annotated[
-        LaunchEngine, typer.Option("--engine", help="Launcher of the ranks.")
+        LaunchEngine, typer.Option("--engine", help="Launcher that starts the ranks.")
     ] = LaunchEngine.TORCHRUN,
     logs: Annotated[
         Path | None,
@@ -104,7 +104,8 @@ def launch(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Show the plan and the predicted memory of each rank without starting any."
+            "--dry-run",
+            help="Show the plan and the predicted memory of each rank, and do not start the ranks.",
         ),
     ] = False,
     format: FormatOption = Format.TEXT,

@@ -1,7 +1,8 @@
 """GPU specifications: what `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-A size (`8GiB`) is the memory that PyTorch's allocator can use: nothing is subtracted. A name (`t4`) is that card: its total
-memory less the CUDA context. `find_gpu` turns either into a `GpuSpec`, which every part of Legroom then passes on as it is.
+A size (`8GiB`) is the memory that PyTorch's allocator can use: nothing is subtracted. A name (`t4`) stands for that
+card, with its total memory minus the CUDA context. `find_gpu` converts either to a `GpuSpec`, which the rest of Legroom
+passes on unchanged.
 """
 
 import difflib
@@ -54,7 +55,8 @@ class GpuSpec:
 
     @property
     def shared_memory_per_block(self) -> int:
-        """Bytes that one block can opt in to. CUDA reserves 1 KiB per block since Ampere."""
+        """Bytes of shared memory that one block can use after it opts in. CUDA reserves 1 KiB per block since
+        Ampere."""
         if self.capability < (7, 0):
             return 48 * KiB
         return self.shared_memory_per_sm - (KiB if self.capability >= (8, 0) else 0)
@@ -75,7 +77,8 @@ _SHARED_MEMORY = (
 
 
 def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
-    """The GPU that a user typed: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number of bytes.
+    """Return the GPU for the user's input: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number
+    of bytes.
 
     A size has compute capability 8.0 (Ampere) unless it says otherwise: most GPUs in use have these kernels.
     """

@@ -1,7 +1,7 @@
 """This machine: its GPUs (from NVML), its memory and its processors (from the operating system).
 
-Nothing here initializes CUDA, so it is safe before a fork and while a script runs. Without a driver, a library or a
-permission a value is `NA`: never an exception, and never a plausible zero.
+Nothing here initializes CUDA, so it is safe before a fork and while a script runs. If the driver, a library or a
+permission is missing, a value is `NA`. It is never an exception or a plausible zero.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """How much memory of each GPU is in use, and by which processes.
 
-In some containers NVML reports the size of a GPU but says that none of it is used. CUDA knows better, but only inside a
-context, which uses several hundred MiB and makes forking unsafe. So CUDA is queried in a short-lived process: once, to check
-whether NVML sees at least that context, and after that only if it does not.
+In some containers NVML reports the size of a GPU but says that none of it is used. CUDA reports the correct value, but
+only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is queried in a
+short-lived process. The first query checks whether NVML reports at least the memory of that context. Later queries are
+made only if it does not.
 """
 
 import contextlib

@@ -36,7 +36,7 @@ class GapEnded(Annotation):
 
 @dataclass(frozen=True)
 class ForwardProgress(Annotation):
-    """How far the forward pass was when memory ran out. Follows its `Oom`."""
+    """How far the forward pass had progressed when memory ran out. Follows its `Oom`."""
 
     fraction: float
     """The finished fraction of the forward pass, from 0 to 1."""
@@ -44,7 +44,7 @@ class ForwardProgress(Annotation):
 
 @dataclass(frozen=True)
 class HolderCoverage(Annotation):
-    """How much memory the `Holder` events of an `Oom` account for together."""
+    """The total memory that the `Holder` events of an `Oom` account for."""
 
     bytes: int
     """Each storage counts once."""
@@ -97,7 +97,7 @@ LeakHolder = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedLeak(Annotation):
-    """Memory that a training loop retains, more of it in each iteration."""
+    """Memory that a training loop retains and that grows in each iteration."""
 
     time: float = 0.0
     kind: LeakKind

@@ -1,9 +1,9 @@
 """Combines events into the peak, the live storages at any point, and the lines that grow.
 
-A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list that
-is processed in batches: a storage can be freed, and `apply` called, at any moment, in any thread, even during a query.
-A long run has more events than fit into memory. With `keep_events`, a ledger keeps about that many: those around the
-peaks, the out-of-memory events and the end of the last step, and the newest. Totals always cover the whole run. If
+A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, which
+is processed in batches. A storage can be freed, and `apply` called, at any moment and in any thread, even during a
+query. A long run has more events than fit into memory. With `keep_events`, a ledger keeps about that many: those around
+the peaks, the out-of-memory events and the end of the last step, and the newest. Totals always cover the whole run. If
 there are very many steps, only every second, fourth, ... of the older steps is kept.
 
 The category of a storage may become known after its allocation. Its last tag applies to its whole lifetime.

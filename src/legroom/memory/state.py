@@ -1,6 +1,6 @@
 """The memory of a device at one point of a run, summed by category, line or module.
 
-Sums are of `block_bytes`, so they agree with the allocated memory that PyTorch reports. Every storage has its final
+Sums use `block_bytes`, so they agree with the allocated memory that PyTorch reports. Every storage has its final
 category, which may differ from that at its allocation.
 """
 

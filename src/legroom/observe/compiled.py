@@ -1,7 +1,7 @@
 """The effects of recording on programs that use `torch.compile`.
 
-A dispatch mode sees each operation of eager code. While one is active, torch runs compiled functions in eager mode, and rejects
-`fullgraph=True`. The history of the CUDA allocator has no such limit.
+A dispatch mode observes each operation of eager code. While one is active, torch runs compiled functions in eager mode,
+and rejects `fullgraph=True`. Recording from the history of the CUDA allocator has no such restriction.
 """
 
 import functools
@@ -22,8 +22,8 @@ IN_EAGER_MODE = (
 
 
 def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keep the compiler out of a hook that a compiled function (an optimizer step) calls. Without torch's private function for
-    this, the compiler warns about what it cannot trace."""
+    """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. Without torch's
+    private function for this, the compiler warns about code that it cannot trace."""
     disable: Any = getattr(torch, "_disable_dynamo", None)
     if disable is None:
         return hook

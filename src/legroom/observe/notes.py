@@ -1,4 +1,5 @@
-"""Notes that a trace adds to an estimate. Does not import torch, so that the process that shows the estimate needs none."""
+"""Notes that a trace adds to an estimate. This module does not import torch, because the process that shows the
+estimate does not need it."""
 
 BENCHMARK = (
     "`cudnn.benchmark` is on. In the first step, cuDNN tests kernels that use up to all free memory, so the peak may reach the "
@@ -13,7 +14,7 @@ COMMUNICATION = (
     "more ranks or channels may need more)."
 )
 COMMUNICATION_EXCLUDED = (
-    "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. A GPU that is given as a size does not "
+    "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. If the GPU is given as a size, the estimate does not "
     "include it."
 )
 COMMUNICATION_BYTES = 556 * 2**20

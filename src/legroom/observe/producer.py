@@ -1,6 +1,6 @@
 """The interface of a producer of events, as a session requires it.
 
-Two exist: the dispatch recorder, over a virtual GPU or host memory, and the history of the CUDA allocator.
+There are two producers: the dispatch recorder, for a virtual GPU or host memory, and the history of the CUDA allocator.
 """
 
 from typing import NamedTuple, Protocol
@@ -9,7 +9,7 @@ import torch
 
 
 class MemoryStats(NamedTuple):
-    """The memory of one device in bytes, now and at its highest."""
+    """The current and the peak memory of one device, in bytes."""
 
     allocated: int
     reserved: int

@@ -1,12 +1,12 @@
 """Runs a script in this process as `python` would, and returns how it ended.
 
-For the script there is no difference: `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as
-with `python script.py`. `__main__` is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and
+The script runs as with `python script.py`: `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the
+same as with `python script.py`. `__main__` is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and
 spawn) and data loader workers look up classes there. `runpy` is not used, because it removes the module when the code
 ends, while threads and exit handlers still need it.
 
-The caller renders an exception while it is handled, and then it is dropped: a stored exception would keep its frames
-alive, and with them the tensors that the report is about.
+The caller renders an exception while it is being handled. The exception is then dropped, because a stored exception
+would keep its frames and their tensors alive.
 """
 
 import builtins
@@ -95,7 +95,8 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """Inside, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are those of the script, and warnings show its lines."""
+    """Inside the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are those of the script, and warnings
+    show its lines."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
@@ -117,7 +118,8 @@ def installed(script: Script) -> Iterator[None]:
 
 @contextmanager
 def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
-    """Inside, `os._exit(status)` calls `closing(status)` first in this process, but not in a forked child."""
+    """Inside the block, `os._exit(status)` calls `closing(status)` first. This applies to this process, not to forked
+    children."""
     real, owner = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:
@@ -145,8 +147,8 @@ _TORCH_DISPATCH = tuple(os.path.join("torch", name) for name in ("_ops.py", "ove
 def user_line_warnings() -> Iterator[None]:
     """Show warnings with the user's line, as without Legroom. A program that replaces `warnings.showwarning` is not affected.
 
-    Python attributes a warning from C++ to the innermost Python frame. In a recorded program, that is a frame of Legroom
-    or of torch's dispatch code.
+    Python attributes a warning from C++ to the innermost Python frame. In a recorded program, that is a frame of
+    Legroom or of torch's dispatch code.
     """
     original = warnings.showwarning
 
@@ -310,7 +312,8 @@ def _first_path(script: Script) -> str:
 
 
 def _is_plain_file(name: str) -> bool:
-    """Whether it is source or byte code (in a file or a pipe), not a folder or zip file that the import system searches."""
+    """Whether the script is source or byte code (in a file or a pipe), not a folder or zip file that the import system
+    searches."""
     return pkgutil.get_importer(name) is None
 
 

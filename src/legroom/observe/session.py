@@ -100,7 +100,7 @@ class Session:
         self._exit.close()
 
     def finish(self) -> None:
-        """Send the events that are still pending: a CUDA history is read at the end. May be called twice."""
+        """Send the events that are still pending. A CUDA history is read only at the end. May be called twice."""
         self._producer.finish()
         if self._leak_detector.iteration and not self._watching_reported:
             self._watching_reported = True
@@ -200,7 +200,7 @@ class _VirtualProducer(_DispatchProducer):
 
 
 class _HostProducer(_DispatchProducer):
-    """Records over host memory: every storage counts, and there is no limit."""
+    """Records over host memory. All storages are recorded, and there is no limit."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)

@@ -1,9 +1,10 @@
 """Counts the steps of a training loop, with torch's hooks on optimizers and loaders.
 
-A step ends with an optimizer step. With several optimizers (a GAN), the one that stepped first counts. In a program with backward
-passes but no optimizer (manual updates), a step ends when the model is called again. In a program that never trains (inference),
-a step is a batch after which a model was called, because some batches are prefetched: one by accelerate, all batches of an accumulated
-step by the Trainer of transformers.
+A step ends with an optimizer step. With several optimizers (a GAN), the steps of the one that stepped first are
+counted. In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
+again. In a program that never trains (inference), a step is a batch after which a model was called. Batches alone are
+not counted, because some are prefetched: accelerate prefetches one, and the Trainer of transformers prefetches all
+batches of an accumulated step.
 """
 
 import gc
@@ -94,7 +95,7 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Call when an exception may have left `optimizer.step()` before its post hook."""
+        """Call when an exception may have ended `optimizer.step()` before its post hook ran."""
         self._this_thread.in_optimizer = False
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -140,7 +141,7 @@ class TrainingClock:
         self._has_batch = True
 
     def _end_batch(self) -> None:
-        """End the previous batch. It was a step if a model was called and nothing trains."""
+        """End the previous batch. The batch was a step if a model was called and the program does not train."""
         if self._has_batch and self._model_was_called and not self.trains:
             self._end_step()
         self._model_was_called = False
@@ -159,8 +160,8 @@ def has_optimizer() -> bool:
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """All optimizers of this process. Not a generator: an unfinished generator would be among the objects that it
-    iterates over, and keep them alive until the next garbage collection."""
+    """All optimizers of this process. This is not a generator. An unfinished generator would be among the objects that
+    it iterates over, and would keep them alive until the next garbage collection."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 

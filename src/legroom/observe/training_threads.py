@@ -1,8 +1,8 @@
 """The threads of this process that train, and scans that run only while no other thread trains.
 
 A backward pass runs without the GIL. It replaces `.grad`, frees saved tensors and releases graph nodes. Another thread that reads
-them at the same time can crash the process. So a thread registers before its first backward pass or optimizer step, and
-registration waits for a running scan. While two registered threads are alive, no scan starts.
+them at the same time can crash the process. Therefore a thread registers before its first backward pass or optimizer
+step, and registration waits for a running scan. While two registered threads are alive, no scan starts.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ def _register() -> None:
 
 
 def _is_in_torch_elsewhere() -> bool:
-    """Whether another thread is inside a module, an optimizer or autograd: a thread that has not trained yet."""
+    """Whether a thread that has not trained yet is inside a module, an optimizer or autograd."""
     if threading.active_count() == 1:
         return False
     frames = sys._current_frames()

@@ -61,10 +61,10 @@ def open_capture(output: Path | None, *, force: bool, stem: str, run: dict[str, 
     except CaptureError as error:
         if output is None:
             return OpenCapture(
-                NoWriter(), None, f"No capture is kept. {str(error).removesuffix('.')} with `-o`."
+                NoWriter(), None, f"No capture is written. {str(error).removesuffix('.')} with `-o`."
             )
         if isinstance(error, DiskFullError):
-            return OpenCapture(NoWriter(), None, f"No capture is kept. {error}")
+            return OpenCapture(NoWriter(), None, f"No capture is written. {error}")
         raise
 
 

@@ -69,7 +69,7 @@ class FreeResult:
             ]
         elif self.allocated_after:
             lines.append(
-                "No variable retains the remaining memory. A thread, a library or a C++ object does."
+                "No variable retains the remaining memory. It is retained by a thread, a library or a C++ object."
             )
         if self.hint:
             lines.append(self.hint)

@@ -116,7 +116,7 @@ class StudyStore:
         with _disk_full_as_store_error(self.folder):
             trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=template)
         assert self._storage.get_trial(trial_id).number == record.number, (
-            "a single process adds trials, in order"
+            "trials must be added in order, by a single process"
         )
         self._ids[record.number] = trial_id
 

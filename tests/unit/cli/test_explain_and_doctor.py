@@ -97,7 +97,7 @@ def test_doctor_exits_with_1_and_shows_the_fix(
     _machine(monkeypatch, 64 * MiB)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("1 problem found.\n\nLG915  Only 64.0 MiB of shared memory are free in /dev/shm")
+    assert out.startswith("1 problem found.\n\nLG915  Only 64.0 MiB of shared memory is free in /dev/shm")
     assert main(["doctor", "--format", "json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["sound"], [finding["code"] for finding in told["findings"]]) == (False, ["LG915"])

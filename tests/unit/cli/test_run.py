@@ -290,7 +290,7 @@ def test_a_script_runs_although_no_capture_can_be_created(run, monkeypatch, tmp_
     monkeypatch.setattr(ChunkFile, "_write_all", _no_space)
     code, out, err = run("print('ran')\nraise SystemExit(4)", "--gpu", "64MiB", *options)
     assert (code, out) == (4, "ran\n")
-    assert err.count("No capture is kept.") == 1
+    assert err.count("No capture is written.") == 1
     assert "the disk is full. Free some space, or give another path" in err
     assert list(tmp_path.glob("*.legroom")) == []
 
@@ -316,4 +316,6 @@ def test_the_search_for_an_unused_name_ends(run, monkeypatch):
     for _ in range(3):
         code, out, err = run("print('ran')", "--gpu", "64MiB")
         assert (code, out) == (0, "ran\n")
-    assert "No capture is kept. train.legroom to train-2.legroom exist. Give another path with `-o`." in err
+    assert (
+        "No capture is written. train.legroom to train-2.legroom exist. Give another path with `-o`." in err
+    )

@@ -227,7 +227,7 @@ def mig(machine: Machine) -> DoctorCheck:
             Finding(
                 code="LG910",
                 message=f"GPU {which} is partitioned into MIG instances. A process can use only one instance and its memory.",
-                fix="Use the memory of one instance as the limit. `nvidia-smi -L` lists the instances; "
+                fix="In estimates, use the memory of one instance. `nvidia-smi -L` lists the instances; "
                 "select one with CUDA_VISIBLE_DEVICES=MIG-...",
             ),
         ),
@@ -297,9 +297,9 @@ def host_memory(machine: Machine) -> DoctorCheck:
     largest = max((gpu.total for gpu in machine.gpus if not isinstance(gpu.total, NotAvailable)), default=0)
     if host.limit < max(largest, 4 * GiB):
         than = (
-            f"less than the GPU memory ({format_size(largest)})"
+            f"which is less than the GPU memory ({format_size(largest)})"
             if host.limit < largest
-            else "too little for most training"
+            else "which is too little for most training"
         )
         return DoctorCheck(
             name="host memory",
@@ -328,7 +328,7 @@ def shared_memory(machine: Machine) -> DoctorCheck:
         findings=(
             Finding(
                 code="LG915",
-                message=f"Only {format_size(machine.shared_free)} of shared memory are free in /dev/shm. DataLoader workers may crash with a bus error.",
+                message=f"Only {format_size(machine.shared_free)} of shared memory is free in /dev/shm. DataLoader workers may crash with a bus error.",
                 fix="Start the container with `--ipc=host` or `--shm-size=8g`, or call `torch.multiprocessing.set_sharing_strategy('file_system')`.",
                 bytes=machine.shared_total,
             ),
@@ -347,7 +347,7 @@ def limits(machine: Machine) -> DoctorCheck:
         findings=(
             Finding(
                 code="LG916",
-                message=f"This process may open only {files} files, which is low for DataLoader workers.",
+                message=f"This process may open only {files} files, which may be too few for DataLoader workers.",
                 fix="Raise the limit with `ulimit -n 65536`.",
             ),
         ),
@@ -355,7 +355,7 @@ def limits(machine: Machine) -> DoctorCheck:
 
 
 def allocator(machine: Machine) -> DoctorCheck:
-    """The allocator settings as torch reads them: the first variable that is set counts."""
+    """The allocator settings as torch reads them. Torch uses the first variable that is set."""
     settings = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
     similar = [
@@ -452,8 +452,8 @@ def computation(torch: TorchFacts) -> DoctorCheck:
 
 
 def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, ...]) -> bool:
-    """Whether the build has kernels for a GPU. A binary runs on the same major version from its minor version on; PTX
-    (`compute_`) runs on everything newer."""
+    """Whether the build has kernels for a GPU. A binary runs on GPUs with the same major version and the same or a
+    higher minor version. PTX (`compute_`) runs on all newer GPUs."""
     if capability is None:
         return True
     for architecture in architectures:

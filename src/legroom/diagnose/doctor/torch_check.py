@@ -2,7 +2,7 @@
 
     python -m legroom.diagnose.doctor.torch_check     # prints one line of JSON per result
 
-Each result is printed immediately, so that after a hang the device is known.
+Each result is printed immediately, so the device is known if a test hangs.
 """
 
 import json

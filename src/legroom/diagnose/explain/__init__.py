@@ -1,1 +1,1 @@
-"""Explains an error: its kind, causes, the check that decides, and the fix."""
+"""Explains an error: its kind, its possible causes, and a check and a fix for each cause."""

@@ -32,7 +32,8 @@ class ErrorLine:
 
 
 def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
-    """The error line of the last traceback that is neither a consequence nor a report about another process."""
+    """Return the error line of the last traceback, ignoring consequences of other errors and reports about other
+    processes."""
     position = lowered.rfind(TRACEBACK)
     for _ in range(4):
         if position < 0:

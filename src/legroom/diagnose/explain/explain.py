@@ -4,8 +4,8 @@
     explanation = explain_file(path)    # a log of any length, or a capture
 
 `oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The text comes from the code's
-page. If the message contains sizes, causes that follow from them come first. `machine_checks` adds what this machine shows about
-the causes (free memory, versions, limits), with the checks of `legroom doctor`.
+page. If the message contains sizes, causes that follow from them come first. `machine_checks` adds facts about this
+machine that are relevant to the causes (free memory, versions, limits), from the checks of `legroom doctor`.
 """
 
 import builtins
@@ -194,7 +194,7 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
 
 
 _PROGRAM_ERROR = (
-    "a program error, not a memory error. Look at the last line of your own code in the traceback."
+    "this is a program error, not a memory error. Look at the last line of your own code in the traceback."
 )
 _MEMORY_CODES = frozenset(f"LG70{number}" for number in range(7))
 
@@ -268,7 +268,7 @@ def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Ca
 
 
 def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
-    """The causes of a page that sizes cannot show: tensors that are retained from step to step."""
+    """The causes of a page that cannot be derived from sizes: tensors that are retained from step to step."""
     if len(more) == 1 and "(LG601)" in more[0].cause:
         return ()
     return tuple(cause for cause in causes if "from step to step" in cause.cause)

@@ -94,7 +94,8 @@ def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
 
 
 def _distinct_lines(lowered: str) -> bytes:
-    """The distinct lines of a text without digits. Very little of a training log remains to be searched."""
+    """The distinct lines of a text without digits. Most lines of a training log differ only in digits, so few lines
+    remain to be searched."""
     lines = lowered.encode("utf-8", "replace").translate(None, _DIGITS).split(b"\n")
     return b"\n".join(dict.fromkeys(lines))
 
@@ -178,7 +179,7 @@ class _Search:
         )
 
     def _cause_of(self, error: LogMatch | None) -> LogMatch | None:
-        """The original error that a library's failure follows from.
+        """Return the original error that caused a library's failure.
 
         After a kernel has failed, every CUDA call fails with a message that hides the cause. NCCL reports the reason shortly
         before it reports that a call failed.
@@ -238,7 +239,8 @@ class _Search:
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Whether a library prints this message after an earlier kernel failure, when its allocations fail too."""
+    """Whether this message may be a consequence of an earlier kernel failure, after which the library's allocations
+    fail too."""
     return pattern.certainty is Certainty.DISGUISED or pattern.source in _LIBRARIES
 
 
@@ -250,7 +252,7 @@ def _is_memory(found: LogMatch) -> bool:
 
 
 def _counts(found: LogMatch, lines: int) -> bool:
-    """Whether a match is an error: an informal message counts only on a line that looks like one."""
+    """Whether a match is an error. An informal message is treated as an error only on a line that looks like one."""
     if any(marker in found.text for marker in _NOT_ERRORS):
         return False
     if found.pattern is None or not found.pattern.informal:
@@ -329,7 +331,7 @@ class _Window:
         return None
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """The match that contains this position; another may come shortly before it."""
+        """Return the match at this position. Another match may come shortly before it."""
         for match in pattern.finditer(self._lowered, max(position - _BEFORE, 0), position + _AFTER):
             if match.start() > position:
                 return None

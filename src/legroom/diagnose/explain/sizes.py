@@ -28,7 +28,7 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
         return
     if sizes.requested > limit:
         yield {
-            "cause": f"One operation requires more than the whole GPU: {format_size(sizes.requested)} of {format_size(limit)} (LG601).",
+            "cause": f"One operation requires {format_size(sizes.requested)}, but the whole GPU has only {format_size(limit)} (LG601).",
             "check": "Print the shapes on the line of the traceback.",
             "fix": "Correct the shape, or compute in chunks; freeing memory does not help.",
         }
@@ -42,7 +42,7 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
         }
     if sizes.allowed is not None and sizes.capacity is not None and sizes.allowed < sizes.capacity:
         yield {
-            "cause": f"This process may use only {format_size(sizes.allowed)} of {format_size(sizes.capacity)}.",
+            "cause": f"This process can use only {format_size(sizes.allowed)} of {format_size(sizes.capacity)}.",
             "check": "Search the code for `set_per_process_memory_fraction` or `per_process_memory_fraction`.",
             "fix": "Raise the fraction if no other process uses the GPU.",
         }
@@ -51,7 +51,7 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
         yield {
             "cause": f"Fragmentation: PyTorch reserves {format_size(cached)} in free blocks that are too small for {format_size(sizes.requested)}.",
             "check": "Run again with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; if it succeeds, this is the cause.",
-            "fix": "Keep that setting, and let sizes vary less between steps (pad to a few lengths).",
+            "fix": "Keep that setting, and use fewer different tensor sizes (for example, pad to a few fixed lengths).",
         }
     if sizes.allocated is not None and sizes.allocated > limit // 2:
         yield {

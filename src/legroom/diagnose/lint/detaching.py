@@ -25,7 +25,7 @@ _LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
 def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
-    """The smallest parts of a stored expression that have a graph, except the path `but` itself."""
+    """The smallest parts of a stored expression that have a graph, excluding the path `but`."""
     if but and path_of(expression) == but:  # also an item of it
         return []
     if isinstance(expression, cst.BinaryOperation):

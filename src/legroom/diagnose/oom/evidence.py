@@ -58,7 +58,7 @@ class Evidence:
         return self.oom.step == 0 and self.oom.phase is Phase.FORWARD
 
     def retained_by(self, leak: Leak) -> int:
-        """The bytes that a leak retains: those its holder retains, if known, otherwise the measured growth."""
+        """The bytes that a leak retains: the bytes that its holder retains if known, otherwise the measured growth."""
         retained = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]

@@ -1,8 +1,9 @@
 """Messages of out-of-memory errors: from PyTorch, drivers, GPU libraries, Python and the operating system.
 
-The table is read from the top and the first match decides. Patterns for page-locked memory therefore come before CUDA's general
-messages, and messages that only sound like memory before vague ones. `disguised` messages also have other causes, so the caller
-must check the free memory. All patterns match a bounded span, because a text may be a log of many megabytes.
+The table is read from the top and the first match decides. Patterns for page-locked memory therefore come before CUDA's
+general messages. Messages that mention memory but have another cause come before vague messages. `disguised` messages
+also have other causes, so the caller must check the free memory. All patterns match a bounded span, because a text may
+be a log of many megabytes.
 """
 
 import re
@@ -141,9 +142,9 @@ _FAILED = (
 )
 _ENGINE = "cuDNN found no algorithm whose workspace fits; an unsupported data type or layout causes the same message."
 _SYSTEM = "An allocation of host memory failed."
-_SHARED = "The shared memory (/dev/shm) that passes tensors between processes is full."
+_SHARED = "The shared memory (/dev/shm) through which processes exchange tensors is full."
 _KILLED = (
-    "A process was killed by the operating system, which happens when host memory runs out, or by a user."
+    "A process was killed. Either the operating system killed it because host memory ran out, or a user did."
 )
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
@@ -272,7 +273,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_DISGUISED, "XPU", r"(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|CL_OUT_OF_RESOURCES", _FAILED),
     _message(
         _DISGUISED, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED",
-        "An internal check of PyTorch failed, as it does after a failed allocation.",
+        "An internal check of PyTorch failed. This usually follows a failed allocation.",
     ),
     _message(_DISGUISED, "CUDA", r"assertion '[^'\n]{0,80}cudaSuccess' failed in [^\n]{0,120}(?:Memory|alloc)", _FAILED),
     _message(_DISGUISED, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),

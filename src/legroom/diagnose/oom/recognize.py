@@ -4,12 +4,13 @@
     result.is_oom          # a device ran out of memory, so a smaller workload can succeed
     result.requested       # the requested bytes, if the message states them
 
-An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` counts only if little memory is free at the time of the call.
-Call `classify` inside `except`, before memory is freed. The result refers to no exception, frame or tensor.
+An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory is
+free at the time of the call. Call `classify` inside `except`, before memory is freed. The result refers to no
+exception, frame or tensor.
 
 The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and `sys.exit` are
-never out-of-memory errors. An exception group is one only if all of its members are. The module does not import torch and
-uses it only if the program has imported it.
+never out-of-memory errors. An exception group is an out-of-memory error only if all of its members are. The module does
+not import torch and uses it only if the program has imported it.
 """
 
 import errno
@@ -95,10 +96,10 @@ def classify(
 
 
 def low_memory(total: int) -> int:
-    """Below this many free bytes, an ambiguous error is treated as out of memory.
+    """If fewer bytes than this are free, an ambiguous error is treated as an out-of-memory error.
 
-    A twentieth of the device, because workspaces are larger on larger GPUs; at least 512 MiB, which the libraries need to
-    initialize; at most a quarter of the device.
+    The threshold is a twentieth of the device's memory, because workspaces are larger on larger GPUs. It is at least
+    512 MiB, which the libraries need to initialize, and at most a quarter of the device's memory.
     """
     return max(total // 20, min(512 * MiB, total // 4))
 
@@ -109,9 +110,9 @@ def _decide_by_free_memory(
     if memory is None:
         return replace(result, reason=f"{result.reason} The amount of free memory is unknown.")
     free, total = memory
-    available = f"{format_size(free)} of {format_size(total)} were free"
+    available = f"{format_size(free)} of {format_size(total)} was free"
     if free < low_memory(total):
-        reason = f"{result.reason} Only {available}, so it is treated as out of memory."
+        reason = f"{result.reason} Only {available}, so the error is treated as an out-of-memory error."
         return replace(result, reason=reason, is_oom=True, free=free, capacity=total)
     reason = f"{result.reason} However, {available}, so memory is probably not the cause."
     return replace(result, reason=reason, free=free, capacity=total)
@@ -130,7 +131,8 @@ _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The er
 
 
 def _classify_chain(error: BaseException) -> ErrorClassification:
-    """The classification of an exception chain: a certain one first, otherwise the outermost."""
+    """Classify an exception chain. A certain classification takes precedence; otherwise the outermost exception
+    decides."""
     found: list[ErrorClassification] = []
     first: ErrorClassification | None = None
     seen: set[int] = set()

@@ -95,8 +95,8 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
 def _containers(evidence: Evidence) -> Iterator[Holder]:
     """Containers that retain much memory, or memory of earlier steps.
 
-    Containers that are reported as a leak, under this name or another, are skipped. So are tuples: a tuple is the result of
-    one call and does not grow.
+    Containers that are reported as a leak, under this name or another, are skipped. Tuples are skipped too, because a
+    tuple is the result of one call and does not grow.
     """
     transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
     old = bytes_of([each for each in transient if each.step < evidence.oom.step])

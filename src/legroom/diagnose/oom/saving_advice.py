@@ -50,9 +50,9 @@ def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG602",
-        message=f"The weights do not fit: with {format_size(weights)} of weights on the device, the next "
-        f"{format_size(oom.requested)} could not be allocated. Gradients and Adam's state need another three times the "
-        "size of the weights.",
+        message=f"The weights do not fit. With {format_size(weights)} of weights on the device, an allocation of "
+        f"{format_size(oom.requested)} failed. Gradients and Adam's state need another three times the size of the "
+        "weights.",
         fix="Load the weights in half precision (`model.to(torch.bfloat16)` before `.to(device)`), train adapters on a "
         "quantized model, or split the model over several GPUs.",
         **location(evidence.oom.frame),
@@ -82,7 +82,7 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG607",
-        message=f"{format_size(oom.fragmented)} are reserved but fragmented: {_why_unusable(oom)}.",
+        message=f"{format_size(oom.fragmented)} is reserved but fragmented: {_why_unusable(oom)}.",
         fix="Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` in the environment.",
         bytes=oom.fragmented,
         saves=oom.fragmented,
@@ -91,9 +91,9 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_unusable(oom: Oom) -> str:
     if oom.largest_free_block < oom.requested:
-        return f"the largest free block is {format_size(oom.largest_free_block)}, the request was {format_size(oom.requested)}"
+        return f"the largest free block is {format_size(oom.largest_free_block)}, but the request was {format_size(oom.requested)}"
     return (
-        "PyTorch keeps requests of up to 1 MiB in separate segments, and the free blocks are in the other kind "
+        "PyTorch keeps requests of up to 1 MiB in separate segments, and the free blocks are in segments of the other kind "
         f"(the request was {format_size(oom.requested)})"
     )
 
@@ -119,7 +119,7 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG608",
-        message=f"{format_size(other)} of the device are used outside this process's PyTorch allocator.",
+        message=f"{format_size(other)} of the device is used outside this process's PyTorch allocator.",
         fix="Run `nvidia-smi` to see what uses it: another process, a notebook kernel that is still running, or other "
         "libraries in this process.",
         bytes=other,
@@ -135,8 +135,8 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     state = evidence.live_bytes(Category.OPTIMIZER_STATE)
     yield Finding(
         code="LG605",
-        message=f"The optimizer state does not fit. The first optimizer step creates it: {format_size(state)} so far "
-        f"for {format_size(parameters)} of parameters (Adam stores two copies of the parameters).",
+        message=f"The optimizer state does not fit. The first optimizer step allocates it. {format_size(state)} is "
+        f"allocated so far, for {format_size(parameters)} of parameters (Adam stores two copies of the parameters).",
         fix="Use an optimizer with less state (SGD: none, or one copy with momentum; 8-bit Adam: half a copy), or freeze "
         "parameters that need no training.",
         **location(oom.frame),

@@ -113,7 +113,8 @@ def _device(text: str) -> int | None:
 
 
 def _others(text: str) -> int | None:
-    """Memory in use by other processes. If torch cannot identify its own process, it lists it among them."""
+    """Memory in use by other processes. If torch cannot identify its own process, it lists that process among the
+    others."""
     sizes = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
     if not sizes and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:
         return other

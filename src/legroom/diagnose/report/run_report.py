@@ -286,7 +286,7 @@ def _leaks(
 
 
 def _remark(annotation: Annotation) -> str | None:
-    """What the user should know about how the run was recorded."""
+    """Return remarks for the user about how the run was recorded."""
     match annotation:
         case HistoryUnavailable(reason=reason):
             return f"{reason}, so only memory totals per step were recorded"

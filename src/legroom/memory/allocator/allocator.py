@@ -41,7 +41,7 @@ class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
 
     def __init__(self, requested: int, segment_bytes: int) -> None:
         super().__init__(
-            f"cannot allocate {requested} bytes: {segment_bytes} bytes are not free on the device"
+            f"cannot allocate {requested} bytes: the device does not have {segment_bytes} free bytes"
         )
         self.requested = requested
         """The size that the program requested."""
@@ -182,7 +182,8 @@ class Allocator:
                 self._process_deferred_frees()
 
     def free(self, block: Block) -> None:
-        """Free a block. If other streams used it, it is pending until they are done, usually at the next `malloc`."""
+        """Free a block. If other streams used the block, it is pending until they are done, usually at the next
+        `malloc`."""
         if block.state != ALLOCATED:
             raise ValueError(f"{block!r} cannot be freed: it is not allocated")
         if self._is_busy:
@@ -256,11 +257,11 @@ class Allocator:
         self._select_fast_paths()
 
     def kernels_run(self) -> None:
-        """The first operation has run. From then on, CUDA places segments differently."""
+        """Record that the first operation has run. From then on, CUDA places segments differently."""
         self._space.kernels_run()
 
     def library_loaded(self) -> None:
-        """cuBLAS created a handle, which uses address space."""
+        """Record that cuBLAS created a handle, which uses address space."""
         self._space.library_loaded()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
@@ -450,7 +451,7 @@ class Allocator:
         return self.settings.rounded(size)
 
     def _search(self, pool: Pool, entries: list[FreeEntry], size: int) -> Block | None:
-        """Remove the best fit from the free list, with regard to all settings."""
+        """Remove the best fit from the free list, taking all settings into account."""
         if self._collects_garbage:
             pool.searches += 1
         position = bisect_left(entries, (size,))

@@ -89,10 +89,11 @@ class AddressSpace:
     Derived from 108 recorded runs on an H200; for 103 of them, a replay with these addresses reserves the same memory.
     A segment is placed in the lowest free gap that is large enough. At first there are two small gaps: one for the first
     small segment, and `UPPER_GAP`. If no gap is large enough, units of 32 MiB are added below all others. After the
-    first operation there is a wide gap between the first segment and those units (`WIDE_GAP`). So early segments go
-    downwards, then some hundred MiB upwards, and later ones downwards again. If the first segment was larger than a
-    unit, the wide gap is divided into units from its top. cuBLAS also uses such a gap. Address space of other libraries
-    and of host memory is not simulated. Ranges for expandable segments go upwards from a low address.
+    first operation there is a wide gap between the first segment and those units (`WIDE_GAP`). Early segments are
+    therefore placed at decreasing addresses, then some hundred MiB at increasing addresses, and later segments at
+    decreasing addresses again. If the first segment was larger than a unit, the wide gap is divided into units from its
+    top. cuBLAS also uses such a gap. Address space of other libraries and of host memory is not simulated. Ranges for
+    expandable segments go upwards from a low address.
     """
 
     __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")
@@ -109,14 +110,14 @@ class AddressSpace:
         self.next_range = FIRST_RANGE_ADDRESS
 
     def kernels_run(self) -> None:
-        """The first operation has run."""
+        """Record that the first operation has run."""
         if self.first_was_large:
             self.highest_unit += WIDE_GAP // ADDRESS_UNIT * ADDRESS_UNIT
         else:
             insort(self.free, (WIDE_GAP_START, WIDE_GAP))
 
     def library_loaded(self) -> None:
-        """cuBLAS created a handle."""
+        """Record that cuBLAS created a handle."""
         self.segment(LIBRARY_BYTES, 0)
 
     def segment(self, size: int, stream: int) -> int:

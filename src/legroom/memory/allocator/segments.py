@@ -1,4 +1,4 @@
-"""Reserves segments on the device and releases them, in the same order as torch, and describes them."""
+"""Reserves segments on the device and releases them in the same order as torch, and describes them for snapshots."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -68,10 +68,11 @@ class SegmentSource:
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
     def reserve(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A new block of at least `size` that is not in a free list. None if the device or the limit has no room.
+        """Return a new block of at least `size` bytes that is not in a free list. Returns None if the device has too
+        little free memory or the limit would be exceeded.
 
-        An expandable segment maps whole pages, but the limit is compared to the size of an ordinary segment, as in
-        torch. So the limit can be exceeded by part of a page.
+        An expandable segment maps whole pages. As in torch, the limit is compared with the size of an ordinary segment.
+        The limit can therefore be exceeded by part of a page.
         """
         segment_bytes = self.segment_bytes(size)
         if not self.device.allows(segment_bytes):
@@ -157,7 +158,7 @@ class SegmentSource:
         return segment.head
 
     def _release(self, block: Block) -> None:
-        """Release the segment of a free block that fills it."""
+        """Release the segment of a free block, if the block is the whole segment."""
         block.pool.remove(block)
         del self.segments[block.segment.address]
         self.device.release("segment_free", block.address, block.size, block.stream)

@@ -1,9 +1,9 @@
 """Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer name like torch does.
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
-ignored. Torch's parser (c10/core/AllocatorConfig.cpp) is tolerant in places, and this one accepts the same values:
-`64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are rejected with a message
-that says what to write.
+ignored. Torch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this one accepts the same
+values: `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are rejected with a
+message that states the correct form.
 """
 
 import re
@@ -87,8 +87,8 @@ class AllocatorSettings:
     def parse(cls, text: str, before: "AllocatorSettings | None" = None) -> "AllocatorSettings":
         """Parse `text`.
 
-        `before`: the previous settings, if a running program changes them. Torch then keeps the segment options and
-        resets the others.
+        `before`: the previous settings, if a running program changes its settings. In that case, torch keeps the
+        segment options and resets the others.
         """
         pairs = list(_pairs(_tokens(text)))
         start = before or cls()
@@ -200,7 +200,7 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
             end = tokens.index("]", start) + 1
         if tokens[end : end + 1] not in ([], [","]):
             raise UsageError(
-                f"`{tokens[end]}` after `{key}:{''.join(tokens[start:end])}`: write a comma between options."
+                f"`{tokens[end]}` follows `{key}:{''.join(tokens[start:end])}` without a comma. Write a comma between options."
             )
         yield key, tokens[start:end]
         position = end + 1
@@ -243,7 +243,8 @@ def _backend(value: list[str]) -> str:
 
 
 def _divisions(value: list[str]) -> tuple[int, ...]:
-    """One value for all sizes, or a list such as [256:1,512:2,>:8]: 1 up to 256 MiB, 2 from 512 MiB, 8 above."""
+    """Parse one value for all sizes, or a list. [256:1,512:2,>:8] means 1 up to 256 MiB, 2 from 512 MiB, and 8
+    above."""
     key = "roundup_power2_divisions"
     if value[0] != "[":
         return (_power_of_two(key, value[0]),) * POWER_OF_TWO_INTERVALS

@@ -1,8 +1,8 @@
 """Writes a capture file: the events of a run on disk.
 
-The file is streamed, so a run that is killed loses only its last moments. It has a maximum size, so a run of several
-days does not fill the disk. It is gzipped JSON (`zcat run.legroom` shows it), so reading a capture cannot run code.
-`lines` describes the format, `trim` which events are removed when the file grows too large.
+Events are written during the run, so a run that is killed loses only its last events. It has a maximum size, so a run
+of several days does not fill the disk. It is gzipped JSON (`zcat run.legroom` shows it), so reading a capture cannot
+run code. `lines` describes the format. `trim` selects the events to remove when the file grows too large.
 
 `write` is called during training, so it only appends the event to a list. One thread at a time encodes the events in
 batches. A storage can be freed at any moment, even while a batch is encoded, so `write` must not be reentered. If the
@@ -54,8 +54,8 @@ class CaptureWriter:
         """`run` describes the run in JSON types: script, devices, versions, settings.
 
         The file stays smaller than `max_bytes`. While it is trimmed, a second file of half the size exists next to it.
-        Exception: if describing the live storages alone takes more than an eighth of `max_bytes`, the file may grow
-        larger.
+        The file may become larger if the description of the live storages alone needs more than an eighth of
+        `max_bytes`.
         """
         if max_bytes < _MIN_MAX_BYTES:
             raise UsageError(
@@ -110,7 +110,7 @@ class CaptureWriter:
         self._drain(wait=True, finish=True)
 
     def abandon(self) -> None:
-        """Stop writing without changing the file. For a forked child: the file belongs to the parent."""
+        """Stop writing without changing the file. Used in a forked child, because the file belongs to the parent."""
         self._stop(self.failed)
 
     def __enter__(self) -> Self:
@@ -122,7 +122,7 @@ class CaptureWriter:
         self.close()
 
     def _drain(self, *, wait: bool = False, finish: bool = False) -> None:
-        """Write the pending events. If another thread is writing, it or the next call writes them."""
+        """Write the pending events. If another thread is writing, that thread or the next call writes them."""
         if os.getpid() != self._process:
             self.abandon()  # before the lock, which another thread of the parent may have held at the fork
         me = get_ident()
@@ -176,7 +176,7 @@ class CaptureWriter:
 
 
 def _create(path: Path, *, force: bool) -> FileIO:
-    """Create the file. `force` overwrites an existing capture, but no other kind of file."""
+    """Create the file. Create the file. `force` overwrites an existing capture, but no other kind of file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Writes the chunks of a capture file, and trims the file when it grows too large.
 
 Every batch is flushed through the compressor to the operating system, so it survives if the process is killed. If
-possible, a chunk ends at the end of a training step: the category of a storage is known by then, so a chunk that is
-kept contains the categories of its storages.
+possible, a chunk ends at the end of a training step. The categories of storages are known by then, so a chunk that is
+kept contains them.
 """
 
 import errno
@@ -100,8 +100,8 @@ class ChunkFile:
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """The current peaks, allocated before reserved: if there is not enough room for all chunks, those of
-        the former are kept.
+        """The current peaks, allocated before reserved. If there is not enough room for all chunks, those with the
+        allocated peaks are kept.
         """
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
@@ -142,5 +142,5 @@ class ChunkFile:
         while view:
             written = self._file.write(view)
             if not written:  # would repeat forever
-                raise OSError(errno.EIO, "The file accepts no data")
+                raise OSError(errno.EIO, "No data could be written to the file")
             view = view[written:]

@@ -15,11 +15,11 @@ A capture is a series of chunks. A chunk is one gzip member of JSON lines and do
     ["n", time, class name, ...]                                Annotation: its other fields in order
     ["e"]                                                       end mark: the capture is complete
 
-Times are in whole microseconds. Times and ids are differences: the time of an "a" or "f" line is relative to the
-previous "a" or "f" line (at first, to the time in the header), the id of an "a" line to the previous "a" line (at
-first, to 0), and the id of an "f" or "t" line counts back from the last "a" line. The lines of one training step then
-resemble those of the next, so they compress to about 4 bytes per event. Sites reduce the size further, and encoding
-an event takes one lookup and one formatted string.
+Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative to
+the previous "a" or "f" line, or first to the time in the header. The id of an "a" line is relative to the previous "a"
+line, or first to 0. The id of an "f" or "t" line counts back from the last "a" line. The lines of one training step
+then resemble those of the next, so they compress to about 4 bytes per event. Sites reduce the size further. Encoding an
+event takes one lookup and one formatted string.
 
 A capture may come from an untrusted source, so every value is checked when it is read.
 """

@@ -1,8 +1,8 @@
 """Reads a capture file.
 
 An incomplete file, for example after a crash, is read up to its last valid line. If chunks were dropped to limit the
-size of the file, the events continue from the state at the start of the next chunk: between a `GapStarted` and a `GapEnded`
-are the steps of the dropped chunks, then the allocations, frees and tags that lead to that state.
+size of the file, the events continue from the state at the start of the next chunk. The steps of the dropped chunks
+come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that lead to that state.
 
 A capture may come from an untrusted source: every value is checked, and decompression bombs are rejected.
 """
@@ -197,7 +197,8 @@ class _LiveStorages:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """The complete lines of the file in batches, each with whether it starts a chunk. Stops at damaged data."""
+    """Yield the complete lines of the file in batches, and for each batch whether it starts a chunk. Stops at damaged
+    data."""
     current, begins, rest = -1, True, b""
     for chunk, text in _decompressed(file, path):
         if chunk != current:
@@ -211,7 +212,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
 
 
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
-    """The decompressed data in parts, each with the number of its gzip member."""
+    """Yield the decompressed data in parts, each with the number of its gzip member."""
     chunk = bytes_read = bytes_decompressed = 0
     decompressor = zlib.decompressobj(31)
     while data := file.read(_READ_SIZE):

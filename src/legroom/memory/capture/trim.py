@@ -1,9 +1,9 @@
 """Selects the chunks to keep when a capture grows too large, and writes the file without the others.
 
 A chunk does not depend on other chunks, so it can be dropped as a whole. Chunks are kept in this order while there is
-room: the newest, those with the highest memory, the first and the latest ones with an out-of-memory error, the first,
-and then newer before older ones. The Step events of dropped chunks are kept, so that the history of steps is complete.
-If even these need too much room, every second step is dropped, repeatedly.
+room: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory error,
+the first chunk, and then newer chunks before older ones. The Step events of dropped chunks are kept, so that the
+history of steps is complete. If even the steps need too much room, every second step is dropped, repeatedly.
 """
 
 import json

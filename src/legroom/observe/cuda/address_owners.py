@@ -1,4 +1,4 @@
-"""Records which addresses belong to parameters, gradients, optimizer state and inputs.
+"""Records the addresses of parameters, gradients, optimizer state and inputs.
 
 The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses
 of tensors whose category is certain are recorded with the current tick (see `markers`). The block at that address at
@@ -93,7 +93,7 @@ class AddressOwners:
             self.persistent.append(self._state_of(optimizer, tick))
 
     def everything(self, tick: int) -> list[OwnedAddresses]:
-        """The owners of addresses now, the most certain first."""
+        """The current owners of addresses, most certain first."""
         found = []
         for reference in list(self._roots.values()):
             root = reference()

@@ -1,27 +1,28 @@
 """Determines the category and the code location of a block from its whole lifetime.
 
-The allocator's history is read afterwards, so later events are known. Categories, in this order:
+The allocator's history is read afterwards, so the whole lifetime of a block is known. Categories, in this order:
 
 - A *recorded* category (`address_owners`) is certain: parameter, gradient, optimizer state, buffer, input. When memory
-  ran out, the holders of forward blocks were also examined (`apply_holder_categories`): a graph, a variable, or a
-  running call. Blocks that the exception freed while it left functions are ignored, because the program did not free
-  them itself.
+  runs out, Legroom also examines what holds each block of the forward pass (`apply_holder_categories`): a graph, a
+  variable, or a running call. Blocks that were freed while the exception propagated are ignored, because the program
+  itself did not free them.
 - *Workspace*: the first block with a known cuBLAS or cuBLASLt workspace size, per stream and per forward or backward
   pass, that has no other owner and is never freed. It is recognized by its size: a tensor of exactly that size,
   allocated by similar code before the first matrix product and never freed, would be mistaken for a workspace.
-- *Activation*: allocated outside the backward pass and freed by the autograd engine in it. If it is not freed yet:
-  allocated in a forward pass with gradients that no backward pass has followed. Also blocks that a checkpoint
-  recomputes and that the engine frees.
-- *Result*: allocated by the forward pass, and freed by the program after a backward pass. A variable retained it, even
-  if the graph did too.
+- *Activation*: allocated outside the backward pass and freed by the autograd engine in it. If the block is not freed
+  yet, it must have been allocated in a forward pass with gradients that no backward pass has followed. The category
+  also includes blocks that a checkpoint recomputes and that the engine frees.
+- *Result*: allocated by the forward pass, and freed by the program after a backward pass. A variable retained the
+  block, even if the graph retained it too.
 - *Input*: allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
 - *Temporary*: all others.
 
 Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
-to the line that last called this module. Other blocks of a backward pass belong to the next located block in the same
-pass: a gradient, or a freed activation (the result or input of an operation). The reason is the order in a backward
-operation: it allocates, then sets gradients, then frees saved tensors. If there is no next located block, the previous
-one is used. The line may therefore be off by one operation, but not by more than the distance between two parameters.
+to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
+in the same pass. That block is a gradient or a freed activation (the result or input of an operation). The reason is
+the order in a backward operation: it allocates, then sets gradients, then frees saved tensors. If no such block
+follows, the previous one is used. The line may therefore be wrong by one operation, but by no more than the distance
+between two parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,7 +123,7 @@ class LibraryWorkspaces:
         return self._found.setdefault(_side(block), block.id) == block.id
 
     def release(self, block: BlockLifetime) -> None:
-        """The block was freed, so it is not a workspace."""
+        """Record that the block was freed, so it is not a workspace."""
         if self._found.get(_side(block)) == block.id:
             del self._found[_side(block)]
 
@@ -140,7 +141,8 @@ def apply_holder_categories(
     in_backward: bool,
 ) -> None:
     """Assign categories to the blocks that were alive when memory ran out. `categories` maps addresses to
-    the categories of their holders. A forward block without a known holder waits for its backward pass."""
+    the categories of their holders. The category of a forward block without a known holder is determined after its
+    backward pass."""
     for block in blocks_by_address:
         if block.known_category is not None or workspaces.claim(block):
             continue
@@ -152,7 +154,7 @@ def apply_holder_categories(
 
 
 def category_of(block: BlockLifetime, workspaces: LibraryWorkspaces) -> Category:
-    """The category of a block, from what is known of its lifetime."""
+    """Determine the category of a block from the known part of its lifetime."""
     if block.known_category is not None:
         return block.known_category
     if workspaces.claim(block):
@@ -220,7 +222,8 @@ def locate_backward_blocks(
 
 
 def _own_location(block: BlockLifetime, freed: bool, lines: ModuleLines) -> CodeLocation | None:
-    """The own location of a block: for an activation, where it was allocated; for a gradient, its parameter's module."""
+    """The location of the block itself. For an activation, this is where it was allocated; for a gradient, it is the
+    module of its parameter."""
     if freed:
         return (
             CodeLocation(block.module, block.frame)
@@ -239,5 +242,6 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """The phase of an activity. The loss is computed between the forward and the backward pass, which counts as forward."""
+    """The phase of an activity. The loss is computed between the forward and the backward pass. This part is treated as
+    forward."""
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

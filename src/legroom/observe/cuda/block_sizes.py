@@ -1,10 +1,10 @@
 """Computes the block size of an allocation from the addresses in the history.
 
 The history contains the requested size, not the size of the block: the allocator rounds up, and adds a remainder that
-is too small to split off. The remainder follows from the addresses. Adjacent free blocks are always merged, so at an
-allocation the free block extends to the next block in use, or to the end of the segment. The allocator splits off the
-part beyond the rounded size only if it is large enough. On recorded histories, including some with `max_split_size` or
-expandable segments, every size computed this way agrees with torch.
+is too small to split off. The size of the remainder follows from the addresses. Adjacent free blocks are always merged,
+so at an allocation the free block extends to the next block in use, or to the end of the segment. The allocator splits
+off the part beyond the rounded size only if it is large enough. On recorded histories, including some with
+`max_split_size` or expandable segments, every size computed in this way equals torch's.
 """
 
 from bisect import bisect_left, bisect_right
@@ -39,7 +39,8 @@ class BlocksInUse:
         """The total size of all blocks in use."""
 
     def add_segment(self, address: int, size: int) -> None:
-        """Add a segment. Expandable segments are not needed here, because they split off every remainder."""
+        """Add a segment. Expandable segments need not be added, because the allocator splits off every remainder in
+        them."""
         if address not in self._sizes:
             self._starts.insert(bisect_left(self._starts, address), address)
         self._sizes[address] = size
@@ -85,7 +86,8 @@ class BlocksInUse:
             self.allocated -= block_size
 
     def _correct(self, before: int, address: int) -> None:
-        """A block starts at `address`. A small gap between it and the block before is a remainder of the latter."""
+        """Correct the block before `address`, where another block starts. A small gap between the two blocks is a
+        remainder that belongs to the first one."""
         remainder = address - before - self._block_sizes[before]
         if before in self._uncertain and 0 < remainder <= _MAX_REMAINDER:
             self._uncertain.remove(before)

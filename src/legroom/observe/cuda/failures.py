@@ -1,9 +1,9 @@
 """Observes failed allocations on a real GPU, and which of them become errors of the script.
 
 The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
-error: cuDNN tries algorithms until the workspace of one can be allocated, and hides the other failures. So the observer
-only records stats. When a `torch.OutOfMemoryError` is created, it belongs to the last recorded failure. The temporary
-tensors of the failed operation are freed by then, but they are still in the history.
+error: cuDNN tries algorithms until the workspace of one can be allocated, and hides the other failures. Therefore the
+observer only records statistics. A `torch.OutOfMemoryError` that is created later belongs to the last recorded failure.
+By then, the temporary tensors of the failed operation are freed, but they are still in the history.
 """
 
 import linecache
@@ -126,7 +126,7 @@ def _script_frame() -> FrameType | None:
 
 
 def _innermost_frame() -> FrameType | None:
-    """The Python frame whose call failed: the innermost outside of Legroom."""
+    """The Python frame whose call failed: the innermost frame outside Legroom."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in (__file__, torch_api.__file__):
         frame = frame.f_back

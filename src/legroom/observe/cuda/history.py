@@ -1,7 +1,7 @@
 """Records a run on a real GPU from the history of the CUDA allocator.
 
-While the script runs, little happens. The allocator records its actions with Python stacks in a ring buffer. Calls of
-modules and optimizers mark these entries with the step, phase and module (`markers`, `module_markers`), and a few
+Little work is done while the script runs. The allocator records its actions with Python stacks in a ring buffer. Calls
+of modules and optimizers mark these entries with the step, phase and module (`markers`, `module_markers`), and a few
 addresses are recorded (`address_owners`). No tensor is kept alive, and the device is never synchronized. At the end of
 each step, the allocator's statistics are read once.
 
@@ -9,11 +9,12 @@ The ring is read and converted to events (`history_events`) only
 
 - at the end of the run;
 - when the script gets a `torch.OutOfMemoryError` (`failures`);
-- before the step with the highest peak so far is overwritten, which is when its start is three quarters of the ring
-  ago. So the peak is never lost. If every step is higher than the one before, as with a leak, the newest step is the
-  highest, and the ring is not read.
+- before the entries of the step with the highest peak so far are overwritten, which is when the start of that step is
+  three quarters of the ring ago. The peak is therefore never lost. If every step has a higher peak than the one before,
+  as with a leak, the newest step has the highest peak, and the ring is not read.
 
-So events arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is available.
+Events therefore arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is
+available.
 """
 
 import contextlib
@@ -72,7 +73,8 @@ CHECK_SECONDS = 0.5
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a method so that errors in it end the recording, not the script. The capture contains the reason."""
+    """Decorate a method so that an error in it ends the recording but not the script. The capture contains the
+    reason."""
 
     @functools.wraps(method)
     def guarded(self: "CudaHistory", *args: Any, **kwargs: Any) -> None:
@@ -430,7 +432,7 @@ class CudaHistory:
 
 
 class _Ring:
-    """The position of the highest peak in the ring of a device."""
+    """Tracks the position of the highest peak in the ring of a device."""
 
     def __init__(self) -> None:
         self.entries = 0

@@ -1,8 +1,8 @@
 """Converts the CUDA allocator's history of one device to events.
 
-First, the state at the start of the history is compared with the events sent so far, and the difference is sent. So the
-events are consistent even if entries were lost. Then all blocks are followed through the history, and at the end their
-categories and code locations are determined (`block_lifetimes`).
+First, the state at the start of the history is compared with the events sent so far, and the difference is sent. The
+events are therefore consistent even if entries were lost. Then all blocks are followed through the history, and at the
+end their categories and code locations are determined (`block_lifetimes`).
 """
 
 import sys
@@ -120,8 +120,8 @@ class DeviceHistory:
         """The events since the last reading.
 
         `trace` and `segments` of this device come from a snapshot. `started`: the start of the run in Unix seconds.
-        `records`: in the order of their ticks. `failure`: the failure of the last `oom` entry; earlier ones were hidden
-        by a library. `after_gap`: entries before these are missing.
+        `records`: in the order of their ticks. `failure`: the failure of the last `oom` entry. Earlier failures were
+        hidden by a library. `after_gap`: entries before these are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)
@@ -193,7 +193,7 @@ class _Reading:
             self._emit(GapEnded(self._time))
 
     def _is_stale(self, record: TickRecord) -> bool:
-        """Whether it refers to blocks that were allocated and freed in the lost entries."""
+        """Whether a record refers to blocks that were allocated and freed in the lost entries."""
         transient = isinstance(record, OwnedAddresses) and record.category in (
             Category.GRADIENT,
             Category.INPUT,
@@ -230,7 +230,7 @@ class _Reading:
             self._failed(failure, failure.wanted, NO_STACK)
 
     def _advance_to(self, mark: Marker) -> None:
-        """Continue with `marker`. (Other threads may still stamp an older tick.)"""
+        """Continue with `marker`. Advance to a tick. (Other threads may still mark entries with an older tick.)"""
         if mark.tick > self._marker.tick:
             self._process_records(mark.tick)
             if mark.step != self._marker.step:
@@ -338,7 +338,8 @@ class _Reading:
         self._emit(SegmentChange(self._time, self._history.device, change))
 
     def _failed(self, failure: AllocationFailure, requested: int, stack: Stack) -> None:
-        """Memory ran out here. The line of a backward operation is determined later (see `events`)."""
+        """Record that memory ran out at this entry. The line of a backward operation is determined later (see
+        `events`)."""
         in_backward = failure.in_backward or stack.in_backward
         oom = Oom(
             self._time, failure.device, requested, failure.capacity, failure.limit, failure.allocated,

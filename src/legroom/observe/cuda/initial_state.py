@@ -1,8 +1,8 @@
 """Computes the state of a device before its CUDA history starts.
 
-The history is a ring buffer: for a long run, it contains only the end. The state before it follows from the current
-state, read backwards: blocks that are alive and not allocated in the history, and blocks freed in the history and not
-allocated in it.
+The history is a ring buffer, so for a long run it contains only the last entries. The state before the history is
+derived from the current state. It contains the blocks that are alive but were not allocated in the history, and the
+blocks that were freed but not allocated in the history.
 """
 
 from collections.abc import Mapping, Sequence

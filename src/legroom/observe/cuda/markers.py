@@ -1,12 +1,12 @@
 """Marks the entries of the CUDA allocator's history with the position in the training loop.
 
-The allocator adds a text, which the running thread has set, to every entry of its history. The text set here
-(`L1234f56`, short enough for C++ to copy without an allocation) contains the activity, the running module and a *tick*.
-The tick increases at every event that must be found again in the history: a root module starts, an optimizer steps, a
-step ends. So the position of such an event among the entries is exact. Before torch 2.9, entries cannot be marked. Then
-every change is a tick, found by its time, and two changes within about a microsecond may be confused.
+The allocator adds a text to every entry of its history. Each thread can set this text. The text set here (`L1234f56`,
+short enough for C++ to copy without an allocation) contains the activity, the running module and a *tick*. The tick
+increases at every event that must be found again in the history: a root module starts, an optimizer steps, a step ends.
+The position of such an event among the entries is therefore exact. Before torch 2.9, entries cannot be marked. In that
+case, every change is a tick that is found by its time. Two changes within about a microsecond may be confused.
 
-The text belongs to one thread. Entries of the autograd engine's threads have none, which identifies them.
+The text belongs to one thread. Entries of the autograd engine's threads have no text, which identifies these threads.
 """
 
 import re
@@ -46,7 +46,7 @@ class Marker(NamedTuple):
 
 
 class Markers:
-    """The ticks of a run, and the current stamp."""
+    """The ticks of a run, and the current text for entries."""
 
     KEEP = 200_000
     """More than the number of entries in a history."""

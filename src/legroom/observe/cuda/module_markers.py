@@ -1,7 +1,8 @@
 """Marks the running module in the CUDA history. This runs twice per module and step, so it is optimized for speed.
 
-Torch's global module hooks are not used: with any hook, a module call takes a slower path through torch, which costs
-several times as much as this. Instead, `nn.Module._call_impl` is replaced while attached.
+Torch's global module hooks are not used, because with any hook a module call takes a slower path through torch. That
+path costs several times as much as this method. Instead, `nn.Module._call_impl` is replaced while this object is
+attached.
 """
 
 from collections.abc import Callable
@@ -83,7 +84,8 @@ class ModuleMarkers:
 
     @property
     def progress(self) -> float | None:
-        """About which fraction of the root's modules have started. None outside of a forward pass, and if modules are called repeatedly."""
+        """The approximate fraction of the root's modules that have started. Returns None outside a forward pass, and if
+        modules are called repeatedly."""
         return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
 
     def _activity(self) -> str:

@@ -1,8 +1,9 @@
 """Measures the peak of each step without changing the peaks that the script reads.
 
-Torch keeps one peak per statistic since the last reset. To measure a single step, the peak must be reset at every step,
-but `torch.cuda.max_memory_allocated()` must still return the script's value. So the peaks before a reset are saved
-here, and while installed, torch's functions return the higher value of both, until the script resets them itself.
+Torch keeps one peak per statistic since the last reset. To measure a single step, the peak must be reset at every step.
+However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore the peaks
+before a reset are saved here. While this is installed, torch's functions return the maximum of both, until the script
+resets the peaks itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ class StepPeaks:
             self._exit.callback(setattr, self._namespace, name, original)
 
     def restore(self) -> None:
-        """Restore torch's functions. Their peaks then start at the last step."""
+        """Restore torch's functions. After that, torch's peaks start at the last step."""
         self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:

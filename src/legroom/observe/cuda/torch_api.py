@@ -1,6 +1,6 @@
-"""All functions of torch that the CUDA history uses. Most are private, so each is checked before use.
+"""All functions of torch that the CUDA history uses. Most of them are private, so each is checked before use.
 
-What is missing without one:
+The table lists what is missing without each function:
 
     _lazy_call                  CUDA is initialized at once, before the script does it
     _record_memory_history      everything except the totals of each step
@@ -43,7 +43,7 @@ class AllocatorStats(NamedTuple):
 
 
 class CudaApi:
-    """The CUDA allocator. Tests replace it with a simulation."""
+    """The CUDA allocator. All calls of torch. Tests replace this class with a simulation."""
 
     def __init__(self) -> None:
         self._entries_per_free = 2
@@ -152,8 +152,8 @@ class CudaApi:
             attach(observer)
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """Call `watcher(text)` for each `torch.OutOfMemoryError` created in Python, and so for each failure that reaches
-        the script. Returns a function that stops this, or None if it is impossible."""
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` created in Python, which means for each failure that
+        reaches the script. Returns a function that stops this, or None if it is impossible."""
         error = torch.OutOfMemoryError
         original = error.__init__
 

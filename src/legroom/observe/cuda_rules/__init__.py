@@ -1,9 +1,10 @@
-"""Rules for what CUDA allocates where a trace over CPU or fake tensors differs.
+"""Rules for operations that allocate different memory on CUDA than in a trace over CPU or fake tensors.
 
-`CudaRules(gpu).plan(...)` in `rules` returns, for one operation, what the CUDA kernel allocates in addition to its results and in which
-order. `CudaRules(gpu).installed(...)` makes operations that are composed of others (attention, dropout, recurrent
-layers, everything under autocast, optimizers) take CUDA's path. Each file states what its kernels do and where
-that was read or measured. `RULES_VERSION` in `versions` states the torch, cuDNN and GPU of the measurements.
+`CudaRules(gpu).plan(...)` in `rules` returns what the CUDA kernel of one operation allocates in addition to its
+results, and in which order. `CudaRules(gpu).installed(...)` makes operations that are composed of others (attention,
+dropout, recurrent layers, everything under autocast, optimizers) take CUDA's path. Each file states what its kernels do
+and which source code or measurement shows it. `RULES_VERSION` in `versions` states the torch, cuDNN and GPU of the
+measurements.
 
-Nothing is imported here, so that the process that queries cuDNN does not load torch.
+This package imports nothing, so that the process that queries cuDNN does not load torch.
 """

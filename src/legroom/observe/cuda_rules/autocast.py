@@ -1,13 +1,13 @@
 """Autocast with CUDA's lists of operations, for tensors on a virtual device.
 
-The precision of an operation under autocast depends on the device. On CUDA, softmax, norms, losses and sums
-run in float32 and save larger tensors; the CPU has other lists. torch registers its lists for every
-device in every build, so the names come from torch; only the policy of each list is defined here.
-Source: ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
+The precision of an operation under autocast depends on the device. On CUDA, softmax, norms, losses and sums run in
+float32 and save larger tensors. The CPU has other lists. torch registers its lists for every device in every build, so
+the names come from torch. Only the policy of each list is defined here. Source: ATen/autocast_mode.h (the AT_FORALL
+lists) and autocast_mode.cpp (`cached_cast`).
 
 Casts of parameters are cached until the outermost region ends, as in `cached_cast`.
 
-The region must be entered for the CPU, which the virtual GPU does: tensors on it are CPU tensors.
+The region must be entered for the CPU. The virtual GPU does this, because its tensors are CPU tensors.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ _KEY = "AutocastCPU"
 
 
 def cuda_operations() -> set[str]:
-    """Operations that CUDA's autocast handles. Those in none of the lists above run in float32."""
+    """Operations that CUDA's autocast handles. Operations that are in none of the lists above run in float32."""
     return _registered("AutocastCUDA")
 
 
@@ -173,8 +173,8 @@ class Casts:
         return self._all(args, kwargs, torch.float32 if has_float32 else torch.get_autocast_dtype("cpu"))
 
     def _all(self, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-        """Cast all arguments, the last one first: compilers evaluate the casts of torch's own call in this
-        order, which the allocator sees.
+        """Cast all arguments, starting with the last one. Compilers evaluate the casts of torch's own call in this
+        order, and the order affects the allocator.
         """
         named = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}
         return [self._cast(value, dtype) for value in reversed(args)][::-1], named

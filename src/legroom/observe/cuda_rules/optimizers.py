@@ -1,7 +1,8 @@
-"""Optimizers and gradient clipping with `foreach`: the default on CUDA, not on the CPU.
+"""Optimizers and gradient clipping with `foreach`, which is the default on CUDA but not on the CPU.
 
-Such an update allocates temporaries of the size of all parameters, often at the peak of a step. It is the default depending on
-the device of the parameters (`_default_to_fused_or_foreach`) and on their class, which is `FakeTensor` in a trace.
+Such an update allocates temporaries of the size of all parameters, often at the peak of a step. Whether it is the
+default depends on the device of the parameters (`_default_to_fused_or_foreach`) and on their class, which is
+`FakeTensor` in a trace.
 """
 
 import contextlib
@@ -17,9 +18,9 @@ from torch.utils import _foreach_utils
 def installed() -> Iterator[None]:
     """Make optimizers, `clip_grad_norm_` and averaged models treat CPU tensors like CUDA tensors.
 
-    A virtual GPU disables `foreach` for some optimizers to give the same bits as the CPU. That is reverted meanwhile: fake tensors
-    compute nothing. Without torch's private `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and
-    their temporaries are not counted.
+    A virtual GPU disables `foreach` for some optimizers, so that results are bit-for-bit equal to those of the CPU.
+    In a trace, this is reverted, because fake tensors compute nothing. Without torch's private
+    `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and their temporaries are not counted.
     """
     optimizer: Any = importlib.import_module("torch.optim.optimizer")
     supported_devices: Any = getattr(_foreach_utils, _DEVICES, None)

@@ -1,7 +1,8 @@
 """The memory plan of an operation: what it allocates and frees on CUDA, step by step.
 
-The order matters as much as the sizes: the caching allocator serves each request from the blocks that are free at that moment,
-so an operation that allocates scratch memory before its result leaves different free blocks than one that allocates it after.
+The order matters as much as the sizes. The caching allocator serves each request from the blocks that are free at that
+moment. An operation that allocates scratch memory before its result therefore leaves different free blocks than one
+that allocates it afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ class OutputAlloc(NamedTuple):
 
 
 class ScratchAlloc(NamedTuple):
-    """Allocate scratch memory. A `ScratchFree` of the same name frees it, or the end of the operation.
+    """Allocate scratch memory. It is freed by a `ScratchFree` with the same name, or at the end of the operation.
 
     At the end, scratch memory is freed in reverse order, as C++ destroys the variables of a function.
     """
@@ -40,14 +41,16 @@ class ScratchFree(NamedTuple):
 
 
 class PersistentAlloc(NamedTuple):
-    """Memory that a library allocates once and never frees. Only the first one of a name allocates."""
+    """Memory that a library allocates once and never frees. Only the first allocation with a given name has an
+    effect."""
 
     name: str
     bytes: int
 
 
 class OutputCopy(NamedTuple):
-    """The operation's `index`-th result is a copy on CUDA, where the trace has a view: allocate the new memory, then free the old."""
+    """The operation's `index`-th result is a copy on CUDA, but a view in the trace. Allocate the new memory, then free
+    the old memory."""
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
 

@@ -90,7 +90,8 @@ class CudaRules:
     ) -> Iterator[None]:
         """Within the block, composite operations take CUDA's path for tensors on a virtual device.
 
-        `with_data`: the tensors have data, so only the paths that compute results are installed; the others only infer shapes.
+        `with_data`: the tensors have data, so only paths that compute results are installed. The other paths only infer
+        shapes.
         """
         with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
             temporaries.install(overrides)
@@ -120,8 +121,9 @@ class CudaRules:
 class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
-    transformers takes a fake tensor as a sign that a graph is traced, and builds attention masks that it skips in real
-    runs: an all-ones mask costs a matrix of queries × keys per batch. Its check returns False meanwhile.
+    transformers assumes that a graph is traced if it finds a fake tensor. It then builds attention masks that it skips
+    in real runs: an all-ones mask costs a matrix of queries × keys per batch. While the block runs, its check returns
+    False.
     """
 
     def __init__(self) -> None:
@@ -164,8 +166,8 @@ def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
 
 
 def _collective(call: OpCall) -> MemoryPlan:
-    """Add a note that NCCL uses memory outside PyTorch's allocator from the first collective on. The trace
-    has no request for this memory.
+    """Add a note that NCCL uses memory outside PyTorch's allocator, starting with the first collective. The trace
+    contains no request for this memory.
     """
     return MemoryPlan((), (COMMUNICATION,))
 

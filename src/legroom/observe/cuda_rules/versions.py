@@ -42,6 +42,6 @@ another answer for 26% of the forward passes and 58% of the weight gradients."""
 
 
 def minor_version(version: str) -> tuple[int, int]:
-    """(2, 13) for `2.13.0+cpu`."""
+    """Return (2, 13) for `2.13.0+cpu`."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)

@@ -51,7 +51,7 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
         "wrap the model's blocks in `torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)`",
     ),
     MemoryOption.EIGHT_BIT_OPTIMIZER: (
-        "a dependency, and slightly noisier updates",
+        "an additional dependency, and slightly noisier updates",
         "use an 8-bit optimizer such as `AdamW8bit` of bitsandbytes or torchao",
     ),
     MemoryOption.SPILL: (

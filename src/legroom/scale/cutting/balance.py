@@ -81,7 +81,7 @@ def balance_stages(
     if len(positions) < stages - 1:
         raise CannotSplitModel(
             "its own forward",
-            f"there are {len(positions)} positions to split it into {stages} stages with gradients between them",
+            f"{stages} stages require {stages - 1} split positions where gradients can pass, but the model has {len(positions)}",
         )
     sums = _CostSums(partitioner, costs, flow)
     differences = [0] * stages

@@ -210,7 +210,9 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
             "on each node, and check that all nodes can reach the host and the port."
         )
     if isinstance(error, RendezvousClosedError):
-        return LegroomError(f"The launch at {plan.rendezvous} is over or full. Restart all nodes together.")
+        return LegroomError(
+            f"The launch at {plan.rendezvous} has ended, or has all its nodes already. Restart all nodes together."
+        )
     return LegroomError(
         f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."
     )

@@ -7,7 +7,7 @@ from legroom.scale.launching.outcome import RankResult
 
 _LOG_TAIL_BYTES = 20_000
 _SIGNALS = {
-    "SIGKILL": "SIGKILL comes from a user or from the kernel. The kernel sends it when host memory runs out (see `dmesg`). "
+    "SIGKILL": "A user or the kernel sent SIGKILL. The kernel sends it when host memory runs out (see `dmesg`). "
     "Use fewer loader workers, or keep less data in memory.",
     "SIGSEGV": "A C library or an extension crashed. Set `PYTHONFAULTHANDLER=1` to see the Python line.",
     "SIGABRT": "A C++ library aborted. Its message is above or in the error log.",
@@ -17,7 +17,7 @@ _SIGNALS = {
 }
 _HOST_OOM = "The kernel killed a process because host memory ran out. Use fewer loader workers, or keep less data in memory."
 _AT_EXIT = (
-    "The script had finished: a library failed at exit. "
+    "The script had finished, but a library failed at exit. "
     "End the script with `torch.distributed.destroy_process_group()`."
 )
 _ERRORS = (

@@ -85,8 +85,8 @@ def _verdict(estimate: Estimate) -> str:
     match estimate.verdict:
         case "fits" if estimate.peak_device > estimate.gpu.total:
             return (
-                f"Fits {total}: PyTorch frees its cache in time. "
-                f"With more memory, it uses {format_size(estimate.peak_device)}.{where}"
+                f"Fits in {total}, because PyTorch frees its cache before memory runs out. "
+                f"With more memory, the script uses {format_size(estimate.peak_device)}.{where}"
             )
         case "fits":
             return f"Fits: needs {needs} (at most {format_size(estimate.safe)}).{where}"

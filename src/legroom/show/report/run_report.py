@@ -260,7 +260,7 @@ def _fragments(oom: OomReport) -> Iterator[RenderableType]:
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:
         yield Text(
-            f"  PyTorch's cache holds {format_size(unused)}; the largest free block is "
+            f"  PyTorch's cache contains {format_size(unused)}; the largest free block is "
             f"{format_size(event.largest_free_block)}.",
             style="dim",
         )

@@ -69,7 +69,7 @@ def _spill(model: nn.Module, device: torch.device) -> Fallback:
     spill = Spill()
     return Fallback(
         "spill",
-        "keeps activations in host memory until the backward pass; same gradients, slower by the time of the copies",
+        "keeps activations in host memory until the backward pass; same gradients, but slower because of the copies",
         lambda: spill,
     )
 
@@ -88,7 +88,7 @@ def _autocast(
     def fallback(model: nn.Module, device: torch.device) -> Fallback:
         return Fallback(
             name,
-            f"runs the forward pass in {name}, as allowed by fallbacks=; gradients differ by its rounding",
+            f"runs the forward pass in {name}, as allowed by fallbacks=; gradients differ because of rounding",
             lambda: torch.autocast(device.type, dtype=dtype),
         )
 

@@ -39,7 +39,7 @@ class GradientComparison:
     def __str__(self) -> str:
         result = "equal up to rounding" if self.equal else "NOT equal"
         return (
-            f"The gradients of {self.batch_size} samples, whole and split into {len(self.split)} micro-batches, are {result}. "
+            f"The gradients of the whole batch ({self.batch_size} samples) and of {len(self.split)} micro-batches are {result}. "
             f"Largest relative difference: {self.max_difference:.1e} ({self.parameter}); loss: {self.loss_difference:.1e}."
         )
 

@@ -29,6 +29,6 @@ def gpu_in_use(*values: object) -> torch.device:
             return torch.device("cuda", value.device.index or 0)
     if not torch.cuda.is_available():
         raise UsageError(
-            "find_batch needs a GPU. Use `with legroom.VirtualGPU('8GiB'):`, or legroom.max_batch, which needs none."
+            "find_batch needs a GPU. Use `with legroom.VirtualGPU('8GiB'):`, or legroom.max_batch, which needs no GPU."
         )
     return torch.device("cuda", torch.cuda.current_device())

@@ -217,7 +217,7 @@ class _Search:
         oom_count = sum(not trial.fits for trial in done)
         reason = (
             f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of {format_size(capacity)}. "
-            f"{len(done)} sizes were run, {oom_count or 'none'} of them ran out of memory."
+            f"{len(done)} sizes were run; {oom_count or 'none'} of them ran out of memory."
         )
         if best.batch_size >= self.max_size:
             reason += " This is the maximum allowed size."
@@ -375,7 +375,7 @@ def _limit_memory(device: torch.device, leave_free: int) -> Iterator[None]:
     allowed = device_capacity(device) - leave_free
     if allowed <= 0:
         raise UsageError(
-            f"leave_free={format_size(leave_free)} leaves no memory. Only {format_size(allowed + leave_free)} are available."
+            f"leave_free={format_size(leave_free)} leaves no memory for training. Only {format_size(allowed + leave_free)} is available."
         )
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:

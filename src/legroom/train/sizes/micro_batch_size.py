@@ -177,7 +177,7 @@ class MicroBatchSizer:
             self._limit = change.old
             self._choose(
                 change.old,
-                f"tried micro-batches of {micro}, which did not fit; {change.old} fitted before; "
+                f"tried micro-batches of {micro}, which did not fit; {change.old} fit before; "
                 f"next attempt after {self._wait} steps",
             )
         else:
@@ -258,7 +258,7 @@ class MicroBatchSizer:
         if isinstance(failed, int) and failed > size:
             self._failed_at = failed
         self._wait = MIN_WAIT * 4
-        self._choose(size, "this size fitted in an earlier run with this model on this GPU")
+        self._choose(size, "this size fit in an earlier run with this model on this GPU")
 
     # ------------------------------------------------------------ after a failure
 
@@ -363,7 +363,7 @@ class MicroBatchSizer:
                 self._begin_change(
                     now,
                     smaller,
-                    f"at {now} the allocator frees its cache in most steps; a smaller size may be faster",
+                    f"with micro-batches of {now}, the allocator frees its cache in most steps; a smaller size may be faster",
                 )
 
     def _compare_speeds(self, change: _SizeChange) -> None:

@@ -133,7 +133,7 @@ class Tracer:
     def _reply(self, pipe: Connection, timeout: float) -> dict[str, Any]:
         try:
             if not pipe.poll(timeout):
-                raise CannotEstimate(f"the tracing process did not answer for {timeout:.0f} s")
+                raise CannotEstimate(f"the tracing process did not respond for {timeout:.0f} s")
             reply: dict[str, Any] = pipe.recv()
         except (EOFError, OSError):
             raise self._process_ended() from None

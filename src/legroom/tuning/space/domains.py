@@ -208,12 +208,12 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
 
     if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(map(is_number, ends)):
         raise UsageError(
-            f"Parameter `{name}`: {kind} needs two ends, for example `{{{kind} = {_EXAMPLES[kind]}}}`."
+            f"Parameter `{name}`: {kind} needs a lower and an upper bound, for example `{{{kind} = {_EXAMPLES[kind]}}}`."
         )
     low, high = ends
     if low > high:
         raise UsageError(
-            f"Parameter `{name}`: the first end of {kind} = [{low}, {high}] is larger than the second. Write [{high}, {low}]."
+            f"Parameter `{name}`: the lower bound of {kind} = [{low}, {high}] is larger than the upper bound. Write [{high}, {low}]."
         )
     if kind in ("log", "int_log") and low <= 0:
         raise UsageError(
@@ -228,11 +228,11 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
     if kind in ("uniform", "log"):
         return FloatRange(float(low), float(high), kind == "log", step, points)
     if low != int(low) or high != int(high):
-        raise UsageError(f"Parameter `{name}`: {kind} needs integers as ends, not [{low}, {high}].")
+        raise UsageError(f"Parameter `{name}`: {kind} needs integer bounds, not [{low}, {high}].")
     if kind == "int_log2":
         if low < 0 or high > 62:
             raise UsageError(
-                f"Parameter `{name}`: int_log2 takes exponents from 0 to 62; [2, 9] is 4 to 512."
+                f"Parameter `{name}`: int_log2 takes exponents from 0 to 62. For example, [2, 9] means 4 to 512."
             )
         return PowerRange(int(low), int(high))
     return IntRange(int(low), int(high), kind == "int_log", points)

@@ -73,7 +73,7 @@ class TestSizes:
             "CUDA out of memory. Tried to allocate 256.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 70.00 GiB is free."
         )
         assert [cause.cause for cause in explanation.causes] == [
-            "One operation requires more than the whole GPU: 256.00 GiB of 79.10 GiB (LG601)."
+            "One operation requires 256.00 GiB, but the whole GPU has only 79.10 GiB (LG601)."
         ]
 
 

@@ -116,10 +116,7 @@ def test_first_weights_that_do_not_fit_are_the_only_finding(make_run):
     run.oom(900)
     advice = run.advice()
     assert list(advice) == ["LG602"]
-    assert (
-        "with 0 B of weights on the device, the next 900.0 MiB could not be allocated"
-        in advice["LG602"].message
-    )
+    assert "With 0 B of weights on the device, an allocation of 900.0 MiB failed" in advice["LG602"].message
 
 
 def test_growth_comes_first(make_run):

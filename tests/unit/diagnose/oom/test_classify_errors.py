@@ -65,7 +65,7 @@ def test_ambiguous_error_with_free_memory_is_not_oom(text):
     result = classify(RuntimeError(text), free_memory=mostly_free)
     assert not result.is_oom
     assert not result.is_memory
-    assert "20.00 GiB of 24.00 GiB were free" in result.reason
+    assert "20.00 GiB of 24.00 GiB was free" in result.reason
 
 
 def test_ambiguous_error_with_unknown_free_memory_is_not_oom():

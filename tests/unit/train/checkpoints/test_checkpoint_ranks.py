@@ -89,7 +89,7 @@ def test_metadata_that_references_code_is_rejected(tmp_path, two):
 
     two.run(tasks.save, str(tmp_path), "fsdp")
     (tmp_path / "step-00000005/shards/.metadata").write_bytes(pickle.dumps(Malicious()))
-    with pytest.raises(CheckpointError, match=r"it references builtins\.eval, which does not belong there"):
+    with pytest.raises(CheckpointError, match=r"it references builtins\.eval, which is not allowed in it"):
         sharded_sizes(tmp_path / "step-00000005")
 
 

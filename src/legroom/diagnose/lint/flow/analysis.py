@@ -272,7 +272,8 @@ class _Walker(Assignments):
         self.parameter_of = {**sources_after, **self.parameter_of}
 
     def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
-        """`if backward_here: loss.backward(); loss = loss.detach()`: in the other branch, the caller runs the backward pass."""
+        """Whether the loss is detached after a backward pass in one branch, as in `if backward_here: loss.backward();
+        loss = loss.detach()`. In the other branch, the caller runs the backward pass."""
         if not self.names[path].has_graph or after.get(path, GRAPH).has_graph:
             return False
         return any(

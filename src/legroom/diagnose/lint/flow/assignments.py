@@ -107,7 +107,8 @@ class Assignments(FactRecorder):
         return True
 
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
-        """`p.requires_grad = False` for all parameters freezes a model; a new submodule unfreezes it."""
+        """Track `requires_grad`. Setting it to False for all parameters freezes a model, and adding a submodule
+        unfreezes it."""
         if path.endswith(".requires_grad") and isinstance(expression, cst.Name):
             if expression.value == "True":
                 self.names[path.removesuffix(".requires_grad")] = PARAMETER
@@ -247,7 +248,8 @@ class Assignments(FactRecorder):
         self.bind(target, element_of(iterable_path))
 
     def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
-        """`for index, feature in zip(indices, features)`: an element of a parameter refers to the parameter."""
+        """Bind the variables of a loop over parameters, such as `for index, feature in zip(indices, features)`. An
+        element of a parameter refers to the parameter."""
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]

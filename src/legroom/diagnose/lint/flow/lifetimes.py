@@ -72,7 +72,8 @@ def _is_repeated_call(
 
 
 def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
-    """The loop, or the function called in every step, that adds to the stored values; None if they are released."""
+    """Return the loop, or the function called in every step, that adds to the stored values; None if they are
+    released."""
     if store.bounded or is_length_limited(program, store):
         return None
     for loop in reversed(store.loops):
@@ -133,8 +134,8 @@ def _survives_call(program: Program, site: CallSite, path: str | None) -> bool:
 
 
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Whether all iterations of a loop are part of one step: the outer loop runs backward once after it and releases the value
-    (`parts[task] = loss` next to `total = total + loss`)."""
+    """Whether all iterations of a loop are part of one step. In that case, the outer loop runs backward once after the
+    loop and releases the value (`parts[task] = loss` next to `total = total + loss`)."""
     step = loop.outer
     if step is None or iterates_data(loop) or survives(program, store.target, step):
         return False
@@ -240,7 +241,7 @@ def _is_called_in(function: Function, loop: LoopFact) -> bool:
 
 
 def is_initialization(program: Program, store: StoreFact) -> bool:
-    """`if history is None: history = output`: assigned once, not in every step."""
+    """Whether a value is assigned only once, not in every step: `if history is None: history = output`."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
             test = program.source(each.test)
@@ -254,7 +255,7 @@ def is_initialization(program: Program, store: StoreFact) -> bool:
 
 
 def is_shrunk(store: StoreFact) -> bool:
-    """`history = history[-100:]`, `h = h.detach()`: computed from itself without growing."""
+    """Whether a value is computed from itself without growing: `history = history[-100:]`, `h = h.detach()`."""
     expression = store.expression
     if isinstance(expression, cst.Subscript):
         return store.value.kind is not ValueKind.GRAPH  # a slice of a tensor has the whole graph
@@ -271,7 +272,7 @@ def is_shrunk(store: StoreFact) -> bool:
 
 
 def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
-    """`hidden = repackage(hidden)`: the function detaches, or is unknown and may detach."""
+    """Whether a called function detaches the value, or is unknown and may detach it: `hidden = repackage(hidden)`."""
     if not isinstance(store.expression, cst.Call) or store.value.has_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
@@ -423,7 +424,8 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
 
 
 def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
-    """Whether a stored value may still be current later. The `loss` of a validation is not the one of an earlier loop."""
+    """Whether a name may still refer to the stored value at a later position. The `loss` of a validation loop is not
+    the `loss` of an earlier loop."""
     in_order = store.order < later.order
     shared = [loop for loop in store.loops if loop in later.loops]
     if not in_order and not shared:

@@ -20,7 +20,7 @@ def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds:
 
 
 def _tested(test: cst.BaseExpression, *, holds: bool) -> set[str]:
-    """The paths that a test with the result `holds` shows to be tensors."""
+    """Return the paths that must be tensors if a test has the result `holds`."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return _tested(test.expression, holds=not holds)
     if not holds or not isinstance(test, cst.Call) or not test.args:

@@ -224,7 +224,8 @@ class FactRecorder(Expressions):
     def _record_named_item(
         self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]
     ) -> None:
-        """A call that stores a value under a name: argument `name` is the name, the next one the value."""
+        """Record a call that stores a value under a name. Argument number `name` is the name, and the next argument is
+        the value."""
         self.record_store(
             node,
             target,
@@ -247,7 +248,8 @@ class FactRecorder(Expressions):
             self.names[target] = merged
 
     def _record_stored_parameters(self, local: Function, node: cst.Call, target: str | None) -> None:
-        """`self.meters[name].update(value)`: a function that passes a parameter to one that stores it also stores it."""
+        """Record that a function stores its parameter if it passes the parameter to a function that stores it:
+        `self.meters[name].update(value)`."""
         target = "self" if target is None and _is_super(receiver(node)) else target
         if target is None or self.function.owns(target):
             return

@@ -97,7 +97,7 @@ def dotted(node: cst.CSTNode | None) -> str | None:
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
-    """Like `dotted`, but an item of a container counts as the container: `history` for `history["loss"]`."""
+    """Like `dotted`, but an item of a container is treated as the container: `history` for `history["loss"]`."""
     while True:
         if isinstance(node, cst.Subscript):
             node = node.value
@@ -265,7 +265,7 @@ class Imports:
         return self.full_names.get(first, first) + dot + rest
 
     def name_for(self, qualified: str) -> str | None:
-        """How this file can refer to `torch.no_grad`; None if no import leads to it."""
+        """The name by which this file can refer to `torch.no_grad`; None if no import provides it."""
         best: str | None = None
         for name, full_name in self.full_names.items():
             if qualified == full_name:

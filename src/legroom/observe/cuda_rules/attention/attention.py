@@ -1,8 +1,9 @@
 """Attention on CUDA: the selected kernel, the tensors that it saves, and the scratch memory of its backward pass.
 
-The CPU's kernel, and its math kernel with dropout, save matrices of queries × keys that CUDA does not.
-Scratch memory was measured on an H200 (580 calls; equal to the byte for cuDNN and the memory-efficient kernel
-except for a few alignments). That of flash attention follows `mha_bwd` in ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
+The CPU's kernel, and its math kernel with dropout, save matrices of queries × keys. CUDA's kernels do not. Scratch
+memory was measured on an H200 (580 calls; equal to the byte for cuDNN and the memory-efficient kernel except for a few
+alignments). The scratch memory of flash attention follows `mha_bwd` in
+ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 """
 
 from typing import Any
@@ -85,7 +86,7 @@ def _math_attention(
 ) -> torch.Tensor:
     """The operations of `_scaled_dot_product_attention_math`.
 
-    torch's own function would not add the mask in place, because its tensors are a subclass.
+    torch's own function would not add the mask in place, because the tensors are a subclass.
     """
     dtype = query.dtype
     allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
@@ -132,14 +133,15 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _cudnn_forward(call: OpCall) -> MemoryPlan:
-    """The seed and offset of dropout are allocated first, also without dropout. The log-sum-exp is for the backward pass only."""
+    """The seed and offset of dropout are allocated first, even without dropout. The log-sum-exp is allocated only for
+    the backward pass."""
     sums = OutputAlloc(1) if call.arguments["compute_log_sumexp"] else OutputAlloc(1, 0)
     return MemoryPlan([OutputAlloc(2), OutputAlloc(3), OutputAlloc(0), sums, ScratchAlloc("workspace", 256)])
 
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of the queries is summed in float32, with one more sum per row. For grouped heads,
-    keys and values first have a gradient per query head."""
+    """The gradient of the queries is summed in float32, with one additional sum per row. For grouped heads, keys and
+    values first get one gradient per query head."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     size = batch * heads * rows * (width + 1) * 4 + 256
@@ -154,8 +156,8 @@ def _efficient_forward(call: OpCall) -> MemoryPlan:
 
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
-    """Partial gradients of the queries, by blocks of rows. For float32 the sum of each row is computed
-    outside of the kernel, from a product of the size of the result."""
+    """The kernel computes partial gradients of the queries for blocks of rows. For float32, the sum of each row is
+    computed outside the kernel, from a product that has the size of the result."""
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape

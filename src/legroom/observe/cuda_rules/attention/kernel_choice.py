@@ -1,8 +1,9 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
 Source: ATen/native/transformers/cuda/sdp_utils.cpp. The kernels are tried in order (cuDNN first on Hopper and
-Blackwell, flash first on other GPUs), and the first one whose conditions hold is used. It determines what is saved for the
-backward pass: the math kernel saves matrices of queries × keys, the others one sum per row.
+Blackwell, flash first on other GPUs), and the first one whose conditions hold is used. The kernel determines which
+tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the others save one sum per
+row.
 """
 
 from collections.abc import Callable
@@ -104,7 +105,8 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """The widest head: 256 on Hopper as measured with 2.11. Later releases allow 128, because the backward pass failed."""
+    """The maximum width of a head: 256 on Hopper, as measured with torch 2.11. Later releases allow 128, because the
+    backward pass failed for larger heads."""
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
 
@@ -145,8 +147,8 @@ def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
 
 
 def _dense(call: AttentionCall) -> bool:
-    """Whether all tensors have four dimensions, one batch size, one dtype and contiguous rows (also those of
-    the mask), and none is empty. Heads may be grouped if `enable_gqa` is set."""
+    """Whether all tensors have four dimensions, the same batch size, the same dtype and contiguous rows (including the
+    mask), and none is empty. Heads may be grouped if `enable_gqa` is set."""
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
         return False

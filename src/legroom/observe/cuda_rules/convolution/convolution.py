@@ -1,9 +1,10 @@
 """Memory plans of convolutions: copies, results and cuDNN's workspaces in the order in which torch allocates them.
 
-Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. Forward: a contiguous copy of the input if needed (`input.contiguous`
-in `_convolution`), the result, then the workspace. Backward: the same copy until the end if the weight gradient is computed;
-the input gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is a
-sum (see `reductions`). torch has its own kernels for contiguous depthwise convolutions.
+Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch allocates a
+contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the workspace. In the
+backward pass, the same copy exists until the end if the weight gradient is computed. torch allocates the input gradient
+and its workspace, the weight gradient and its workspace, then the bias gradient, which is a sum (see `reductions`).
+torch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod
@@ -75,8 +76,8 @@ def _notes(guess: WorkspaceGuess) -> tuple[str, ...]:
 def _workspaces(
     c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> WorkspaceGuess:
-    """The workspaces of a convolution: by rules for depthwise convolutions that torch computes itself,
-    otherwise cuDNN's.
+    """The workspaces of a convolution. Rules apply to depthwise convolutions that torch computes itself; for all
+    others, cuDNN's workspaces are used.
     """
     if c.depthwise and not c.channels_last and input.dtype != torch.float16:
         return by_rules(c, gpu)
@@ -100,9 +101,9 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Whether cuDNN computes a depthwise convolution: always for channels-last tensors, otherwise only for
-    float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight
-    gradient first."""
+    """Whether cuDNN computes a depthwise convolution. It always does for channels-last tensors, and otherwise only for
+    float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient
+    first."""
     if c.channels_last:
         return True
     return input.dtype == torch.float16 and c.stride == 1 and weight.shape[-1] in (1, 3, 5) and c.inputs >= 32
@@ -163,7 +164,7 @@ MAX_DEFORMABLE_IMAGES = 32
 
 
 def _deformable_columns(call: OpCall) -> ScratchAlloc:
-    """The pixels for every weight of torchvision's deformable convolution, as columns, for up to 32 images at once.
+    """The columns of torchvision's deformable convolution: the pixels for every weight, for up to 32 images at once.
 
     Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates them once for each of its two halves.
     """

@@ -265,7 +265,8 @@ def descriptor_set(functions: Any) -> Iterator[DescriptorSet]:
 
 @lru_cache(maxsize=1)
 def find_library() -> Any | None:
-    """cuDNN's functions, loaded into this process. `cudnn_process` queries cuDNN without that risk."""
+    """cuDNN's functions, loaded into this process. This may crash; `cudnn_process` queries cuDNN in a separate
+    process."""
     return load_library(library_paths())
 
 

@@ -21,7 +21,7 @@ _LOADED = Path("/proc/self/maps")
 
 
 def library_paths() -> list[str]:
-    """Files that may be the cuDNN and cuBLASLt libraries, best first. Empty if cuDNN is not installed or is switched off.
+    """Files that may be the cuDNN and cuBLASLt libraries, best first. Empty if cuDNN is not installed or is disabled.
 
     Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a file.
     """
@@ -53,7 +53,7 @@ def packaged_version() -> str | None:
 
 
 def _loaded(name: str) -> list[str]:
-    """Libraries that this process has loaded already, as a CUDA build of torch does."""
+    """Libraries that this process has already loaded, for example because torch is a CUDA build."""
     try:
         maps = _LOADED.read_text()
     except OSError:

@@ -1,9 +1,10 @@
 """Queries the cuDNN library from a separate process, so that a crash inside cuDNN cannot end a trace.
 
-A trace runs in forks, and next to a GPU cuDNN segfaults in a fork whose parent has initialized CUDA (cuDNN 9.19, H200). Queries can crash for
-other reasons too. The process is started once and loads cuDNN at the first query. It sees no GPU, so its answers are the same on
-every machine. The forks of a traced script share it: one message per query and answer, with a file lock around both. After a crash it is
-restarted, and the query that crashed has no answer.
+A trace runs in forked processes. On a machine with a GPU, cuDNN crashes in a fork whose parent has initialized CUDA
+(cuDNN 9.19, H200). Queries can crash for other reasons too. The process is started once and loads cuDNN at the first
+query. It sees no GPU, so its answers are the same on every machine. The forks of a traced script share this process.
+Each query and each answer is one message, and a file lock protects both. After a crash, the process is restarted, and
+the query that crashed has no answer.
 """
 
 import atexit
@@ -54,10 +55,11 @@ class Answer(NamedTuple):
 
 
 class CudnnProcess:
-    """The process that loads cuDNN, as the traced script sees it."""
+    """The connection of the traced script to the process that loads cuDNN."""
 
     def __init__(self, paths: Sequence[str], command: Sequence[str] | None = None) -> None:
-        """`command`: runs instead of `cudnn_worker`. The number of its socket is appended as the last argument."""
+        """`command`: the command to run instead of `cudnn_worker`. The number of its socket is appended as the last
+        argument."""
         self._command = list(command or _worker_command(paths))
         self._version: int | None = None
         self._queries = 0
@@ -81,11 +83,12 @@ class CudnnProcess:
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
     def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:
-        """The workspaces of one convolution; None if cuDNN crashed, or crashed too often before."""
+        """The workspaces of one convolution; None if cuDNN crashed in this query, or too often before."""
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
-        """Terminates the child process if this process started it. It also ends when nothing is connected to it any more."""
+        """Terminates the child process if this process started it. The process also ends when no connection to it
+        remains."""
         atexit.unregister(self.close)
         self._disconnect()
 
@@ -120,7 +123,7 @@ class CudnnProcess:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Allow one query at a time among threads and forks. The lock of a fork that is killed is released."""
+        """Allow one query at a time among threads and forks. If a fork is killed, its lock is released."""
         import fcntl  # not on Windows, where there is no process to lock
 
         file = os.open(f"/proc/self/fd/{self._lock}", os.O_RDONLY)
@@ -178,7 +181,7 @@ main(json.loads(sys.argv[2]), int(sys.argv[3]))
 
 @lru_cache(maxsize=1)
 def cudnn_process() -> CudnnProcess | None:
-    """The one process of this trace and of its forks. None if cuDNN is not installed, or is switched off."""
+    """The process that this trace and its forks share. None if cuDNN is not installed or is disabled."""
     paths = library_paths()
     if not paths or sys.platform != "linux":
         return None

@@ -1,9 +1,9 @@
 """Queries the cuDNN library for the kernel and the workspace of a convolution. It needs no GPU.
 
-cuDNN's choice of kernels is not documented, but since 9.8 the library answers for a GPU that is only described (a "device
-property descriptor", for ahead-of-time compilation). Without `cudnn.benchmark`, torch uses the first configuration of the
-heuristic's list that is allowed and whose plan can be built, and allocates the workspace of that plan (`try_configs` in
-ATen/native/cudnn/Conv_v8.cpp). The same is done here.
+cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is only described
+(by a "device property descriptor", for ahead-of-time compilation). Without `cudnn.benchmark`, torch uses the first
+configuration of the heuristic's list that is allowed and whose plan can be built, and allocates the workspace of that
+plan (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). The same is done here.
 """
 
 import json
@@ -94,12 +94,13 @@ class Cudnn:
             return None
 
     def workspace(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> int | None:
-        """The likeliest size in bytes; None if cuDNN has no answer."""
+        """The most likely size in bytes; None if cuDNN has no answer."""
         sizes = self.workspaces(query, operation, c)
         return sizes[0] if sizes else None
 
     def workspaces(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> tuple[int, ...]:
-        """The likeliest size and its alternatives; empty if cuDNN has no answer. `c`: the same convolution, for the rules."""
+        """The most likely size and its alternatives; empty if cuDNN has no answer. `c`: the same convolution, for the
+        rules."""
         choice, skipped = self.select_kernel(query, operation)
         return self.sizes_of(choice, skipped, query, operation, c) if choice else ()
 
@@ -111,8 +112,9 @@ class Cudnn:
         operation: ConvOperation,
         c: Convolution,
     ) -> tuple[int, ...]:
-        """The same for a selected kernel. The partial sums of Hopper's split-K kernels are computed here: they depend on the number of blocks that
-        run at once, which only a real GPU knows. They may also be missing."""
+        """Like `workspaces`, for a selected kernel. The partial sums of Hopper's split-K kernels are computed here,
+        because they depend on the number of blocks that run at once. Only a real GPU provides this number. A kernel may
+        also have no partial sums."""
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)
         if gpu_only is not None:
@@ -135,7 +137,7 @@ class Cudnn:
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
         """The kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there is no GPU. cuDNN logs these while it builds the
-        list. Mostly the first kernel is used, so one query answers both."""
+        list. Usually the first kernel is used, so one query answers both."""
         try:
             with descriptor_set(self._functions) as descriptors:
                 heuristic = self._heuristic(descriptors, query, operation, _INSTANT)
@@ -226,8 +228,9 @@ class Cudnn:
 
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
-    """Whether this library logs the kernels that it skips without a GPU (or offers them, next to a GPU). Tested with a convolution for which
-    it prefers such a kernel. If it does not log them, its answers for convolutions that they might compute are unreliable."""
+    """Whether this library logs the kernels that it skips without a GPU (or offers them, on a machine with a GPU).
+    This is tested with a convolution for which the library prefers such a kernel. If it does not log them, its answers
+    for convolutions that they might compute are unreliable."""
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
     cudnn = Cudnn(functions, find_gpu("h200"))
@@ -343,7 +346,7 @@ def _2d(values: Sequence[int], before: int) -> tuple[int, ...]:
 def describe_gpu(gpu: GpuSpec) -> str:
     """The device properties of a GPU in cuDNN's JSON format.
 
-    Clock rates, cache size and driver version are required, but changed no answer that was tested.
+    Clock rates, cache size and driver version are required, but had no effect on any tested answer.
     """
     return json.dumps(
         {

@@ -13,7 +13,7 @@ from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn
 
 
 def main(paths: Sequence[str], descriptor: int) -> None:
-    """Answers queries on a socket until nothing is connected to it any more."""
+    """Answers queries on a socket until no connection to it remains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script's to handle
     serve(socket.socket(fileno=descriptor), lambda: load_library(paths))
 

@@ -1,9 +1,10 @@
 """Kernels that cuDNN skips without a GPU, and their workspaces.
 
 The driver compiles some kernels, and others call cuBLAS. For a GPU that is only described, cuDNN
-skips them and only logs it (`cudnn_library.captured_log`). A real GPU would run the first of them that can compute the convolution.
-Their workspaces do not depend on the GPU: tiles of images as in Winograd or FFT algorithms, or one weight gradient
-per image. Derived from 19,000 answers of cuDNN 9.19 on an H200; the kernel numbers are those of that version.
+skips them and only logs it (`cudnn_library.captured_log`). A real GPU would run the first of these kernels that can
+compute the convolution. Their workspaces do not depend on the GPU. They contain tiles of images, as in Winograd or FFT
+algorithms, or one weight gradient per image. Derived from 19,000 answers of cuDNN 9.19 on an H200; the kernel numbers
+are those of that version.
 """
 
 from collections.abc import Callable
@@ -158,7 +159,7 @@ def _has_unit_steps(problem: KernelProblem) -> bool:
 
 
 def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Bytes; None if unknown."""
+    """The size in bytes; None if unknown."""
     if algorithm == Algorithm.COMPILED:
         return 0
     if algorithm == Algorithm.SUMMED:
@@ -186,7 +187,7 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Bytes for kernels without group support: some groups run at once, and FFT kernels copy theirs."""
+    """Bytes for kernels without group support. Several groups run at once, and FFT kernels copy their groups."""
     c = one_group(problem.c)
     single = problem._replace(
         c=c, inputs=problem.inputs // problem.c.groups, outputs=problem.outputs // problem.c.groups
@@ -200,7 +201,7 @@ def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
 
 
 def _summed(problem: KernelProblem) -> int:
-    """Bytes of the partial sums of depthwise convolutions: eight per image, with channels padded to 32."""
+    """Bytes of the partial sums of depthwise convolutions. There are eight per image, with channels padded to 32."""
     return (
         0
         if not problem.c.depthwise
@@ -214,8 +215,8 @@ def _contiguous_copies(problem: KernelProblem) -> int:
 
 
 def _winograd(problem: KernelProblem) -> int:
-    """Transformed tiles of all images, and the transformed weights, in float32. For 3 × 3 kernels a tile of 6 × 6 yields 4 × 4
-    pixels; for 5 × 5 a tile of 13 × 13 yields 9 × 9."""
+    """Bytes of the transformed tiles of all images and of the transformed weights, in float32. For 3 × 3 kernels, a
+    tile of 6 × 6 yields 4 × 4 pixels; for 5 × 5 kernels, a tile of 13 × 13 yields 9 × 9."""
     side, step = (6, 4) if problem.kernel == (3, 3) else (13, 9)
     sizes = problem.input_size if problem.operation == ConvOperation.INPUT_GRADIENT else problem.output_size
     batch = problem.c.batch
@@ -226,8 +227,8 @@ def _winograd(problem: KernelProblem) -> int:
 
 
 def _fourier(problem: KernelProblem) -> int:
-    """Twice the frequencies of the inputs or of the outputs, whichever are more, because they are transposed; and a float32 copy of the weights
-    or the gradient."""
+    """Bytes of the frequencies and of a float32 copy of the weights or the gradient. The frequencies of the inputs or
+    the outputs, whichever are more, are stored twice, because they are transposed."""
     side = 16
     while side < max(_padded(problem)):
         side *= 2
@@ -242,7 +243,7 @@ def _fourier(problem: KernelProblem) -> int:
 
 
 def _fourier_tiles(problem: KernelProblem) -> int:
-    """Frequencies of one tile of everything, and of two for images with several tiles."""
+    """Bytes of the frequencies of one tile of each tensor, or of two tiles for images with several tiles."""
     tiles = 1 if max(_padded(problem)) <= TILE else 2
     return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)
 
@@ -251,7 +252,7 @@ TILE = 32
 
 
 def _frequencies(side: int) -> int:
-    """Bytes of the frequencies of one real image: half of them are stored."""
+    """Bytes of the frequencies of one real image. Only half of them are stored."""
     return 8 * side * (side // 2 + 1)
 
 

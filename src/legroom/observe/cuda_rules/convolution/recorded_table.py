@@ -1,9 +1,8 @@
 """Recorded workspaces for convolutions of well-known networks and of random ones.
 
-cuDNN's choice of kernels is not documented, so measured layers are looked up. The table (`convolutions_h200.jsonl.gz`, written by
-`bench/rules/convolution/table.py`) has for each layer, at several
-batch sizes, the converted tensors and the remaining bytes. It is valid for
-Hopper GPUs, on which it was measured.
+cuDNN's choice of kernels is not documented, so the choices for measured layers are looked up. The table
+(`convolutions_h200.jsonl.gz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and the
+remaining bytes for each layer at several batch sizes. It is valid for Hopper GPUs, on which it was measured.
 """
 
 import gzip
@@ -87,7 +86,7 @@ def kind_bytes(kind: WorkspaceKind, c: Convolution) -> int:
 
 
 def recorded_workspaces(row: Row, c: Convolution) -> ConvWorkspaces:
-    """The workspaces of a row of the table, for its layer."""
+    """The workspaces of a layer from its row in the table."""
     sizes = [kind_bytes(WORKSPACE_KINDS[row[index]], c) + row[index + 1] * UNIT for index in (1, 3, 5)]
     return ConvWorkspaces(*sizes)
 
@@ -100,7 +99,8 @@ def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
 
 
 def convolution_of(layer: ConvLayer, batch: int, output_padding: int = 0) -> Convolution:
-    """The sizes of a layer. Without a recorded padding, the image size is unchanged, or images are split into patches."""
+    """Return the sizes of a layer. Without a recorded padding, the image size is unchanged, or images are split into
+    patches."""
     padding: Sequence[int] | None = layer.padding
     if padding is None:
         same = [
@@ -158,7 +158,8 @@ def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """The recorded layers of one family. Parsed on demand: a network needs few families, and parsing all takes seconds."""
+    """The recorded layers of one family. They are parsed on demand: a network needs few families, and parsing all of
+    them takes seconds."""
     line = _lines().get(family)
     found: dict[ConvLayer, list[Row]] = {}
     for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in (

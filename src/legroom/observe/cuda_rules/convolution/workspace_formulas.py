@@ -94,7 +94,8 @@ _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 
 
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
-    """`count` copies of the result in whole tiles, and a semaphore for each of them and for those of the result."""
+    """Bytes of `count` copies of the result in whole tiles, and of a semaphore for each tile of the copies and of the
+    result."""
     height, width = _TILES[tile]
     if c.groups > 1:
         product = product_in_groups(c, operation)
@@ -114,7 +115,8 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """The formula for a kernel with this workspace: the one of its number and settings if it gives that size, else the closest one."""
+    """The formula for a kernel with this workspace. If the formula of its number and settings gives that size, it is
+    used; otherwise the closest one."""
     if size < _NEGLIGIBLE:
         return NO_BYTES
     known = kernel_formula(engine, knobs, c, operation)

@@ -1,9 +1,10 @@
-"""Rules for the workspace of a convolution, and what all estimates of it share.
+"""Rules for the workspace of a convolution, and helpers that all estimates of it share.
 
-cuDNN's fast kernels read and write channels-last images. For contiguous tensors they convert the input and the
-weights, and convert the result back, in the workspace: a second copy of input, weights and output.
-Pointwise convolutions need no conversion, because they are matrix products in either layout. Convolutions
-over very few values have special kernels. Many blocks sum the gradients of weights over all pixels, each into a float32 copy of the weights.
+cuDNN's fast kernels read and write channels-last images. For contiguous tensors, they convert the input and the weights
+in the workspace, and convert the result back. This needs a second copy of input, weights and output. Pointwise
+convolutions need no conversion, because they are matrix products in either layout. Convolutions over very few values
+have special kernels. For the gradient of the weights, many blocks sum over all pixels, each into its own float32 copy
+of the weights.
 
 cuDNN's choice of kernels is not documented. These rules and thresholds were fitted to 5,500 convolutions
 measured on an H200 (cuDNN 9.19), half of them with random shapes.
@@ -20,7 +21,7 @@ TILE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """The sizes of one convolution. For a transposed one, `inputs` are the channels of its argument."""
+    """The sizes of one convolution. For a transposed convolution, `inputs` are the channels of its argument."""
 
     element: int
     """Bytes per element."""
@@ -74,9 +75,9 @@ class ConvWorkspaces(NamedTuple):
 
 
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
-    """The workspaces if everything is converted: input, weights and output with padded channels, and partial sums for the
-    gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more, for further
-    copies of the weights. Channels-last tensors are only padded."""
+    """The workspaces if all tensors are converted: input, weights and output with padded channels, and partial sums for
+    the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more, because of further copies
+    of the weights. Channels-last tensors are only padded."""
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
     to = 16 // c.element
@@ -142,7 +143,7 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
-    """One matrix product per image, each with its own copy of the weight gradient. If those copies would be
+    """Bytes for one matrix product per image, each with its own copy of the weight gradient. If those copies would be
     much larger than the images, the rule for other convolutions applies.
     """
     if c.output_area == 1:
@@ -157,8 +158,8 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Partial sums for channels-last tensors: eight per image and channel. float32 unrolls large kernels and
-    has partial sums for four blocks per SM."""
+    """Bytes of the partial sums for channels-last tensors: eight per image and channel. float32 unrolls large kernels
+    and has partial sums for four blocks per SM."""
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
@@ -169,7 +170,7 @@ def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def one_group(c: Convolution) -> Convolution:
-    """One group, as kernels without group support see it."""
+    """The sizes of one group, for kernels without group support."""
     return replace(c, inputs=c.inputs // c.groups, outputs=c.outputs // c.groups, groups=1)
 
 

@@ -1,10 +1,11 @@
-"""The workspace of a convolution: from cuDNN's library, the recorded table, the decision forest, or the rules, in this order.
+"""Selects the source of a convolution's workspace: cuDNN's library, the recorded table, the decision forest, or the
+rules, in this order.
 
-The installed library is the most reliable source for the kernels that it will run. For the version that the
-table was recorded with, the table comes first: it holds that library's choices as measured on a real H200,
-and the library without a GPU gets 1 to 2% of them wrong (partial sums, kernels that only a GPU can
-compile). For any other version the table is an alternative. A crash of cuDNN leaves the table, the forest and the rules.
-Only Hopper GPUs were measured. For other GPUs there is the library, or the rules.
+The installed library is the most reliable source for the kernels that it will run. For the version that the table was
+recorded with, the table comes first. It contains that library's choices as measured on a real H200, and 1 to 2% of the
+answers of the library without a GPU are wrong (partial sums, kernels that only a GPU can compile). For any other
+version, the table provides an alternative size. If cuDNN crashes, the table, the forest and the rules are used. Only
+Hopper GPUs were measured. For other GPUs, the library or the rules are used.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 
 class WorkspaceGuess(NamedTuple):
-    """The workspaces of a convolution, as far as they are known."""
+    """The known workspaces of a convolution."""
 
     likely: ConvWorkspaces
     others: tuple[ConvWorkspaces, ...] = ()
@@ -31,7 +32,7 @@ class WorkspaceGuess(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """The same for one operation."""
+    """Like `WorkspaceGuess`, for one operation."""
 
     likely: int
     others: tuple[int, ...]
@@ -78,7 +79,7 @@ def _operation_sizes(
     answer: Answer | None,
     recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
-    """The workspace of one of `OPERATIONS`. None: only the rules have an answer."""
+    """The workspace of one of `OPERATIONS`. Returns None if only the rules have an answer."""
     answered = answer.sizes[index] if answer and answer.sizes else ()
     if answered and answer and answer.logs_skipped_kernels:
         sizes = answered if recorded is None else (*answered, recorded[index])
@@ -114,7 +115,7 @@ HUGE = 4
 
 
 def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
-    """Whether a kernel is likely that a library without a log of skipped kernels does not offer."""
+    """Whether the convolution probably uses a kernel that a library without a log of skipped kernels does not offer."""
     return c.pointwise or any(
         one.share > MAJORITY and one.formula[0] in GPU_ONLY and one.size > answered for one in candidates[:1]
     )
@@ -127,7 +128,7 @@ OLDEST_CAPABILITY = (7, 5)
 
 
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:
-    """The workspaces by rules that were fitted to a few thousand convolutions."""
+    """The workspaces according to rules that were fitted to a few thousand convolutions."""
     sizes = ConvWorkspaces(
         workspace_rules.forward(c), workspace_rules.input_gradient(c), workspace_rules.weight_gradient(c, gpu)
     )

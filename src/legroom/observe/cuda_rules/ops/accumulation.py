@@ -1,15 +1,16 @@
-"""Gradient accumulation in place, as the autograd engine does it without a dispatch mode.
+"""Gradient accumulation in place, as in the autograd engine without a dispatch mode.
 
-If two paths of the graph lead to one tensor (every residual connection), the engine adds the second gradient
-to the first, in the memory of the first if nothing else references it (`accumulate` in
-torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor is a subclass, it allocates a
-third tensor instead, so a trace uses memory that the real run does not. The formulas of some gradients do
-the same: selected values (`max`, `gather`, `x[index]`) are written into zeros, in place unless a tensor is
-a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). A gradient that is a view, as that of a linear layer
-with a 3D input, is never added to. `instead_of` returns the operation that would run without the mode.
+If two paths of the graph lead to the same tensor (as with every residual connection), the engine adds the second
+gradient to the first. It does so in the memory of the first gradient if nothing else references it (`accumulate` in
+torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor is a subclass, it allocates a third tensor
+instead. A trace would therefore use memory that the real run does not use. The formulas of some gradients behave in the
+same way: selected values (`max`, `gather`, `x[index]`) are written into zeros, in place unless a tensor is a subclass
+(`areAnyTensorSubclassLike` in FunctionsManual.cpp). The engine never adds to a gradient that is a view, such as the
+gradient of a linear layer with a 3D input. `instead_of` returns the operation that would run without the mode.
 
-Whether something else holds the first of two gradients follows from its reference counts, compared with those of an unshared gradient.
-`Accumulation()` measures these with a tiny backward pass, so it must be created outside of any operation.
+The reference counts of the first gradient, compared with those of an unshared gradient, show whether something else
+references it. `Accumulation()` measures these with a tiny backward pass, so it must be created outside of any
+operation.
 """
 
 from functools import lru_cache
@@ -76,7 +77,8 @@ class Accumulation:
         return _ADD_IN_PLACE
 
     def _changes_in_place(self, func: Any) -> bool:
-        """Whether a formula changes its own tensor in place. A multiplication by the weights comes first and creates that tensor."""
+        """Whether a formula changes its own tensor in place. The multiplication by the weights comes first and creates
+        that tensor."""
         node = current_node()
         if node is None or node.name() != _IN_PLACE_FORMULA:
             return False
@@ -94,7 +96,7 @@ class Accumulation:
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
-    """Whether a formula of torch calls the operation, not an autograd function in Python."""
+    """Whether a formula of torch calls the operation, and not an autograd function written in Python."""
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # zeroes a part of a gradient
     node = current_node()
@@ -158,11 +160,12 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 
 def _view(call: OpCall) -> MemoryPlan | None:
-    """The gradient of a view that was changed in place is copied on CUDA; a trace views it back.
+    """On CUDA, the gradient of a view that was changed in place is copied. A trace would replay the view instead.
 
     The result of an instance norm is a view of that of a batch norm. An in-place activation after it changes the view and its
     base. torch then writes the gradient of the view by strides into zeros of the size of the base (`AsStridedBackward`) and frees the
-    gradient. For tensors without data it repeats the view backwards instead. The size is the same, but at another address.
+    gradient. For tensors without data, torch replays the view backwards instead. The size is the same, but the memory
+    is at another address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None
 

@@ -1,9 +1,10 @@
-"""Kernels that need contiguous inputs: other inputs are copied, and the copy is freed when the operation ends.
+"""Kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation ends.
 
-Inputs are not contiguous after a transposition, a slice or an expansion. Gradients are not if a sum follows, whose gradient is an expanded
-scalar. Which kernels support channels-last images, and whether the copy is allocated before the result, was measured on an H200
-(`bench/sweep/operations.py`: pooling, padding and interpolation in every memory format). Most call `contiguous` on an argument:
-AveragePool2d.cu, DilatedMaxPool2d.cu, AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
+Inputs are not contiguous after a transposition, a slice or an expansion. Gradients are not contiguous if a sum follows,
+because its gradient is an expanded scalar. Which kernels support channels-last images, and whether the copy is
+allocated before the result, was measured on an H200 (`bench/sweep/operations.py`: pooling, padding and interpolation in
+every memory format). Most call `contiguous` on an argument: AveragePool2d.cu, DilatedMaxPool2d.cu,
+AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ def contiguous(name: str) -> Rule:
 
 
 def contiguous_in_any_format(name: str) -> Rule:
-    """The same for kernels that also support channels-last images."""
+    """Like `contiguous`, for kernels that also support channels-last images."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
@@ -73,7 +74,7 @@ def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
 
 
 def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
-    """The gradient is copied if it is not contiguous. So is the result."""
+    """The gradient is copied if it is not contiguous. The result is copied too."""
     tensors = (call.arguments["grad_output"], call.result)
     return scratch(*(size_of(one) for one in tensors if not one.is_contiguous()))
 

@@ -1,4 +1,4 @@
-"""CTC loss: a score for every frame and every target position, saved for the backward pass.
+"""CTC loss: the scores for every frame and every target position are saved for the backward pass.
 
 Source: ATen/native/cuda/LossCTC.cu and `ctc_loss` in ATen/native/LossCTC.cpp. The number of scores follows from the longest target.
 torch infers no shape for them, because lengths are data; they are on the host, or were copied from there, so their values are known. cuDNN's own

@@ -1,7 +1,7 @@
-"""Losses and softmax: intermediate tensors on the way to one number, and their gradients.
+"""Losses and softmax: the intermediate tensors of the computation, and the gradients.
 
-Most losses compute one value per element and then the mean or sum. They differ in which other tensors exist at that time. Measured on
-an H200 for each of them, with every reduction, precision and memory format.
+Most losses compute one value per element and then the mean or sum. They differ in the other tensors that exist at that
+time. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def _loss_in_place(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_then_result(call: OpCall) -> MemoryPlan | None:
-    """The losses are allocated, then the result."""
+    """The losses are allocated first, then the result."""
     if not _reduces(call):
         return None
     return MemoryPlan(
@@ -49,7 +49,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """The log sigmoid, multiplied by `pos_weight` if given, then the losses (`binary_cross_entropy_with_logits` in Loss.cpp)."""
+    """The log sigmoid is computed, multiplied by `pos_weight` if given, then the losses
+    (`binary_cross_entropy_with_logits` in Loss.cpp)."""
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
     weights = call.arguments.get("pos_weight")
@@ -62,7 +63,8 @@ def _logits_loss(call: OpCall) -> MemoryPlan:
 
 
 def _soft_margin_backward(call: OpCall) -> MemoryPlan:
-    """exp(-target × input) in three steps, then the gradient (`soft_margin_loss_backward_out` in Loss.cpp)."""
+    """exp(-target × input) is computed in three steps, then the gradient (`soft_margin_loss_backward_out` in
+    Loss.cpp)."""
     size = size_of(call.arguments["self"])
     return MemoryPlan(
         [

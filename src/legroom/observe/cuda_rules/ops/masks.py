@@ -2,7 +2,7 @@
 
 Source: `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting
 by a mask needs the positions of its true values: an int64 for each dimension. Scattering needs a prefix sum of the
-mask: an int64 for every element, true or not. For a batch of embeddings it is larger than the embeddings.
+mask: an int64 for every element, true or not. For a batch of embeddings, this sum is larger than the embeddings.
 """
 
 import math
@@ -46,7 +46,8 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """The gradients selected by the mask, in the shape of the source. The number of true values is unknown: assumed to be the size of the source."""
+    """The gradients selected by the mask, in the shape of the source. The number of true values is unknown, so it is
+    assumed to be the size of the source."""
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
     return MemoryPlan(

@@ -1,10 +1,10 @@
 """Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as products.
 
 cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends.
-The autograd engine runs backward operations on its own thread, with its own handle, so there are
-two workspaces. Source: `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp: 32 MiB on Hopper and newer,
-4096 KiB × 2 + 16 KiB × 8 before, or as `CUBLAS_WORKSPACE_CONFIG` says. A product that adds a bias uses
-cuBLASLt, which has its own workspace: 1 MiB in the measured histories, right after the other.
+The autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. Source:
+`getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp: the size is 32 MiB on Hopper and newer, 4096 KiB × 2 + 16
+KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt, which has
+its own workspace. In the measured histories, it is 1 MiB and follows the cuBLAS workspace.
 """
 
 import math
@@ -144,7 +144,7 @@ def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
 
 def _euclidean(call: OpCall) -> MemoryPlan:
     """`torch.cdist` squares, sums, scales and concatenates both sides to compute one product (`_euclidean_dist` in ATen/native/Distance.cpp).
-    Equal to 94 measurements on an H200."""
+    The result is equal to 94 measurements on an H200."""
     steps: list[MemoryStep] = []
     for side in ("x1", "x2"):
         size = size_of(call.arguments[side])
@@ -166,8 +166,8 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of every pair for every column exists before the sum (`_cdist_backward` in cuda/DistanceKernel.cu). Equal to
-    measurements on an H200, except for sums over very few columns, which use more."""
+    """The gradient of every pair for every column exists before the sum (`_cdist_backward` in cuda/DistanceKernel.cu).
+    The result is equal to measurements on an H200, except for sums over very few columns, which use more."""
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]
     rows = max(1, given.numel() // max(1, columns))
@@ -185,7 +185,8 @@ def _cdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def _pdist_backward(call: OpCall) -> MemoryPlan:
-    """Distances within one set of rows: the gradients of all pairs exist before the sum (`pdist_backward_kernel_impl`)."""
+    """For distances within one set of rows, the gradients of all pairs exist before the sum
+    (`pdist_backward_kernel_impl`)."""
     given = call.arguments["self"]
     rows = given.shape[0] if given.dim() else 0
     return MemoryPlan([OutputAlloc(0), ScratchAlloc("pairs", max(0, rows - 1) * size_of(given))])
@@ -243,7 +244,7 @@ def sparse_product(call: OpCall) -> MemoryPlan | None:
 
 
 def _coalesced(count: int, matrix: Any) -> list[MemoryStep]:
-    """Sorted linear indices; then values and indices without duplicates."""
+    """Coalescing allocates sorted linear indices, then values and indices without duplicates."""
     sorting = [ScratchAlloc(name, 8 * count) for name in ("linear", "order", "range")]
     unique = [ScratchAlloc("values", matrix.element_size() * count), ScratchAlloc("indices", 16 * count)]
     freed = [ScratchFree(one.name) for one in reversed(sorting)]

@@ -46,7 +46,8 @@ def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> An
 
 
 def _uses_cudnn(input: Any, weight: Any) -> bool:
-    """bfloat16 inputs, norms without weights and weights in half precision use torch's own kernel."""
+    """Whether cuDNN computes the norm. bfloat16 inputs, norms without weights and weights in half precision use torch's
+    own kernel."""
     return (
         input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
     )
@@ -90,7 +91,7 @@ def _rms_norm_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[MemoryStep]:
-    """Partial sums of all these gradients, then one reduction after the other."""
+    """Allocate the partial sums of all these gradients, then run one reduction after the other."""
     width = 1
     for size in call.arguments["normalized_shape"]:
         width *= size
@@ -108,9 +109,10 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """For channels-last images, cuDNN allocates partial sums in proportion to the image, with channels padded to 64: one float32 value
-    for each 32 pixels (half precision: 80) in pairs, and one for 128 of these; for each 48 pixels in the backward pass.
-    Equal to 60 layers measured on an H200, except for some tens of bytes. The partial sums of torch's own kernel are small.
+    """For channels-last images, cuDNN allocates partial sums in proportion to the image, with channels padded to 64.
+    There is one float32 value for each 32 pixels (80 in half precision), in pairs, and one for each 128 of these. In
+    the backward pass, there is one for each 48 pixels. The result is equal to 60 layers measured on an H200, except for
+    some tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -168,7 +170,7 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """torch's own kernel for contiguous channels: from eight blocks on, each block of rows has its own sums
+    """torch's own kernel is used for contiguous channels. From eight blocks on, each block of rows has its own sums
     (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated after the sums."""
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
@@ -181,7 +183,7 @@ def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
 
 
 def _staged(size: int) -> list[MemoryStep]:
-    """The sums of blocks, and the semaphores that count finished blocks."""
+    """Bytes of the sums of blocks, and of the semaphores that count finished blocks."""
     if not size:
         return []
     return [
@@ -209,7 +211,8 @@ def _group_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _group_norm_backward(call: OpCall) -> MemoryPlan:
-    """Two sums per channel of each image, and three factors computed from them (`GroupNormBackwardKernelImplInternal`)."""
+    """The kernel allocates two sums per channel of each image, and three factors computed from them
+    (`GroupNormBackwardKernelImplInternal`)."""
     each, groups = _bytes_per_channel(call), call.arguments["N"] * call.arguments["group"] * 4
     steps: list[MemoryStep] = [
         OutputAlloc(0),
@@ -258,7 +261,7 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """Allocates and saves the same tensors as the fused kernel. It computes nothing: its tensors are fake."""
+    """Allocates and saves the same tensors as the fused kernel. It computes nothing, because its tensors are fake."""
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:

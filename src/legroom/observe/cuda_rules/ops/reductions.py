@@ -1,12 +1,13 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
 Source: ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks
-compute one output. Each writes its part to global memory, and the last one adds them. That buffer is sized for
-every thread of a block (`block.x` × vector width times more than is used if the reduced dimension is the slow one),
-so the bias gradient of a linear layer, a sum over a tall matrix, may use more scratch memory than the matrix itself.
+compute one output. Each writes its part to global memory, and the last one adds them. That buffer has room for every
+thread of a block. If the reduced dimension is the slow one, this is `block.x` × vector width times more than is used.
+The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more scratch memory than the matrix
+itself.
 
-The computation follows `setReduceConfig`. The GPU matters only through the number of blocks that it runs at once.
-Equal to the byte to sums measured on an H200.
+The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once matters.
+The result is byte-for-byte equal to sums measured on an H200.
 """
 
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ def buffers(
 
 
 def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
-    """Sorted from fast to slow, with adjacent dimensions merged, as TensorIterator does."""
+    """Sort the dimensions from fast to slow, and merge adjacent ones, as TensorIterator does."""
     merged: list[Dimension] = []
     # An expanded dimension has stride 0: it comes last.
     for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1] == 0, d[1], d[0])):
@@ -174,7 +175,8 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Bytes of a flattened copy: the index of the largest of all values counts contiguous elements."""
+    """Bytes of a flattened copy. It is needed because the index of the largest of all values refers to contiguous
+    elements."""
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (
         tensor.numel() * tensor.element_size()

@@ -1,7 +1,8 @@
 """Sorting and operations that sort: top-k, medians, permutations, sampling, membership.
 
-Source: Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to 4096 values are sorted in place by one
-block each. Longer ones are made contiguous along the row first, and sorted by cub, together with their int64 indices.
+Source: Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to 4096
+values are sorted in place, each by one block. Longer rows are first made contiguous along the row. cub then sorts them
+together with their int64 indices.
 """
 
 from typing import Any
@@ -47,7 +48,7 @@ def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
 
 
 def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
-    """Indices and keys. A few rows are sorted together, first by value and then by row."""
+    """Indices and keys. A small number of rows is sorted together, first by value and then by row."""
     indices, keys = count * 8, count * element
     if count == row or count >= 128 * row:
         return [ScratchAlloc("positions", indices), ScratchAlloc("sort", _sort_buffer(count, indices + keys))]
@@ -57,7 +58,8 @@ def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
 
 
 def _sort_buffer(count: int, pairs: int) -> int:
-    """cub's buffer: a second copy of the pairs, and about three bytes for each 16 of them for the digit counts."""
+    """Bytes of cub's buffer: a second copy of the pairs, and about three bytes for each 16 pairs for the digit
+    counts."""
     return pairs + count * 3 // 16
 
 
@@ -83,7 +85,7 @@ def _median(call: OpCall) -> MemoryPlan | None:
 
 
 def _randperm(call: OpCall) -> MemoryPlan | None:
-    """Random keys are sorted together with the numbers. One block computes small permutations."""
+    """Random keys are sorted together with the numbers. Small permutations are computed by one block."""
     count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
     return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
@@ -100,7 +102,8 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """One sample, or samples without replacement, are the largest probabilities divided by exponential noise. Others use a prefix sum."""
+    """One sample, or samples without replacement, are the largest probabilities divided by exponential noise. Other
+    cases use a prefix sum."""
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
         return MemoryPlan([OutputAlloc(0), ScratchAlloc("divided by noise", probabilities)])
@@ -110,7 +113,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """A few values are compared with every element at once (`isin` in TensorCompare.cpp); many are sorted together with them."""
+    """A small number of values is compared with every element at once (`isin` in TensorCompare.cpp); a large number is
+    sorted together with the elements."""
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()
     if others < 10 * count**0.145:

@@ -1,6 +1,6 @@
-"""Operations that allocate tensors inside: copies of inputs that are not contiguous, products, masks, sorted keys.
+"""Operations that allocate temporary tensors: copies of inputs that are not contiguous, products, masks, sorted keys.
 
-Each was measured alone on an H200; its docstring gives the reason.
+Each operation was measured separately on an H200. Its docstring gives the reason for the allocation.
 """
 
 import math

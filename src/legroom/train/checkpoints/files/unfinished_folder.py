@@ -85,7 +85,7 @@ def disk_errors(folder: Path, needed: int) -> Iterator[None]:
 
 def _no_space(folder: Path, needed: int, error: OSError) -> str:
     try:
-        free = f", and {format_size(shutil.disk_usage(folder).free)} are free"
+        free = f", and {format_size(shutil.disk_usage(folder).free)} is free"
     except OSError:
         free = ""
     return (

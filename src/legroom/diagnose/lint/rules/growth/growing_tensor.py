@@ -54,7 +54,7 @@ def check(program: Program) -> Iterator[Problem]:
         )
         yield Problem(
             node=store.expression,
-            message=f"`{store.target}` is recreated larger in every step"
+            message=f"`{store.target}` grows in every step"
             + (", and keeps the graph of all steps alive" if with_graph else ""),
             help="Collect detached tensors in a list and concatenate them once, or keep only the last ones",
             edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
