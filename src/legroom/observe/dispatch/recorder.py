@@ -224,8 +224,12 @@ class Recorder:
             if self._expired:
                 self._free_expired()
 
-    def register_storage(self, storage: Any, device: int, category: Category | None = None) -> None:
-        """Record a storage that no operation created (loaded, copied, shared) as being on `device`."""
+    def register_storage(
+        self, storage: Any, device: int, category: Category | None = None, nbytes: int | None = None
+    ) -> None:
+        """Record a storage that no operation created (loaded, copied, shared) as being on `device`.
+
+        `nbytes`: the memory that it uses there, if that differs from its size."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -234,7 +238,7 @@ class Recorder:
             return
         with self.lock:
             location = self._locator.locate((), depth=2)
-            self._add_storage(key, storage, device, location, None, category)
+            self._add_storage(key, storage, device, location, None, category, nbytes)
 
     def _add_storage(
         self,

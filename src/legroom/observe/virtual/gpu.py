@@ -194,8 +194,8 @@ class VirtualGPU:
         with torch._C.DisableTorchFunction():
             return self.recorder.device_of(value)
 
-    def mark(self, storage: torch.UntypedStorage, index: int) -> None:
-        self.recorder.register_storage(storage, index)
+    def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
+        self.recorder.register_storage(storage, index, nbytes=None if counted else 0)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         self.recorder.storage_resized(storage)

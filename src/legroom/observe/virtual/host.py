@@ -55,8 +55,10 @@ class VirtualHost(Protocol):
     def device_of(self, value: torch.Tensor | torch.UntypedStorage) -> int | None:
         """The device of a tensor or storage; None for host memory."""
 
-    def mark(self, storage: torch.UntypedStorage, index: int) -> None:
-        """Count a storage that was allocated on the CPU as memory of a device. May raise torch.OutOfMemoryError."""
+    def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
+        """Count a storage that was allocated on the CPU as memory of a device. May raise torch.OutOfMemoryError.
+
+        `counted=False`: it is on the device, but its memory counts for another storage or process."""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Update the size of a storage that may have been resized. May raise torch.OutOfMemoryError."""

@@ -24,8 +24,10 @@ from torch.utils import _device as _device_module
 from legroom.memory.events import Category
 from legroom.observe.dispatch.device_placement import HOST
 from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, replaced, table
+from legroom.observe.virtual.torch_api import dlpack
 from legroom.observe.virtual.torch_api.pinned import count_as_pinned
 
 Tensor = torch.Tensor
@@ -56,6 +58,12 @@ class PlacementMode(TorchFunctionMode):
             Tensor.new_tensor: self._new_tensor,
             Tensor.__deepcopy__: self._deepcopy,
             Tensor.__repr__: self._repr,
+            Tensor.__format__: self._format,
+            Tensor.__dlpack__: self._dlpack,
+            Tensor.__dlpack_device__: self._dlpack_device,
+            properties.__cuda_array_interface__.__get__: self._cuda_array_interface,
+            Tensor.is_shared: lambda tensor: self.device_index(tensor) is not None or tensor.is_shared(),
+            Tensor.share_memory_: self._share_memory,
             properties.grad.__set__: self._set_grad,
             torch._VF._pack_padded_sequence: self._pack,
             torch.as_tensor: self._as_tensor,
@@ -130,6 +138,43 @@ class PlacementMode(TorchFunctionMode):
             text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
         return text
 
+    def _format(self, tensor: Any, spec: str) -> str:
+        if tensor.dim() == 0 or self.device_index(tensor) is None:
+            text: str = tensor.__format__(spec)
+            return text
+        return object.__format__(self._repr(tensor), spec)
+
+    def _dlpack_device(self, tensor: Any) -> tuple[Any, int]:
+        index = self.device_index(tensor)
+        kind, number = tensor.__dlpack_device__()
+        return (kind, number) if index is None else (type(kind)(dlpack.CUDA), index)
+
+    def _dlpack(self, tensor: Any, **options: Any) -> Any:
+        index = self.device_index(tensor)
+        wanted = options.get("dl_device")
+        if index is None or (wanted is not None and wanted[0] == dlpack.CPU):
+            return self._cpu(tensor).__dlpack__(**options)
+        options["stream"] = None
+        options.pop("dl_device", None)
+        return dlpack.with_device(tensor.__dlpack__(**options), index)
+
+    def _cuda_array_interface(self, tensor: Any) -> dict[str, Any]:
+        if self.device_index(tensor) is None or tensor.requires_grad or tensor.layout is not torch.strided:
+            interface: dict[str, Any] = tensor.__cuda_array_interface__  # raises torch's own error
+            return interface
+        size = tensor.element_size()
+        return {
+            "typestr": tensor.detach().numpy().dtype.str,
+            "shape": tuple(tensor.shape),
+            "strides": None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride()),
+            "data": (tensor.data_ptr() if tensor.numel() else 0, False),
+            "version": 2,
+        }
+
+    def _share_memory(self, tensor: Any) -> Any:
+        """Device memory can be sent to other processes as it is."""
+        return tensor.share_memory_() if self.device_index(tensor) is None else tensor
+
     def _numpy(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         self._reject_numpy(tensor)
         return tensor.numpy(*args, **kwargs)
@@ -183,7 +228,7 @@ class PlacementMode(TorchFunctionMode):
             elif args and args[0] is None:
                 args = args[1:]
             if named is not None and not self._is_cuda_or_cpu(named):
-                return tensor.to(named, *args, **kwargs)
+                return self._placed(None, None, Tensor.to, (tensor, named, *args), kwargs)
             target = self.device_index(tensor) if named is None else self._index(named)
         if args and isinstance(args[0], torch.dtype):
             kwargs["dtype"], args = args[0], args[1:]
@@ -260,8 +305,10 @@ class PlacementMode(TorchFunctionMode):
             count_as_pinned(made)
             return made
         named = kwargs.get("device")
-        if named is None or not self._is_cuda_or_cpu(named):
+        if named is None:
             return func(*args, **kwargs)
+        if not self._is_cuda_or_cpu(named):  # meta
+            return self._placed(None, None, func, args, kwargs)
         target = self._index(named)
         if kwargs.get("generator") is not None:
             self._check_generator(kwargs["generator"], target)
@@ -345,8 +392,9 @@ class PlacementMode(TorchFunctionMode):
     def _register(self, made: Any, target: int, category: Category | None = None) -> None:
         """Register results whose memory no operation reported (`torch.tensor`, storage copies)."""
         if isinstance(made, Tensor):
-            if made.layout is torch.strided:
-                self.recorder.register_storage(made.untyped_storage(), target, category or Category.INPUT)
+            storage = storage_of(made) if made.layout is torch.strided else None
+            if storage is not None:
+                self.recorder.register_storage(storage, target, category or Category.INPUT)
         elif isinstance(made, tuple | list):
             for item in made:
                 self._register(item, target, category)

@@ -5,7 +5,8 @@ use a registry of taggers and restorers, to which one pair is added. `storage.cu
 `map_location=lambda storage, location: storage.cuda(0)`, and `copy.deepcopy(model)`, which copies storages below the
 dispatcher, use the replaced methods of `UntypedStorage`.
 
-`storage.device` remains the CPU, because torch uses it to build tensors around storages that it has just restored.
+`storage.device` is the virtual device where the placement mode is active. Inside torch's own functions it is the CPU, as the device
+of a tensor is.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import torch
 
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, table
+from legroom.observe.virtual.placement import is_placement_active
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
@@ -32,7 +34,8 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
         return _copy(storage, host.device_of(storage))
 
     def _copy(storage: torch.UntypedStorage, index: int | None) -> torch.UntypedStorage:
-        copy: torch.UntypedStorage = original_clone(storage)
+        with torch._C.DisableTorchFunction():  # inside, the device of the storage is the CPU
+            copy: torch.UntypedStorage = original_clone(storage)
         if index is not None:
             host.mark(copy, index)
         return copy
@@ -65,7 +68,17 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
             raise
         return resized
 
-    methods = {"clone": clone, "cuda": cuda, "cpu": cpu, "to": to, "resize_": resize_}
+    original_device: Any = torch.UntypedStorage.device
+
+    def device(storage: torch.UntypedStorage) -> torch.device:
+        is_enabled = torch._C._is_torch_function_mode_enabled() and is_placement_active()
+        index = host.device_of(storage) if is_enabled else None
+        real: torch.device = original_device.__get__(storage)
+        return real if index is None else torch.device("cuda", index)
+
+    methods = {
+        "clone": clone, "cuda": cuda, "cpu": cpu, "to": to, "resize_": resize_, "device": property(device),
+    }  # fmt: skip
     yield from table(torch.UntypedStorage, methods)
 
 

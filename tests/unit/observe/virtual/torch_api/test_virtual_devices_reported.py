@@ -1,0 +1,68 @@
+"""Everything that reports the device of a tensor reports the virtual one, as CUDA would."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import dlpack as torch_dlpack
+
+from legroom import VirtualGPU
+
+dlpack: Any = torch_dlpack
+REPORTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "storage": (lambda x: str(x.untyped_storage().device), "cuda:1"),
+    "storage as a number": (lambda x: x.untyped_storage().get_device(), 1),
+    "storage is_cuda": (lambda x: x.untyped_storage().is_cuda, True),
+    "typed storage": (lambda x: x.storage().type(), "torch.cuda.FloatStorage"),
+    "a copied storage": (lambda x: str(x.untyped_storage().clone().device), "cuda:1"),
+    "a storage moved to the host": (lambda x: str(x.untyped_storage().cpu().device), "cpu"),
+    "dlpack": (lambda x: tuple(map(int, x.__dlpack_device__())), (2, 1)),
+    "imported from dlpack": (lambda x: str(dlpack.from_dlpack(x).device), "cuda:1"),
+    "imported from a capsule": (lambda x: str(dlpack.from_dlpack(dlpack.to_dlpack(x)).device), "cuda:1"),
+    "imported to the host": (lambda x: str(dlpack.from_dlpack(x, device="cpu").device), "cpu"),
+    "array interface": (lambda x: x.__cuda_array_interface__["shape"], (2, 3)),
+    "formatted": (lambda x: "device='cuda:1'" in f"{x}", True),
+    "shared": (lambda x: x.share_memory_().is_shared(), True),
+    "like, on meta": (lambda x: str(torch.empty_like(x, device="meta").device), "meta"),
+    "moved to meta": (lambda x: str(x.to("meta").device), "meta"),
+    "inside grad": (
+        lambda x: str(torch.func.grad(lambda y: (y * torch.ones(3, device=y.device)).sum())(x).device),
+        "cuda:1",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def tensor() -> Iterator[Any]:
+    with VirtualGPU("1GiB,1GiB"):
+        yield torch.ones(2, 3, device="cuda:1")
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_virtual_device_is_reported(tensor: Any, name: str) -> None:
+    report, expected = REPORTS[name]
+    assert report(tensor) == expected
+
+
+def test_numpy_rejects_the_capsule_of_a_device_tensor(tensor: Any) -> None:
+    with pytest.raises((BufferError, RuntimeError, TypeError)):
+        np.from_dlpack(tensor)
+    assert np.from_dlpack(tensor.cpu()).sum() == 6
+
+
+def test_a_tensor_imported_from_dlpack_shares_memory_that_counts_once(tensor: Any) -> None:
+    before = torch.cuda.memory_allocated(1)
+    imported = dlpack.from_dlpack(tensor)
+    imported.add_(1)
+    assert tensor.sum().item() == 12
+    assert torch.cuda.memory_allocated(1) == before
+    del tensor
+
+
+def test_a_storage_set_into_a_tensor_keeps_its_device(tensor: Any) -> None:
+    storage = tensor.untyped_storage()
+    again = torch.tensor([], device=storage.device).set_(storage)
+    assert (again.device, again.numel()) == (tensor.device, 6)
