@@ -1,6 +1,6 @@
 """Allocates and frees device memory for a recorded run, and emits an event for each allocation and free.
 
-Everything that counts towards a run's memory goes through here: storages and the workspaces of CUDA kernels.
+All memory that is recorded for a run is allocated here: storages and the workspaces of CUDA kernels.
 """
 
 import time
@@ -43,7 +43,7 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory in the role of a device and its allocator: counts bytes, has no cache and never fails."""
+    """Host memory, represented as a device with an allocator. It counts bytes, has no cache and never fails."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -166,7 +166,7 @@ class DeviceAllocations:
         return number, None
 
     def free_workspace(self, number: int, block: Any, device: int) -> None:
-        """Free what `allocate_workspace` returned."""
+        """Free the block that `allocate_workspace` returned."""
         if block is not None:
             self.devices[device].allocator.free(block)
         self.sink(Free(self.seconds, number))
@@ -183,7 +183,7 @@ class DeviceAllocations:
             peaks[0] = peaks[1] = 0
 
     def segment_changed(self, device: int, change: int) -> None:
-        """The allocator reserved memory from its device, or released it."""
+        """Record that the allocator reserved memory on its device, or released it."""
         self.sink(SegmentChange(self.seconds, device, change))
 
 

@@ -1,8 +1,9 @@
 """The location of an operation in the user's program: line, module and phase of the training loop.
 
 The line is the innermost frame of the user's code, outside torch, site-packages, the standard library and
-Legroom. A backward operation has no such frame, because the engine runs it from `loss.backward()`. So each forward
-operation records its location under the sequence number of its autograd node, and the backward operation looks it up.
+Legroom. A backward operation has no such frame, because the engine runs it from `loss.backward()`. Therefore each
+forward operation records its location under the sequence number of its autograd node, and the backward operation looks
+it up.
 """
 
 import sysconfig
@@ -34,7 +35,7 @@ class OpLocation(NamedTuple):
 
 
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
-    """Each folder as given and with symbolic links resolved: a code object has the path that was used to import it."""
+    """Each folder as given, and with symbolic links resolved. A code object has the path that was used to import it."""
     given = [Path(path) for path in paths if path]
     return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
 
@@ -129,7 +130,7 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 
 class ModuleStack(threading.local):
     """The path of the innermost running module, updated by torch's global module hooks while attached. Each thread has its own
-    path. Attach and detach it on one thread."""
+    path. Attach and detach it on the same thread."""
 
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
         """`on_enter(module, args, is_root)` is called before each module's forward."""
@@ -183,7 +184,7 @@ class ModuleStack(threading.local):
 
 
 class ForwardLocations:
-    """Sequence number of an autograd node → the location of the forward operation that created it."""
+    """Maps the sequence number of an autograd node to the location of the forward operation that created it."""
 
     MAX_ENTRIES = 400_000
 
@@ -206,7 +207,8 @@ class ForwardLocations:
             del numbers[: self.MAX_ENTRIES // 2], self._locations[: self.MAX_ENTRIES // 2]
 
     def find(self, node: Any) -> OpLocation | None:
-        """The forward location of `node`. A view records none, so it gets that of the operation before it."""
+        """The forward location of `node`. A view records no location, so it gets the location of the operation before
+        it."""
         number = node._sequence_nr()
         if number >= ACCUMULATE_GRAD:
             return self._last

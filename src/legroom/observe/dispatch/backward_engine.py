@@ -1,6 +1,7 @@
 """The state of torch's autograd engine on this thread.
 
-These functions are private to torch. Each is read once here, and its docstring states what is lost if a torch version lacks it.
+These functions are private to torch. Each is read once here, and its docstring states what is lost if a version of
+torch does not have it.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,8 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 def in_backward_pass() -> bool:
     """Whether the engine is running on this thread.
 
-    Without torch's private graph task id this is always False. Then every operation counts as forward, tensors that a backward
-    pass creates count as host memory, and gradient accumulation is assumed to be out of place.
+    Without torch's private graph task id this is always False. In that case, every operation is treated as forward,
+    tensors that a backward pass creates are treated as host memory, and gradient accumulation is assumed to be out of
+    place.
     """
     return current_graph_task() != -1

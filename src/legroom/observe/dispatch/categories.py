@@ -1,8 +1,8 @@
-"""Assigns each live storage a category, as soon as its role is known.
+"""Assigns each live storage a category as soon as its purpose is known.
 
-Parameters and buffers belong to modules, gradients are what the engine accumulates, optimizer state is what an optimizer
-keeps, activations are what the autograd graph saved, inputs are what a loader returned. A storage with no known role
-keeps the category that it got when it was allocated.
+Parameters and buffers belong to modules, gradients are accumulated by the engine, optimizer state belongs to an
+optimizer, activations are saved by the autograd graph, and inputs are returned by a loader. A storage whose purpose is
+unknown keeps the category that it got when it was allocated.
 """
 
 import weakref
@@ -24,7 +24,7 @@ _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 
 
 class CategoryTracker:
-    """Tags live storages, and remembers the categories of host tensors for when they are copied to a device."""
+    """Tags live storages, and stores the categories of host tensors, which also apply to their copies on a device."""
 
     def __init__(
         self, live: dict[int, LiveStorage], emit: Callable[[Event], None], *, host_only: bool
@@ -41,23 +41,24 @@ class CategoryTracker:
                 self._emit(Tag(storage.id, category))
 
     def tag_tensor(self, tensor: Any, category: Category, *, over: Sequence[Category] | None = None) -> None:
-        """Set the category of a tensor's storage. With `over`, only if its category so far is one of these."""
+        """Set the category of a tensor's storage. If `over` is given, the category is set only if the previous category
+        is one of these."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is not None and (over is None or known.category in over):
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """Tag the result of a detach as a gradient if an AccumulateGrad node runs: it becomes `.grad`."""
+        """Tag the result of a detach as a gradient if an AccumulateGrad node is running, because it becomes `.grad`."""
         node = current_node()
         if node is not None and "AccumulateGrad" in node.name():
             self.tag_tensor(out, Category.GRADIENT)
 
     def find_activations(self, roots: Iterable[Any]) -> None:
-        """Tag what the graph below `roots` saved for the backward pass.
+        """Tag the tensors that the graph below `roots` saved for the backward pass.
 
-        If pack hooks hide the saved tensors (checkpointing), live storages of the forward pass count as saved, because
-        the graph keeps them alive.
+        If pack hooks hide the saved tensors (checkpointing), live storages of the forward pass are treated as saved,
+        because the graph keeps them alive.
         """
         hidden = False
         for node in autograd_graph.nodes(roots):

@@ -21,7 +21,7 @@ INHERIT = -2
 
 
 class CallContext(threading.local):
-    """The device that the running call of this thread requested for its results."""
+    """The device that the running call on this thread requested for its results."""
 
     target: int = INHERIT
     factory_target: int = INHERIT

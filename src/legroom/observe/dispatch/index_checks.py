@@ -1,9 +1,9 @@
 """Checks indices and labels before a GPU kernel uses them, so an out-of-range value raises an exception at the right line.
 
-A kernel that reads a label out of range triggers a device-side assert. The error is reported later, at another line, and CUDA is
-unusable in that process from then on. `IndexChecks` therefore compares the values on the device before each operation that takes
-indices. If the check fails, it runs the operation on the CPU, whose exception names the value. Each check
-synchronizes with the GPU, so use it to find a bug, not to train.
+A kernel that reads a label out of range triggers a device-side assert. The error is reported later, at another line.
+After that, CUDA cannot be used in that process. `IndexChecks` therefore compares the values on the device before each
+operation that takes indices. If the check fails, it runs the operation on the CPU, whose exception names the value.
+Each check synchronizes with the GPU, so use it for debugging only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -100,7 +100,7 @@ def _binary_cross_entropy(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
 
 
 def _multinomial(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """multinomial(weights): not negative, not NaN, not infinite"""
+    """multinomial(weights): weights must not be negative, NaN or infinite"""
     yield args[0], 0, torch.finfo(args[0].dtype).max, None
 
 

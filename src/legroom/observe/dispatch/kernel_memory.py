@@ -20,7 +20,7 @@ from legroom.observe.dispatch.storages import storage_of
 
 
 class AddStorage(Protocol):
-    """Allocates a storage now, with `nbytes` if that differs from its own size."""
+    """Allocates a storage now. `nbytes` overrides its own size."""
 
     def __call__(
         self,
@@ -35,7 +35,7 @@ class AddStorage(Protocol):
 
 
 class KernelMemory:
-    """Kernel memory of one run. What a library allocates once and keeps is allocated once."""
+    """Kernel memory of one run. Memory that a library allocates once and keeps is allocated only once."""
 
     def __init__(self, rules: CudaRules) -> None:
         self.rules = rules
@@ -55,7 +55,8 @@ class KernelMemory:
     ) -> None:
         """Replay the allocations of one operation in order.
 
-        `new`: key → storage of the results that are new memory. `reallocate(key, location, func)` moves a storage to other memory.
+        `new`: maps keys to the storages of the results that are new memory. `reallocate(key, location, func)` moves a
+        storage to other memory.
         """
         by_index = _keys_by_index(out)
         planned = {by_index.get(step.index) for step in plan.steps if isinstance(step, OutputAlloc)}
@@ -90,7 +91,7 @@ class KernelMemory:
 
 
 def _keys_by_index(out: Any) -> dict[int, int]:
-    """Index of a result (lists of results are flattened) → key of its storage."""
+    """Maps the index of a result (lists of results are flattened) to the key of its storage."""
     storages = map(storage_of, _flatten(out))
     return {index: storage._cdata for index, storage in enumerate(storages) if storage is not None}
 

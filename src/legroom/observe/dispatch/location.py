@@ -1,4 +1,4 @@
-"""The location of the operation that runs now: the user's line, the module and the training phase.
+"""The location of the running operation: the user's line, the module and the training phase.
 
 A backward operation gets the location of the forward operation that it differentiates.
 """
@@ -20,7 +20,8 @@ from legroom.observe.training import TrainingClock
 
 
 class OpLocator(threading.local):
-    """Locates the operations of one run. Each thread has its own state: torch numbers the nodes of each thread separately."""
+    """Locates the operations of one run. Each thread has its own state, because torch numbers the nodes of each thread
+    separately."""
 
     def __init__(self, modules: ModuleStack, clock: TrainingClock, categories: CategoryTracker) -> None:
         self.in_backward = False
@@ -31,7 +32,7 @@ class OpLocator(threading.local):
         self._forward_locations = ForwardLocations()
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """The location of the running operation. `depth`: number of Legroom frames above this one."""
+        """The location of the running operation. `depth`: the number of Legroom frames above this one."""
         node = current_node()
         frame, engine = user_frame(sys._getframe(depth))
         modules = self._modules
@@ -68,9 +69,7 @@ class OpLocator(threading.local):
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """The first guess of a tensor's category. `CategoryTracker` corrects it when the tensor's role
-        becomes known.
-        """
+        """The initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes known."""
         if phase is Phase.BACKWARD:
             node = current_node()
             if node is not None and "AccumulateGrad" in node.name():

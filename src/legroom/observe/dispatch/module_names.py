@@ -14,7 +14,7 @@ class ModuleNames:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
 
     def below(self, root: nn.Module) -> dict[int, str]:
-        """`id` of each submodule of the root → its path."""
+        """Maps the `id` of each submodule of the root to its path."""
         known = self._roots.get(id(root))
         if known is not None and known[0]() is root:
             return known[1]

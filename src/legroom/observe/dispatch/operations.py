@@ -1,4 +1,4 @@
-"""Sets of torch operations, by `id`: operations are never freed, and hashing one calls into Python."""
+"""Sets of torch operations, identified by `id`. Operations are never freed, and hashing one would call into Python."""
 
 from typing import Any
 

@@ -1,11 +1,12 @@
 """Records the allocation and the freeing of every storage of a running program as events, with a dispatch mode.
 
-It works with real CPU tensors and with fake tensors, because it only looks at storages. A storage is allocated when an
-operation first returns it, and freed when a weak reference to it expires. The recorder keeps no tensor, frame or exception alive.
+It works with real CPU tensors and with fake tensors, because it only tracks storages. The recorder treats a storage as
+allocated when an operation first returns it, and as freed when a weak reference to it expires. The recorder keeps no
+tensor, frame or exception alive.
 
-`device_placement` decides which storages count: all of them for a run in host memory, and those on a device for a virtual
-GPU. `location` finds the user's line of an operation, `categories` classifies its memory, and `allocations` passes it to the
-allocator.
+`device_placement` decides which storages are recorded: all of them for a run in host memory, and those on a device for
+a virtual GPU. `location` finds the user's line of an operation, `categories` classifies its memory, and `allocations`
+passes it to the allocator.
 """
 
 import contextlib
@@ -64,8 +65,8 @@ class Recorder:
         recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
         `rules`: also count the memory that CUDA kernels allocate in addition to their results. `fake_tensors`: device tensors
         have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
-        raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device; an operation whose
-        results need more fails before it is computed."""
+        raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device. An operation
+        whose results need more memory fails before it is computed."""
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}
@@ -121,13 +122,13 @@ class Recorder:
         self.live.clear()
 
     def mode(self) -> TorchDispatchMode:
-        """A dispatch mode for one thread, with the state of this recorder."""
+        """Return a dispatch mode for one thread that shares the state of this recorder."""
         return EagerMode(self) if self._eager else RecordingMode(self)
 
     # --- allocations and frees
 
     def check_room(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Fail an operation whose results cannot fit, before the CPU computes them in host memory."""
+        """Raise an error for an operation whose results cannot fit, before the CPU computes them in host memory."""
         assert self.room is not None
         nbytes = self._result_sizes.new_bytes(func, args, kwargs, self.room())
         if not nbytes:
@@ -250,7 +251,7 @@ class Recorder:
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
-        """Allocate a storage now, with `nbytes` if that differs from its own size."""
+        """Allocate a storage now. `nbytes` overrides its own size."""
         if nbytes is None:
             nbytes = storage.nbytes()
         live = LiveStorage(storage, self._storage_expired)
@@ -270,8 +271,8 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Whether other threads have freed storages or do so within `seconds`; their memory is then freed. The caller holds the
-        lock, so other threads can only append to `_expired` meanwhile."""
+        """Whether other threads have freed storages or do so within `seconds`; their memory is then freed. The caller
+        holds the lock, so other threads can only append to `_expired`."""
         deadline = time.monotonic() + seconds
         while not self._expired:
             if time.monotonic() >= deadline:
@@ -294,7 +295,8 @@ class Recorder:
 
     def _storage_expired(self, expired: Any) -> None:
         """Callback of the weak references. It may run at any time on any thread, even inside the allocator of this thread if the
-        garbage collector runs there. So the thread that holds the lock frees the memory, before it releases the lock or later."""
+        garbage collector runs there. Therefore the thread that holds the lock frees the memory, before it releases the
+        lock or later."""
         if _surviving_storage is not None:
             storage = _surviving_storage(expired.key)
             if storage is not None:
@@ -413,7 +415,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _targets_device(self, func: Any) -> bool:
-        """Whether the results are on a device whatever the inputs are: the call requested it, or a backward pass runs a factory."""
+        """Whether the results are on a device regardless of the inputs. This is the case if the call requested it, or
+        if a backward pass runs a factory."""
         context = self._recorder.context
         if context.target >= 0:
             return True
@@ -431,9 +434,10 @@ EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__) 
 
 
 def _storage_behind(key: int) -> Any:
-    """The storage behind `key` if only its Python object was freed: in torch 2.6 the garbage collector may free that alone.
+    """Return the storage of `key` if only its Python object was freed. In torch 2.6, the garbage collector may free the
+    object alone.
 
-    Called from the weak reference's callback, when the storage still exists in either case.
+    It is called from the callback of the weak reference, when the storage still exists in either case.
     """
     if torch._C._storage_Use_Count(key) > 1:
         return torch.UntypedStorage._new_with_weak_ptr(key)

@@ -1,8 +1,8 @@
 """Predicts how much memory an operation allocates for its results, before it runs.
 
-A virtual GPU computes on the CPU, so an operation whose results are far too large for the GPU would use up the host's memory before
-the allocator could refuse them. The size comes from an evaluation on torch's `meta` device, which computes shapes only. Evaluations are
-cached, and a cheap upper bound avoids them for small operations.
+A virtual GPU computes on the CPU. An operation whose results are far too large for the GPU would use up the host's
+memory before the allocator could reject them. The size comes from an evaluation on torch's `meta` device, which
+computes shapes only. Evaluations are cached, and a cheap upper bound avoids them for small operations.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ class ResultSizes:
         self._known: dict[Any, int] = {}
 
     def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
-        """Bytes of the results that share no memory with an input. 0 if they surely fit into `room` or are not known."""
+        """Bytes of the results that share no memory with an input. 0 if they certainly fit into `room` or if the size
+        is unknown."""
         if upper_bound(args) * LARGEST_ELEMENT <= room:
             return 0
         kwargs = kwargs or {}

@@ -17,7 +17,8 @@ class AllocatedBlock(Protocol):
 
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage on a device, with what is known about it (one object per storage, since there are many)."""
+    """A weak reference to a storage on a device, with the known facts about it. It is a single object, because there
+    are many storages."""
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
     block: AllocatedBlock | None
@@ -45,7 +46,8 @@ def storage_of(tensor: Any) -> Any:
 def _storage_of_wrapped(tensor: Any) -> Any:
     """The storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
 
-    Without torch's private functions for this it is None, and what such a function creates counts as host memory.
+    Without torch's private functions for this, the result is None, and tensors that such a function creates are treated
+    as host memory.
     """
     functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
@@ -67,9 +69,10 @@ def _storage_of_values(tensor: Any) -> Any:
 
 
 def is_shape_inference(out: Any, mode: Any) -> bool:
-    """Whether a result is a fake tensor of another mode than `mode`, so torch only computed its shape.
+    """Whether a result is a fake tensor of a mode other than `mode`, which means that torch only computed its shape.
 
-    torch does this, for example, to place the results of operations on sharded tensors, with the sizes of the full tensors.
+    For example, torch does this to place the results of operations on sharded tensors, with the sizes of the full
+    tensors.
     """
     first = out if isinstance(out, torch.Tensor) else next(tensors_in(out), None) if out else None
     return isinstance(first, torch._subclasses.FakeTensor) and first.fake_mode is not mode

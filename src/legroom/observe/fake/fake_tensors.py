@@ -1,11 +1,12 @@
 """Device tensors without data: operations on them compute shapes only and use no memory.
 
 Device tensors are fake; host tensors are real, so data loading, sampling and logging run as usual. When the host reads
-a device tensor, a small tensor that does not depend on the model has its real values (`known_values`). For other
-tensors a placeholder is substituted: `.item()` returns 1, `all()` True, other Boolean values are False, and `.cpu()` returns ones.
+a small device tensor that does not depend on the model, it gets the real values (`known_values`). For other tensors a
+placeholder is substituted: `.item()` returns 1, `all()` returns True, other Boolean values are False, and `.cpu()`
+returns ones.
 
-Models are built on the host first, which would cost time and memory. So large tensors that a module creates in its
-constructor are fake from the start, and so is every parameter and buffer that it registers.
+Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
+creates in its constructor are fake from the start, and so are all parameters and buffers that it registers.
 """
 
 import contextlib
@@ -110,7 +111,8 @@ class FakeTensors:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """The device that a fake tensor reports: the answer of `FakeTensorMode`, without dispatching through it."""
+        """The device that a fake tensor reports. The result is the same as that of `FakeTensorMode`, without
+        dispatching through it."""
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def to_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -183,8 +185,8 @@ class FakeTensors:
 
 
 def active_fake_mode() -> Any:
-    """The fake mode that is entered on this thread, or None. Without torch's private functions for this it is always None, and
-    copying a fake tensor fails."""
+    """The fake mode that is entered on this thread, or None. Without torch's private functions for this, the result is
+    always None, and copying a fake tensor fails."""
     get_mode, keys = (
         getattr(torch._C, "_get_dispatch_mode", None),
         getattr(torch._C, "_TorchDispatchModeKey", None),

@@ -1,8 +1,8 @@
 """Values of fake tensors that do not depend on the model: labels and masks of a batch, positions, anchors, noise.
 
-Such a tensor has a host copy with data. An operation whose arguments all have values also runs on the host copies. So a
-selection (`x[mask]`, `nonzero`, `bincount`) has its real size, and a test (`mask.all()`) its real result. Tensors that
-depend on a parameter have no values, and neither have tensors larger than `MAX_TRACKED_BYTES`.
+Such a tensor has a host copy with data. An operation whose arguments all have values also runs on the host copies. A
+selection (`x[mask]`, `nonzero`, `bincount`) therefore has its real size, and a test (`mask.all()`) has its real result.
+Tensors that depend on a parameter, and tensors larger than `MAX_TRACKED_BYTES`, have no values.
 
 A host copy belongs to a storage, not to a tensor, so views and in-place operations work without special cases. Random
 values are drawn without advancing the host's generator.
@@ -37,7 +37,8 @@ class KnownValues:
         self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
     def of(self, tensor: Any) -> Tensor | None:
-        """A host tensor with the values of this one, which shares memory with the host copies of its views; None if they are unknown."""
+        """Return a host tensor with the values of this tensor; None if they are unknown. It shares memory with the host
+        copies of its views."""
         if not isinstance(tensor, FakeTensor):
             return None if _is_larger(tensor, MAX_TRACKED_BYTES) else tensor
         if tensor.layout is not torch.strided:
@@ -50,7 +51,7 @@ class KnownValues:
         return view.set_(copy[1], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def set(self, tensor: Any, values: Tensor) -> None:
-        """Set the values of a fake tensor. Nothing else may write to the memory of `values`."""
+        """Set the values of a fake tensor. No other code may write to the memory of `values`."""
         if tensor.layout is not torch.strided or values.layout is not torch.strided:
             return
         if values.device.type == "meta":  # symbolic zeros of forward-mode derivatives
@@ -213,7 +214,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:
-    """Whether a tensor is too large to track. Sparse tensors are never tracked, so they count as too large."""
+    """Whether a tensor is too large to track. Sparse tensors are never tracked, so they are treated as too large."""
     return tensor.layout is not torch.strided or tensor.nbytes > most
 
 

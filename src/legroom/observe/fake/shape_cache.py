@@ -2,8 +2,8 @@
 
 Layers and steps repeat, and the cache lookup of torch's fake mode is slow. Here the key is the operation and the
 metadata of its arguments. Three kinds of results are cached, each taken from the first such call: new memory, views of the
-first argument, and the first argument itself, modified in place. Everything else (shapes that depend on values, real
-tensors among the arguments, other layouts, complex numbers) runs in fake mode.
+first argument, and the first argument itself, modified in place. All other cases (shapes that depend on values, real
+tensors among the arguments, other layouts, complex numbers) run in fake mode.
 """
 
 import functools
@@ -18,7 +18,7 @@ from legroom.observe.dispatch.storages import tensors_in
 
 
 class ShapeCache:
-    """Runs operations in a fake mode, each distinct case once."""
+    """Runs operations in a fake mode, and each distinct case only once."""
 
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
@@ -115,7 +115,7 @@ def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None
 
 
 def _append(key: list[Any], value: Any) -> bool:
-    """Append the metadata of an argument to the key. False if it cannot be part of a key."""
+    """Append the metadata of an argument to the key. Returns False if it cannot be part of a key."""
     kind = type(value)
     if kind is FakeTensor:
         if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:

@@ -1,7 +1,8 @@
 """The tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
 
-Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked, because that
-would recompute it; the search looks at what the hook stored instead. A tensor that was not packed can be unpacked at no cost.
+Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
+because that would recompute it. The search reads the object that the hook stored instead. A tensor that was not packed
+can be unpacked at no cost.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ def unpack_until_packed() -> Iterator[None]:
     """Allow reading saved tensors by unpacking them, on a torch without `SavedTensor.data`, until the
     program uses a pack hook.
 
-    Enter it before the program builds graphs: hooks that were entered earlier are not noticed.
+    Enter it before the program builds graphs, because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely
     if can_read_saved():
@@ -97,10 +98,10 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 
 
 def _data_of(saved: Any) -> Any:
-    """The contents of a saved variable: the tensor itself, or what a pack hook returned.
+    """The content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
-    Without `SavedTensor.data` (older torch) this is always None. Once a program uses a pack hook, activations are then
-    recognized only by their lifetime.
+    Without `SavedTensor.data` (older torch) this is always None. In that case, activations are recognized only by their
+    lifetime once a program uses a pack hook.
     """
     try:
         return saved.data
@@ -162,7 +163,7 @@ def can_read_saved() -> bool:
 
 
 def saved_tensors_are_readable() -> bool:
-    """Whether saved tensors can be read now. If not, a graph may save a storage without it being visible here."""
+    """Whether saved tensors can be read now. If not, a graph may save a storage that is not visible here."""
     return can_read_saved() or _unpacks_freely
 
 

@@ -1,7 +1,8 @@
 """Describes a chain of references from a name to a tensor as in source code: `trainer.history`, a list of 412 items.
 
-The chain may contain several containers, usually one of which grows. If the iterations in which tensors were created are known, that
-is the innermost container with tensors of the most iterations; otherwise the longest one.
+The chain may contain several containers, of which usually one grows. If the iterations in which tensors were created
+are known, the growing container is the innermost one with tensors from the most iterations. Otherwise it is the longest
+one.
 """
 
 import gc
@@ -212,11 +213,11 @@ def _candidate(item: Any, owner: Any, named: StoredName, created_in: Mapping[int
 
 
 def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
-    """The container that grows, of `candidates` from the outermost to the innermost.
+    """Return the container that grows. `candidates` are ordered from the outermost to the innermost.
 
-    It is the innermost one with tensors of many iterations that is long enough for them (a dict of two lists has tensors of as
-    many iterations as the lists) and that can grow (a tuple may hold a state and the previous one). If the iterations are
-    unknown, it is the longest one.
+    It is the innermost container that has tensors from many iterations, that is long enough for them, and that can
+    grow. A dict of two lists has tensors from as many iterations as the lists, and a tuple may contain a state and the
+    previous one. If the iterations are unknown, it is the longest one.
     """
     if not candidates:
         return None
@@ -256,7 +257,8 @@ def _has_models(container: Any) -> bool:
 
 
 def _has_keys_by_value(cache: Any) -> bool:
-    """Whether a later call can hit an entry of the cache. With a tensor among the arguments it never does."""
+    """Whether a later call can find an entry of the cache. This is never the case if a tensor is among the
+    arguments."""
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
     return not any(
         isinstance(part, torch.Tensor)
@@ -297,7 +299,7 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """How `item`, which `owner` references, references `following`; None if that adds nothing to the name."""
+    """How `item`, which `owner` references, references `following`; None if this reference adds nothing to the name."""
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)
     if isinstance(item, dict):
@@ -331,5 +333,5 @@ def _is_module_dict(item: Any, owner: Any) -> bool:
 
 
 def _is_namespace_of(item: Any, owner: Any) -> bool:
-    """Whether a dict contains the attributes of an instance, so it is not a container of the user."""
+    """Whether a dict contains the attributes of an instance, so it is not a container that the user created."""
     return isinstance(item, dict) and owner is not None and attributes_of(owner) is item

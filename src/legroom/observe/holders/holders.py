@@ -1,11 +1,12 @@
 """Finds the variables in the user's frames, and the running calls, that retain device memory.
 
-Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be in any Python variable yet.
-That call retains them, so the report names the user's line that made the call. The callers pass where and when each
-storage was allocated (`StepStorage`).
+Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be assigned to any Python
+variable yet. That call retains them, so the report names the user's line that made the call. The caller passes the
+location and time at which each storage was allocated (`StepStorage`).
 
-The search must not change the program: it calls no `repr` and no property, and it keeps no references. Up to Python 3.12,
-reading `f_locals` leaves a copy of the local variables in the frame, which would keep the tensors alive, so the copy is cleared.
+The search must not change the program: it calls no `repr` and no property, and it keeps no references. Up to Python
+3.12, reading `f_locals` leaves a copy of the local variables in the frame. The copy is cleared, because it would keep
+the tensors alive.
 """
 
 import inspect
@@ -65,8 +66,8 @@ class HolderSurvey(NamedTuple):
     """Keys of the storages that autograd graphs reachable from these variables saved."""
 
     def categories(self) -> dict[int, Category]:
-        """Storage key → category, derived from the holder: an activation if a graph saved it, otherwise a result or a temporary
-        tensor of the forward pass."""
+        """Maps storage keys to categories derived from the holder: an activation if a graph saved it, otherwise a
+        result or a temporary tensor of the forward pass."""
         categories: dict[int, Category] = {}
         if autograd_graph.saved_tensors_are_readable():
             for storages in self.by_calls.values():
@@ -80,8 +81,8 @@ class HolderSurvey(NamedTuple):
     ) -> LargestHolders:
         """The largest holders.
 
-        A storage in `allocated` that no variable retains belongs to the call that allocated it, if that call is still running
-        (in `module`), otherwise to the graph of the running backward pass.
+        A storage in `allocated` that no variable retains belongs to the call that allocated it, if that call is still
+        running (in `module`). Otherwise it belongs to the graph of the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}
@@ -116,7 +117,7 @@ def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> li
 
 
 def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
-    """Survey what the variables of all functions on the call stack retain, from `frame` outwards."""
+    """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards."""
     holders: list[Holder] = []
     by_variables: dict[int, int] = {}
     by_calls: dict[Frame, dict[int, int]] = {}
@@ -177,8 +178,8 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
 
 
 def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
-    """Names and values. An instance of a user's class is replaced by its attributes (`trainer.history`). A model is
-    followed by the containers among its attributes."""
+    """Names and values. Yield names with their values. An instance of a user's class is replaced by its attributes
+    (`trainer.history`). A model is followed by the containers among its attributes."""
     for name, value in variables.items():
         if not isinstance(name, str) or name.startswith("__"):
             continue

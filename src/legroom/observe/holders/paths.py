@@ -1,9 +1,11 @@
-"""The reference path that keeps an object alive, searched backwards from the object to a name in the user's program.
+"""Finds the reference path that keeps an object alive, by searching backwards from the object to a name in the user's
+program.
 
-The garbage collector knows the referrers of an object. Each step backwards costs one pass over all its objects, in C, and a path
-has few steps. A path ends at a name (see `python_names`), unless the named object cannot be what grows. Then the search
-continues with its referrers: a function that is created in every iteration (a hook, a deferred report) does not grow itself, but is
-stored in something that does. The search calls no method of the user's objects and keeps no reference to them.
+The garbage collector knows the referrers of an object. Each backward step requires one pass over all tracked objects,
+in C. A path has only a few steps. A path ends at a name (see `python_names`), unless the named object cannot be the one
+that grows. In that case, the search continues with the referrers of the object. For example, a function that is created
+in every iteration (a hook, a deferred report) does not grow itself, but is stored in an object that does. The search
+calls no method of the user's objects and keeps no reference to them.
 """
 
 import asyncio
@@ -42,8 +44,8 @@ def find_path(
     created_in: Mapping[int, int] = _UNKNOWN_ITERATIONS,
 ) -> HolderPath:
     """The path that keeps `target` alive. `min_length`: a container with fewer items is only returned if no other path exists.
-    `created_in`: `id` of a tensor → the iteration in which it was created, if known; a container with tensors of several
-    iterations is what grows.
+    `created_in`: `id` of a tensor → the iteration in which it was created, if known. A container with tensors from
+    several iterations is the one that grows.
 
     The caller may reference the target in local variables of plain functions, but not in a list or a generator.
     """
@@ -106,7 +108,8 @@ class _Search:
         return fallback or self._being_built() or self._unrooted(target)
 
     def _can_grow(self, path: HolderPath) -> bool:
-        """Whether the path names something that can grow. A function or generator may be stored in something that does."""
+        """Whether the path names an object that can grow. A function or generator may be stored in an object that
+        can."""
         if path.how in ("cache", "exception"):
             return True
         if path.names and not any(name.file is None or is_user_file(name.file) for name in path.names):
@@ -185,7 +188,7 @@ class _Search:
     # --- from the root to the target
 
     def _path(self, root: Root, item: Any) -> HolderPath:
-        """`item` is the object that the root names, or the namespace of the name."""
+        """`item` is the object to which the root name refers, or the namespace of that name."""
         chain = self._chain(item)
         if (isinstance(item, dict) and id(item) in self._variables.namespaces) or root.how in (
             "closure",
@@ -207,7 +210,8 @@ class _Search:
         )
 
     def _being_built(self) -> HolderPath | None:
-        """A list that a running statement builds: `losses = [step(x) for x in data]`. It has no name until the statement ends."""
+        """Return a list that a running statement builds: `losses = [step(x) for x in data]`. It has no name until the
+        statement ends."""
         long_enough = [
             item
             for item in self._seen.values()
@@ -256,7 +260,7 @@ class _Search:
 
 
 def _closes_cycle(owner: Any) -> str | None:
-    """The attribute through which an object references itself, directly or through one or two others."""
+    """Return the attribute through which an object references itself, directly or through one or two other objects."""
     attributes = attributes_of(owner) or {}
     for distance in (0, 1, 2):
         for name, value in attributes.items():
@@ -341,13 +345,14 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """Autograd nodes are not Python holders: they retain tensors for the tensors that own the graph. (A list may reference such a
-    node, though: the `ctx` of a user's function.)"""
+    """Whether a Python object holds the tensor. Autograd nodes are not Python holders, because they retain tensors on
+    behalf of the tensors that own the graph. (However, a list may reference such a node: the `ctx` of a user's
+    function.)"""
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 
 
 def _rank(referrer: Any) -> int:
-    """Sorts referrers by how likely they lead to a name."""
+    """Return the sort key of a referrer. Referrers that probably lead to a name come first."""
     if isinstance(referrer, list | dict | deque | set):
         return 0
     return 2 if isinstance(referrer, FrameType | TracebackType | BaseException) else 1

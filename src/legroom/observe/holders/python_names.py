@@ -86,7 +86,8 @@ class Variables:
             del value
 
     def others(self, root: Root, item: Any) -> list[Root]:
-        """The other names of an object in running functions and their modules: an argument is also a variable of the caller."""
+        """Other names of an object in running functions and their modules. For example, an argument is also a variable
+        of the caller."""
         found = [*self.locals.get(id(item), []), self._globals.get(id(item))]
         return [each for each in found if each is not None and each != root]
 

@@ -1,11 +1,11 @@
-"""How much device memory an object retains, directly and through everything it references.
+"""Computes how much device memory an object retains, directly and through everything that it references.
 
 A process has hundreds of thousands of objects that reference no tensor (samples of a data set, a tokenizer's vocabulary), and the
-user waits for the report. So the search goes level by level and handles all objects of one type at once, in C. Only
-tensors, modules and optimizers are handled one by one.
+user waits for the report. Therefore the search proceeds level by level and handles all objects of one type at once, in
+C. Only tensors, modules and optimizers are handled one by one.
 
-The search changes nothing: it runs no code of the user's classes, and it keeps no references once a `RetainedStorages` is gone.
-It does not follow Legroom's own objects, because they only observe tensors that others hold.
+The search changes nothing. It runs no code of the user's classes, and it keeps no references after a `RetainedStorages`
+is freed. It does not follow Legroom's own objects, because they only observe tensors that other objects retain.
 """
 
 import gc
@@ -34,7 +34,7 @@ _Referents = Callable[[list[Any]], Iterable[Any]]
 
 
 class RetainedStorages:
-    """The storages that objects retain at one moment. Results for one object are reused for the next."""
+    """The storages that objects retain at one moment. The results for one object are reused for the next one."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
@@ -49,7 +49,7 @@ class RetainedStorages:
         """Results by `id`, because the same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
-        """Storage key → bytes of everything on a device that `value` keeps alive."""
+        """Maps storage keys to bytes, for all device memory that `value` keeps alive."""
         if id(value) not in self._results:
             self._results[id(value)] = value, self._search(value)
         return self._results[id(value)][1]
@@ -139,7 +139,8 @@ class RetainedStorages:
 
 
 def _is_legroom_class(kind: type) -> bool:
-    """Legroom's modules are part of the model that contains them; all its other classes only observe."""
+    """Whether a class belongs to Legroom and only observes. Legroom's modules are part of the model that contains
+    them."""
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
 
@@ -164,7 +165,8 @@ def _from_dicts(dicts: list[Any]) -> Iterable[Any]:
 
 
 def _from_referents(objects: list[Any]) -> Iterable[Any]:
-    """The items of sequences, and the attributes of objects (CPython stores them in a dict or in the object itself)."""
+    """Follow the items of sequences and the attributes of objects (CPython stores them in a dict or in the object
+    itself)."""
     return gc.get_referents(*objects)
 
 
@@ -177,7 +179,8 @@ def _from_methods(methods: list[Any]) -> Iterable[Any]:
 
 
 def _from_builtins(others: list[Any]) -> Iterable[Any]:
-    """A generator, an iterator or a deque: only containers, tensors, modules and optimizers are followed from there."""
+    """Follow a generator, an iterator or a deque. From there, only containers, tensors, modules and optimizers are
+    followed."""
     return [each for each in gc.get_referents(*others) if isinstance(each, _FOLLOWED_FROM_BUILTINS)]
 
 

@@ -1,1 +1,2 @@
-"""Leak detection in a training loop: counters after every iteration, heap scans when something grows, then the holder."""
+"""Detects leaks in a training loop: reads counters after every iteration, scans the heap when something grows, and
+finds the holder."""

@@ -1,7 +1,8 @@
 """Memory counters that are cheap enough to read after every iteration: device bytes and bytes of the C heap.
 
-A growing autograd graph may use no device memory and no Python objects: its nodes are in the heap of the C library. glibc
-reports the heap size exactly in less than a microsecond, so one more node per iteration is visible.
+A growing autograd graph may use no device memory and no Python objects, because its nodes are in the heap of the C
+library. glibc reports the exact size of the heap in less than a microsecond, so even one additional node per iteration
+is visible.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ class CounterReading(NamedTuple):
 
 
 class MemoryCounters:
-    """Reads the counters. `allocated` returns the device bytes if the CUDA allocator is not the source."""
+    """Reads the counters. `allocated` returns the device bytes if they do not come from the CUDA allocator."""
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:
         self._allocated = allocated or cuda_allocated

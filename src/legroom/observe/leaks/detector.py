@@ -1,13 +1,14 @@
 """Detects memory leaks of a training loop, with negligible overhead.
 
-After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the roots of earlier backward
-passes are freed. It samples only some of the iterations that take a few milliseconds (see `scan_schedule`). It opens a window of
-scans (see `window`) when a counter reaches a new maximum in two consecutive iterations or such roots stay alive; also
-shortly after the start, and from time to time later, for what the counters do not show. A window that finds nothing closes
-after three scans, and the same symptom must then last longer to open the next one. Growth in a few iterations only is
-found by rare scans. A scan reads objects of the whole process, so scans are skipped while several threads train (see
-`training_threads`). If the source does not show which line stores the tensors, the report waits for an iteration or two in which
-the user's lines are traced (see `storing_trace`).
+After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the graphs of
+earlier backward passes are freed. It samples only some of the iterations that take a few milliseconds (see
+`scan_schedule`). It opens a window of scans (see `window`) when a counter reaches a new maximum in two consecutive
+iterations, or when such graphs stay alive. It also opens a window shortly after the start, and from time to time later,
+to find growth that the counters do not show. A window that finds nothing closes after three scans. After that, the same
+symptom must last longer to open another window. Growth in only a few iterations is found by infrequent scans. A scan
+reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If the
+source does not show which line stores the tensors, the report is delayed by one or two iterations, in which the user's
+lines are traced (see `storing_trace`).
 """
 
 import sys
@@ -56,7 +57,7 @@ SEVERAL_THREADS = "several threads trained at the same time, so the heap was not
 class LeakDetector:
     """Calls `on_leak` for each leak, from `attach` to `detach`.
 
-    The same leak may be reported again later with newer numbers; `DetectedLeak.identity` is then equal.
+    The same leak may be reported again later with newer numbers. Its `DetectedLeak.identity` is then the same.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class LeakDetector:
         on_device: Callable[[torch.Tensor], bool] | None = None,
         fraction: float = 0.003,
     ) -> None:
-        """`allocated`, `on_device`: the source of device memory, if it is not the CUDA allocator. `fraction`: the maximum
-        fraction of the run time to use while nothing grows."""
+        """`allocated`, `on_device`: the source of device memory, if it is not the CUDA allocator. `fraction`: the
+        maximum fraction of the run time that the detector may use while nothing grows."""
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.iteration = 0
         self.scan_seconds = 0.0
@@ -107,7 +108,7 @@ class LeakDetector:
         """Name and file of a holder → the line found by tracing."""
 
     def begin_loop(self) -> None:
-        """Begin another loop. Earlier results do not delay its scans."""
+        """Begin another loop. Start watching a new loop. Earlier results do not delay its scans."""
         self._next_scheduled = self.iteration + FIRST_SCAN
         self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
 
@@ -182,7 +183,8 @@ class LeakDetector:
         return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
 
     def _pause_scans(self) -> None:
-        """Pause scans because another thread trains. Discard the findings so far, because they may be its objects."""
+        """Pause scans because another thread trains. Findings so far are discarded, because they may be objects of that
+        thread."""
         self.several_threads = self.iterations.ignores_backward = True
         self._window = None
         if self._traced is not None:
@@ -190,12 +192,12 @@ class LeakDetector:
             self._traced = None
 
     def _thread_changed(self) -> None:
-        """Watch the loop of another thread from now on. torch numbers the nodes of each thread separately."""
+        """Switch to the loop of another thread. torch numbers the nodes of each thread separately."""
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
-        """Restart at the first optimizer step, because the batches before it were parts of that step, and
-        for a loop on another thread.
+        """Restart at the first optimizer step, because the batches before it were parts of that step. Also restart for
+        a loop on another thread.
         """
         self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()
@@ -204,12 +206,12 @@ class LeakDetector:
         self._next_scheduled = iteration + FIRST_SCAN
 
     def _is_busy(self, iteration: int) -> bool:
-        """Whether this iteration must be sampled in any case."""
+        """Whether this iteration must be sampled."""
         return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
-        """The symptoms (`graph`: graphs are retained; `device`, `host`: that counter has risen for some iterations), and whether one
-        may be about to appear."""
+        """Return the symptoms, and whether a symptom may appear soon. `graph` means that graphs are retained; `device`
+        and `host` mean that this counter has risen for several iterations."""
         uncertain, symptoms = False, []
         maxima, self._consecutive_maxima = self._consecutive_maxima, 0
         for counter, value in zip(("device", "host"), self._counters.read(), strict=True):
@@ -260,7 +262,7 @@ class LeakDetector:
     def _judge(
         self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
     ) -> bool:
-        """Whether the suspect is a leak that was reported or will be reported after tracing."""
+        """Whether the suspect is a leak that was reported, or will be reported after tracing."""
         leak = suspect.leak
         if suspect.may_be_warming_up:
             first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
@@ -280,7 +282,7 @@ class LeakDetector:
     # --- tracing, if the source does not show which line stores the tensors
 
     def _trace(self, leak: DetectedLeak, suspect: Suspect, iterations: int) -> bool:
-        """Trace for at most `iterations`. True if the leak was reported or will be."""
+        """Trace the program for at most `iterations`. Returns True if the leak was reported or will be reported."""
         line = self._traced_lines.get((leak.name, leak.file))
         if line is not None:
             if _is_limited(leak, line):
@@ -297,7 +299,7 @@ class LeakDetector:
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
-        """End the trace and report its leak if the line was found, the time is over, or `now` is set."""
+        """End the trace and report its leak if the line was found, the iterations are used up, or `now` is set."""
         if self._traced is None:
             return
         leak, trace, until = self._traced
@@ -314,7 +316,8 @@ class LeakDetector:
 
 
 def _is_limited(leak: DetectedLeak, line: Frame) -> bool:
-    """Whether the source limits the container that this line stores into, under the name that it has there."""
+    """Whether the source limits the length of the container in which this line stores tensors. The name of the
+    container is the one used at that line."""
     found = usage_at_line(line.file, line.line)
     return found.limited or (found.emptied and leak.kind != "graph")
 
@@ -324,7 +327,7 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on a device or, if a virtual GPU is active (then its module is loaded), on that."""
+    """Whether a tensor is on a device, or on a virtual GPU if one is active (in which case its module is loaded)."""
     module = sys.modules.get("legroom.observe.virtual.gpu")
     virtual = module.VirtualGPU._active if module is not None else None
     if virtual is not None:

@@ -1,7 +1,7 @@
-"""The iteration in which each live autograd node was created: torch numbers its nodes in order of creation.
+"""Determines the iteration in which each live autograd node was created. torch numbers its nodes in order of creation.
 
-At the end of an iteration, a loop without a leak has at most the nodes of that iteration. Live nodes of four earlier
-iterations show in a single scan that something retains a graph.
+At the end of an iteration, a loop without a leak has only the nodes of that iteration. If nodes of four earlier
+iterations are alive in a single scan, an object retains a graph.
 """
 
 import weakref
@@ -17,7 +17,7 @@ from legroom.observe.holders import autograd_graph
 
 
 class NodeNumbers:
-    """The sequence numbers that were assigned by the end of each iteration."""
+    """The sequence number that torch had reached at the end of each iteration."""
 
     MAX_ITERATIONS = 512
 
@@ -43,7 +43,7 @@ class NodeNumbers:
 
 
 class BackwardRoots:
-    """Checks cheaply whether the graphs of earlier iterations are freed.
+    """Checks at low cost whether the graphs of earlier iterations are freed.
 
     It stores a token in the metadata of each node from which a backward pass starts; the token is freed with the node.
     Without torch's `metadata` on nodes, it never finds a retained graph.
@@ -72,7 +72,7 @@ class BackwardRoots:
             tokens.append(weakref.ref(token))
 
     def retained_iterations(self) -> int:
-        """How many iterations before the last two still have a live marked node."""
+        """The number of iterations, excluding the last two, that still have a live marked node."""
         if len(self._tokens) > self.MAX_ITERATIONS:
             del self._tokens[next(iter(self._tokens))]
         retained = 0
@@ -90,7 +90,8 @@ class _Token:
 
 
 class GraphPart(NamedTuple):
-    """The nodes and bytes of one iteration that the graph of one tensor retains, as plain numbers."""
+    """The nodes and bytes of one iteration that the graph of one tensor retains. It stores numbers only, no
+    references."""
 
     iteration: int
     nodes: frozenset[int]
@@ -99,17 +100,17 @@ class GraphPart(NamedTuple):
 
 
 class NodesByIteration:
-    """The nodes below some tensors, grouped by the iteration that created them."""
+    """The nodes in the graphs of some tensors, grouped by the iteration that created them."""
 
     def __init__(self, numbers: NodeNumbers, *, oldest: int, limit: int = 400_000) -> None:
-        """`oldest`: graphs are not followed beyond nodes older than this iteration."""
+        """`oldest`: nodes that are older than this iteration are not followed."""
         self.nodes: dict[int, list[Any]] = {}
         self._numbers = numbers
         self._oldest = oldest
         self._limit = limit
 
     def follow(self, starts: Iterable[Any]) -> None:
-        """Add every node below `starts`."""
+        """Add all nodes that can be reached from `starts`."""
         stack = list(starts)
         seen: set[Any] = set()
         while stack and len(seen) < self._limit:
@@ -132,18 +133,18 @@ class NodesByIteration:
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
     def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
-        """How many iterations have nodes below this one."""
+        """The number of iterations that have nodes below this one."""
         alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
 
     def iterations(self, before: int) -> list[int]:
-        """The iterations earlier than `before` that still have nodes."""
+        """The iterations before `before` that still have nodes."""
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """`id` of each tensor → what its own graph retains of its newest iteration earlier than `before`. Storages that several
-        iterations saved are weights, so they are left out."""
+        """Maps the `id` of each tensor to the part that its graph retains of the newest iteration before `before`.
+        Storages that several iterations saved are weights, so they are excluded."""
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}
         weights = {
@@ -162,7 +163,7 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Bytes saved by the nodes of one iteration but not by those of the other, which excludes the weights."""
+        """Bytes saved by the nodes of one iteration but not by those of the other. This excludes the weights."""
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)
 
@@ -177,7 +178,7 @@ class NodesByIteration:
 
 
 def with_graph(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
-    """The tensors that have a graph, each with its node."""
+    """Return the tensors that have a graph, each with its node."""
     found = []
     for tensor in tensors:
         try:

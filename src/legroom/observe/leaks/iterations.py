@@ -1,12 +1,14 @@
 """Finds the end of each iteration of the user's loop, for the leak detector.
 
-- Training: a step of the optimizer that stepped first; if that one stops, of another.
+- Training: a step of the optimizer that stepped first, or of another optimizer if the first one no longer steps.
 - Evaluation: the next batch of a loader, but not between the batches of one accumulated step.
-- Manual updates without a loader: backward passes and calls of `torch.autograd.grad`; from the first one if no optimizer exists.
-- None of these: calls of a model in evaluation mode. Calls in training mode only count if no optimizer exists, because
-  they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
+- Manual updates without a loader: backward passes and calls of `torch.autograd.grad`, starting with the first one if no
+  optimizer exists.
+- None of these: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists,
+  because they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
 
-One thread's loop is watched: that of the first thread that trains. Signals of other threads are ignored while it is alive.
+Only the loop of one thread is watched, the first thread that trains. Signals of other threads are ignored while that
+thread is alive.
 """
 
 import functools
@@ -52,7 +54,7 @@ class IterationTracker:
         on_thread_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_backward(root)` is called with the tensor from which a backward pass starts, unless `ignores_backward` is set.
-        `on_thread_change()` is called when the loop of another thread is watched from now on."""
+        `on_thread_change()` is called when the tracker switches to the loop of another thread."""
         self._on_backward = on_backward
         self._on_thread_change = on_thread_change
         self._loop_serial = 0
@@ -110,7 +112,8 @@ class IterationTracker:
         self._calls.detach()
 
     def next_batch(self) -> None:
-        """Record that a loader is asked for its next batch, which may end the iteration of the previous batch."""
+        """Record that the program requests the next batch from a loader, which may end the iteration of the previous
+        batch."""
         is_in_loop = self._is_in_loop(trains=False)
         self._batches += 1
         self._batches_since_step += 1
@@ -141,7 +144,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _is_in_loop(self, *, trains: bool) -> bool:
-        """Whether a signal of the calling thread belongs to the watched loop. `trains`: it is a backward pass or an optimizer step."""
+        """Whether a signal of the calling thread belongs to the watched loop. `trains`: the signal is a backward pass
+        or an optimizer step."""
         if trains:
             register_training_thread()
         serial = thread_serial()
@@ -187,7 +191,7 @@ class IterationTracker:
 
     @property
     def live_trained_models(self) -> int:
-        """How many models that were trained by their own optimizer are still alive."""
+        """The number of models that were trained by their own optimizer and are still alive."""
         self._one_per_model = [reference for reference in self._one_per_model if reference() is not None]
         return len(self._one_per_model)
 
@@ -208,8 +212,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _grad_with_graph(self) -> None:
-        """Handle `torch.autograd.grad` with `create_graph`. It is usually part of a step whose backward pass
-        comes later (a penalty, an inner loop); if none comes, it is the step itself.
+        """Handle `torch.autograd.grad` with `create_graph`. It is usually part of a step whose backward pass comes
+        later (a penalty, an inner loop). If no backward pass follows, the call is the step itself.
         """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
@@ -270,7 +274,8 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_train(self) -> None:
-        """Wrap `nn.Module.train`: `model.eval()` calls `train(False)`, and an evaluation without a loader may follow."""
+        """Wrap `nn.Module.train`: Wrap `nn.Module.train`. `model.eval()` calls `train(False)`, and an evaluation
+        without a loader may follow."""
         train = nn.Module.train
 
         def wrapped(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -288,8 +293,9 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_compile(self) -> None:
-        """Wrap `torch.compile`. Compiled code checks torch's global module hooks, and adding or removing one compiles it again. So
-        once a program compiles, calls of its models are not followed."""
+        """Wrap `torch.compile`. Stop following calls of models when the program compiles code. Compiled code checks
+        torch's global module hooks, and adding or removing a hook compiles it again. Once a program compiles code,
+        calls of its models are therefore no longer followed."""
         compile = torch.compile
 
         @functools.wraps(compile)
@@ -308,8 +314,8 @@ class IterationTracker:
 class _ModelCalls:
     """Calls `on_call(model)` before each repeated call of the user's model, from `attach` to `detach`.
 
-    The model is the first module that is called a second time from outside any other module. torch's global module hooks slow down
-    every call a little, so they are removed when a better signal for the end of an iteration appears.
+    The model is the first module that is called a second time from outside any other module. torch's global module
+    hooks slow down every call slightly, so they are removed when a better signal for the end of an iteration appears.
     """
 
     def __init__(self, on_call: Callable[[nn.Module], None]) -> None:

@@ -1,8 +1,8 @@
-"""All live tensors and modules, and how long their storages have existed.
+"""Lists all live tensors and modules, and records in which scan each storage was first seen.
 
-Python's garbage collector lists its objects without collecting. Tensors that only C++ references are reached through the
-autograd graphs of the listed ones. Storages are identified between scans by weak references, because an address may be
-reused.
+Python's garbage collector can list its objects without collecting them. Tensors that only C++ code references are found
+through the autograd graphs of the listed tensors. Storages are identified between scans by weak references, because an
+address may be reused.
 """
 
 import gc
@@ -20,7 +20,7 @@ from legroom.observe.holders.python_names import file_of
 
 
 class LiveObjects(NamedTuple):
-    """The objects alive at one moment. Drop it after the scan, because it keeps them alive."""
+    """The objects alive at one moment. Drop this object after the scan, because it keeps them alive."""
 
     tensors: list[torch.Tensor]
     """All tensors that have a Python object."""
@@ -48,7 +48,7 @@ def find_live_objects() -> LiveObjects:
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """The tensors without the fake ones that `torch.compile` leaves behind: these have no memory, and their
+    """Return the tensors, excluding the fake ones that `torch.compile` leaves behind. Those have no memory, and their
     nodes are numbered by other threads.
     """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
@@ -65,7 +65,7 @@ def _subclasses(kind: type) -> set[type]:
 
 
 class StorageTracker:
-    """Remembers in which scan each storage was first seen."""
+    """Records in which scan each storage was first seen."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -98,7 +98,8 @@ class StorageTracker:
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Keys of storages that a loop without a leak may add at any time, once per parameter: gradients and optimizer state."""
+    """Keys of the storages of gradients and optimizer state. A loop without a leak may add these at any time, once per
+    parameter."""
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):
         storage = storage_of(tensor)
@@ -110,7 +111,7 @@ def gradients_and_optimizer_state(
 def trained_parameters_and_buffers(
     modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]
 ) -> set[int]:
-    """Keys of the storages of parameters that an optimizer has trained (`id` → the parameter), and of buffers of the same modules."""
+    """Keys of the storages of parameters that an optimizer has trained, and of the buffers of the same modules."""
     alive = {key for key, reference in trained.items() if reference() is not None}
     keys: set[int] = set()
     for each in modules:

@@ -1,4 +1,4 @@
-"""The sizes of the tensors in the user's variables and attributes, to find one that grows."""
+"""Reads the sizes of the tensors in the user's variables and attributes, to find a tensor that grows."""
 
 import inspect
 import sys

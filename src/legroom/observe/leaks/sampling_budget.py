@@ -1,14 +1,16 @@
 """Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
-Sampling: a sampled iteration is timed. The next one is sampled once that time, doubled for what cannot be timed (hooks
-and the marks on backward roots), is within the budget: every iteration of 20 ms or more, about every fourth of 5 ms. If something
-may be growing, the next iteration is sampled in any case and the time is paid back later. The first iterations are
-always sampled, so the result for a short program does not depend on the load of the machine.
+The time to sample an iteration is measured. The time is doubled, to include work that cannot be measured (hooks, and
+marking the roots of backward passes). The next iteration is sampled as soon as the total is within the budget. If an
+iteration takes 20 ms or more, each one is sampled; if it takes 5 ms, about every fourth. If something may be growing,
+the next iteration is always sampled, and later samples are delayed accordingly. The first iterations are always
+sampled, so the result for a short program does not depend on the load of the machine.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive
-iterations. So one scan window lasts for the whole run, and its scans are far apart: after an iteration in which a counter reached a
-new maximum, and from time to time for what the counters do not show. A scan that finds nothing new delays the next one. The first
-scans are free; later ones use a small fraction of the time.
+iterations. Therefore one scan window lasts for the whole run, with scans that are far apart. Scans run after an
+iteration in which a counter reached a new maximum, and from time to time to find growth that the counters do not show.
+A scan that finds nothing new delays the next one. The first scans are not limited. Later scans use a small fraction of
+the run time.
 """
 
 import time
@@ -29,7 +31,8 @@ class SamplingBudget:
     """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled one."""
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
-        """`fraction`: the maximum fraction of the run time. `free`: this many iterations are always sampled at first."""
+        """`fraction`: the maximum fraction of the run time. `free`: the number of iterations at the start that are
+        always sampled."""
         self.fraction = fraction
         self.expects_sample = True
         """Whether the iteration that starts now will be sampled; then its backward passes are marked."""
@@ -48,7 +51,7 @@ class SamplingBudget:
         return due
 
     def spend(self, now: float, seconds: float, *, again: bool) -> None:
-        """Account for a sampled iteration. `again`: sample the next one whatever it costs."""
+        """Account for a sampled iteration. `again`: sample the next iteration regardless of the cost."""
         if self._free:
             return
         self._debt += UNTIMED_FACTOR * seconds
@@ -61,7 +64,7 @@ class SamplingBudget:
 
     def _expect(self, now: float) -> None:
         """Predict whether the next iteration will be sampled, assuming that it takes about as long as the
-        last. An extra mark is cheap; a missing one delays the report.
+        last. An unnecessary mark costs little, but a missing mark delays the report.
         """
         self.expects_sample = now + 1.2 * (now - self._last) >= self._next
         self._last = now
@@ -71,7 +74,7 @@ class RareGrowthScans:
     """Decides when to scan for rare growth. Call `is_due` after an iteration, then `scan`."""
 
     def __init__(self, window: ScanWindow, fraction: float) -> None:
-        """`fraction`: the maximum fraction of the run time once the free scans are used up."""
+        """`fraction`: the maximum fraction of the run time after the unlimited scans."""
         self._window = window
         self._fraction = fraction
         self._next = FIRST_RARE_SCAN
@@ -81,7 +84,7 @@ class RareGrowthScans:
         self._seconds = 0.0
 
     def is_due(self, iteration: int, *, new_maximum: bool) -> bool:
-        """`new_maximum`: a counter is higher than ever before."""
+        """`new_maximum`: a counter has reached a new maximum."""
         if iteration < self._next and not (new_maximum and iteration >= self._not_before):
             return False
         if self._window.scans < FREE_SCANS:

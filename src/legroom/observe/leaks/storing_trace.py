@@ -1,10 +1,11 @@
-"""Finds the line that stores into a container by tracing the program, if its source is not conclusive.
+"""Finds the line that stores items in a container by tracing the program, if the source code is not conclusive.
 
-The source of the holder's name is searched first, at no cost to the loop. It names no line if things are stored under another
-name (an alias, a helper's argument) or there is no source, and it names too many if several lines store into the same name.
-Then the user's lines are traced for at most two iterations, until the container grows once (or, if tensors in a small
-container are replaced, until one is). A trace function that is already set (a debugger, a coverage tool) is left alone. The trace
-references the container, and drops the reference when nothing else references it.
+The source code is searched for the holder's name first, which costs the loop nothing. The search finds no line if items
+are stored under another name (an alias, a helper's argument) or if there is no source. It finds too many lines if
+several of them store items under the same name. In these cases, the user's lines are traced for at most two iterations,
+until the container grows once. If tensors in a small container are replaced, the trace ends when one of them is
+replaced. A trace function that is already set (by a debugger or a coverage tool) is not replaced. The trace references
+the container, and releases it when nothing else references it.
 """
 
 import gc
@@ -24,7 +25,7 @@ class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
     def __init__(self, container: int, *, replaced: bool = False) -> None:
-        """`container`: its `id`. `replaced`: the container does not grow; its items are replaced."""
+        """`container`: its `id`. `replaced`: the container does not grow, but its items are replaced."""
         self.line: Frame | None = None
         self._container_id = container
         self._container: Any = None
@@ -35,7 +36,7 @@ class StoringTrace:
         self._trace = self._event  # a single object, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:
-        """Start tracing in `frame` and its callers. False if that is not possible."""
+        """Start tracing in `frame` and its callers. Returns False if that is not possible."""
         if sys.gettrace() is not None:
             return False
         self._container = next((each for each in gc.get_objects() if id(each) == self._container_id), None)
@@ -85,7 +86,8 @@ class StoringTrace:
         return [(id(value), _version_of(value)) for value in list(values) if isinstance(value, torch.Tensor)]
 
     def _found_in(self, frame: FrameType | None) -> None:
-        """Record that the previous line of this frame, or of its nearest caller in the user's code, stored the item."""
+        """Record that the item was stored by the previous line of this frame, or of its nearest caller in the user's
+        code."""
         while frame is not None and not is_user_file(frame.f_code.co_filename):
             frame = frame.f_back
         self._container = None
@@ -95,5 +97,6 @@ class StoringTrace:
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was modified in place (`total.add_(loss)`). 0 for inference tensors, which have no version."""
+    """The number of times that a tensor was modified in place (`total.add_(loss)`). 0 for inference tensors, which have
+    no version."""
     return 0 if tensor.is_inference() else tensor._version

@@ -1,7 +1,9 @@
-"""Finds the holder of tensors that should be freed, and whether the source code explains why they are retained.
+"""Finds the holder of tensors that should have been freed, and checks whether the source code explains why they are
+retained.
 
-A tensor is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container that is
-bounded or emptied, or belongs to a call that will end, is not a leak. A cache that checks before it stores may be warming up.
+A tensor is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container
+is not a leak if it is bounded or emptied, or if it belongs to a call that will end. A cache that checks for a key
+before it stores may still be filling.
 """
 
 import sys
@@ -53,7 +55,8 @@ Targets = list["weakref.ref[torch.Tensor]"]
 
 
 def holder_being_built() -> HolderPath:
-    """The holder if Python references no tensor of the graph: a running statement (`total = sum(loss(x) for x in data)`)."""
+    """Return the holder if Python references no tensor of the graph. In this case, it is a running statement (`total =
+    sum(loss(x) for x in data)`)."""
     for file, line, function in Variables(sys._getframe(1)).lines:
         name = built_at(file, line)
         if name is not None:
@@ -70,7 +73,7 @@ def holder_being_built() -> HolderPath:
 
 
 class FoundHolder(NamedTuple):
-    """The holder of a tensor, how the source uses its name, and the tensor's `id`."""
+    """The holder of a tensor, the uses of its name in the source code, and the `id` of the tensor."""
 
     path: HolderPath
     usage: NameUsage
@@ -78,7 +81,7 @@ class FoundHolder(NamedTuple):
 
 
 class HolderFinder:
-    """Finds the holders of tensors, each name once."""
+    """Finds the holders of tensors, and reports each name once."""
 
     def __init__(self) -> None:
         self._variables: Variables | None = None
@@ -120,7 +123,7 @@ class HolderFinder:
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    """A suspect for the holder, or none if the source shows that it is not a leak."""
+    """Return a suspect for the holder, or nothing if the source code shows that it is not a leak."""
     path, usage, _ = holder
     # A container may hold only four states, while each of them has the graph of all earlier ones.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
@@ -196,7 +199,7 @@ def _candidates(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """The path up to the name that things are stored under, and how the source uses that name."""
+    """Return the path up to the name under which items are stored, and the uses of that name in the source code."""
     if path.how in ("cache", "unknown"):
         return path, storing_lines.NO_USAGE
     usage = find_usage(
@@ -230,8 +233,8 @@ def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
 
 
 def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """The user's name of the library object that contains the container (`Queue.queue`), and how the source
-    uses that name.
+    """Return the user's name for the library object that contains the container (`Queue.queue`), and the uses of that
+    name in the source code.
     """
     for name in path.names:
         if name.file is None or not is_user_file(name.file):
@@ -245,8 +248,9 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 
 def can_accumulate(holder: FoundHolder) -> bool:
-    """Whether a holder can retain tensors of many iterations. A plain variable retains those of one, unless it is computed from
-    itself, and so does a container that is reassigned in every iteration, such as a sample of a buffer."""
+    """Whether a holder can retain tensors of many iterations. A plain variable retains the tensors of one iteration,
+    unless it is computed from itself. The same applies to a container that is reassigned in every iteration, such as a
+    sample of a buffer."""
     path, usage, _ = holder
     if usage.is_reassigned_in_loop:
         return False
@@ -256,12 +260,13 @@ def can_accumulate(holder: FoundHolder) -> bool:
 
 
 def min_length_at(iteration: int) -> int:
-    """The minimum length of a container that grows in every iteration (shorter if it started late)."""
+    """The minimum length of a container that grows in every iteration. It is smaller if the container started to grow
+    late."""
     return min(max(iteration - 1, 3), 64)
 
 
 def is_temporary(holder: FoundHolder) -> bool:
-    """Whether tensors are retained for a while only: until the next epoch, the end of a call, the next sample."""
+    """Whether tensors are retained only temporarily: until the next epoch, the end of a call, or the next sample."""
     path, usage, _ = holder
     if path.described.startswith("tuple") and not any(each.uses_itself for each in usage.statements):
         return True
@@ -273,8 +278,8 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 
 def is_local_to_call(root: StoredName | NamedTensor) -> bool:
-    """Whether a local variable belongs to a function that is called, directly or indirectly, from a loop: then it is freed with
-    the call."""
+    """Whether a local variable belongs to a function that is called, directly or indirectly, from a loop. Such a
+    variable is freed when the call ends."""
     frame: FrameType | None = sys._getframe(1)
     inside = from_enclosing = False
     while frame is not None:

@@ -1,4 +1,4 @@
-"""A series of heap scans, one after each iteration, until it is clear whether memory is retained.
+"""A series of heap scans, one after each iteration, that determines whether memory is retained.
 
 A scan looks for three symptoms that a loop without a leak does not show:
   graph    nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
@@ -88,7 +88,7 @@ class _Observations:
 
 
 class ScanWindow:
-    """Runs scans. `scan` returns the suspects that it is sure of."""
+    """Runs scans. `scan` returns the confirmed suspects."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ScanWindow:
         on_device: Callable[[torch.Tensor], bool],
         rare: bool = False,
     ) -> None:
-        """`rare`: the scans are not after every iteration, but when something may have been added."""
+        """`rare`: scans run only when something may have been added, not after every iteration."""
         self.scans = 0
         self.adds = False
         """Whether storages first seen in the previous scan are still alive."""
@@ -142,8 +142,8 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Whether no earlier symptom reported this leak. A list of tensors with graphs shows two symptoms;
-        the first one, retained graphs, has more complete numbers.
+        """Whether no earlier symptom reported this leak. A list of tensors with graphs has two symptoms. The first one,
+        retained graphs, has more complete numbers.
         """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
@@ -243,15 +243,16 @@ class ScanWindow:
         return [by_first_scan.get(self.scans - back, []) for back in range(1, TENSOR_SCANS + 1)]
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
-        """Whether graphs of enough iterations are alive, and the newest is recent: from the last two iterations, or from a few
-        more if a graph is retained only every few iterations."""
+        """Whether graphs of enough iterations are alive, and the newest one is recent. It must be from the last two
+        iterations, or slightly older if a graph is retained only every few iterations."""
         if len(retained) < MIN_ITERATIONS:
             return False
         apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
         return iteration - retained[-1] <= 1.5 * apart + 1 and self._is_conclusive(evaluating)
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Whether retained graphs mean something: before the first step they may belong to the batches of that step."""
+        """Whether retained graphs indicate a leak. Before the first step, they may belong to the batches of that
+        step."""
         if (
             self._iterations.has_stepped
             or self._iterations.without_optimizer
@@ -278,7 +279,8 @@ class ScanWindow:
     # --- from symptoms to suspects
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        """The holders of old tensors with a graph; if there are none, a new tensor that carries the old graph."""
+        """Return the holders of old tensors with a graph. If there are none, return a new tensor that carries the old
+        graph."""
         if not seen.iterations_retained:
             return []
         min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
@@ -346,7 +348,8 @@ class ScanWindow:
         return suspects
 
     def _has_grown(self, holder: FoundHolder) -> bool:
-        """Whether a container has tensors of several scans, or is longer than before if its tensors are nested too deeply to be seen."""
+        """Whether a container has tensors from several scans, or is longer than before if its tensors are too deeply
+        nested to be found."""
         path = holder.path
         before = self._lengths.setdefault((path.name, path.file), path.length)
         return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
@@ -390,7 +393,8 @@ def _is_ensemble(holder: FoundHolder) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Nodes and bytes that one of several holders retains of the iteration in which its found tensor was created."""
+    """Return the nodes and bytes that one of several holders retains from the iteration in which its tensor was
+    created."""
     created = seen.parts[holder.target].iteration if holder.target in seen.parts else -1
     within = {holder.target, *holder.path.contents}
     parts = [part for key, part in seen.parts.items() if key in within and part.iteration == created]
@@ -399,7 +403,7 @@ def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
-    """A sample of the tensors, from both ends, because tensors of one holder are often adjacent."""
+    """Return a sample of the tensors from both ends of the list, because tensors of one holder are often adjacent."""
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 

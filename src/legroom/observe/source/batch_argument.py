@@ -1,7 +1,7 @@
-"""The batch size argument of a script, found on its command line or where the script declares it.
+"""Finds the batch size argument of a script, on its command line or in its argument declarations.
 
-With it, a report can suggest `--batch-size 96` instead of "use a smaller batch". The names are those that training
-scripts use. An argument without an integer value is ignored.
+A report can then suggest `--batch-size 96` instead of "use a smaller batch". The recognized names are common in
+training scripts. An argument without an integer value is ignored.
 """
 
 import ast

@@ -1,9 +1,9 @@
-"""Finds which of the user's functions are called, and which repeatedly, according to the source.
+"""Determines from the source code which of the user's functions are called, and which of them repeatedly.
 
-A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If it is
-uncertain, a function counts as called: its name occurs anywhere, it overrides a library's method (a hook of
-a trainer), it is a special method, or it is a plain function that may be called from outside (a test, an
-entry point).
+A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If this is uncertain,
+a function is treated as called. This applies if its name occurs anywhere, if it overrides a library's method (a hook of
+a trainer), if it is a special method, or if it is a plain function that may be called from outside (a test, an entry
+point).
 """
 
 import ast
@@ -32,13 +32,13 @@ class Calls(NamedTuple):
     """Function ("" at module level) → the names that occur in it."""
 
     def reached_from(self, functions: Iterable[str]) -> set[str]:
-        """Return these functions and all that they call, directly or indirectly."""
+        """Return these functions and all functions that they call, directly or indirectly."""
         return _closure(set(functions), self.mentions)
 
 
 @lru_cache(maxsize=16)
 def calls_in(files: tuple[str, ...]) -> Calls:
-    """The calls in the user's `files`."""
+    """Find the calls in the user's `files`."""
     collector = _CallCollector()
     for file in files:
         tree = tree_of(file)

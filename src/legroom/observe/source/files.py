@@ -45,7 +45,8 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
-    """The function of that name around `line`; if it uses the variable of an enclosing function, that one."""
+    """Return the function with that name around `line`. If it uses a variable of an enclosing function, return the
+    enclosing function."""
     within: list[ast.AST] = []
 
     def descend(node: ast.AST, above: list[ast.AST]) -> None:
@@ -68,7 +69,7 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
 
 @lru_cache(maxsize=256)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions and methods of a file by name; of several, the first."""
+    """The functions and methods of a file by name. If a name occurs several times, the first one is used."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
@@ -120,7 +121,7 @@ def line_of_function(file: str, name: str, first: int) -> int:
 
 
 def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
-    """Whether the statement on this line is in a loop, or (`itself`) contains a comprehension."""
+    """Whether the statement on this line is in a loop, or contains a comprehension (`itself`)."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0):
@@ -131,8 +132,9 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 
 
 def built_at(file: str, line: int) -> str | None:
-    """The name that the container built by a statement will have (`losses = [step(x) for x in data]`, `list(map(...))`); until the
-    statement ends, no name references it. "" if the statement assigns no name, None if it builds no container."""
+    """Return the name that will be assigned to the container that a statement builds (`losses = [step(x) for x in
+    data]`, `list(map(...))`). Until the statement ends, no name references it. "" if the statement assigns no name,
+    None if it builds no container."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.stmt) or isinstance(

@@ -1,7 +1,8 @@
-"""How source code uses one name: what stores into it, removes from it, limits it, resets it or looks up a key.
+"""Collects how source code uses one name: which statements store into it, remove from it, limit it, reset it or look up
+a key.
 
-The name is a variable or an attribute. An attribute of the same name in an unrelated class is something else: `self.values` only
-counts in the classes of the holder.
+The name is a variable or an attribute. An attribute with the same name in an unrelated class is not the same attribute:
+uses of `self.values` are collected only in the classes of the holder.
 """
 
 import ast
@@ -68,9 +69,9 @@ class NameReader:
         is_alias: bool = False,
         removing_methods: frozenset[str] | None = None,
     ) -> None:
-        """`classes`: the classes that have the attribute, with their base classes; empty if unknown. `feeding`: a method counts as
-        storing if its name suggests it. `is_alias`: the name is another name of the object, so assignments to it do not matter.
-        `removing_methods`: only these methods remove items."""
+        """`classes`: the classes that have the attribute, with their base classes; empty if unknown. `feeding`: a
+        method is treated as storing if its name suggests it. `is_alias`: the name is another name of the object, so
+        assignments to it do not matter. `removing_methods`: only these methods remove items."""
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
         """Its length decides what is done with it, or it is truncated."""
@@ -273,7 +274,8 @@ class NameReader:
                 self._follow_alias(target)
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
-        """Collect the uses of another name of the same object, or of its items (then `only` these methods count as removing)."""
+        """Collect the uses of another name of the same object or of its items. For items, only the methods in `only`
+        are treated as removing."""
         if not isinstance(alias, ast.Name) or self._is_alias:
             return
         reader = NameReader(self._file, alias.id, False, is_alias=True, removing_methods=only)
@@ -320,7 +322,8 @@ class NameReader:
             self._set_by_name(node)
 
     def _set_by_name(self, node: ast.Call) -> None:
-        """`self.register_buffer("queue", ...)`, `setattr(self, "queue", ...)`: an assignment to `self.queue`."""
+        """Record an assignment to `self.queue` by name: `self.register_buffer("queue", ...)`, `setattr(self, "queue",
+        ...)`."""
         owner = node.args[0] if called_name(node) == "setattr" else getattr(node.func, "value", None)
         name, value = node.args[-2], node.args[-1]
         if isinstance(owner, ast.expr) and isinstance(name, ast.Constant) and name.value == self._name:
@@ -342,7 +345,8 @@ class NameReader:
             self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While) -> None:
-        """A test of its length. It is a limit only if something is stored, removed or ended because of the result."""
+        """Record a test of the length. It is a limit only if the result determines whether something is stored, removed
+        or ended."""
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
         )
@@ -368,7 +372,7 @@ class NameReader:
         ]
 
     def _is_start(self, test: ast.expr) -> bool:
-        """Whether the test is `step == 0`, with the variable of the outermost loop."""
+        """Whether the test is `step == 0`, where `step` is the variable of the outermost loop."""
         if not (
             isinstance(test, ast.Compare)
             and isinstance(test.ops[0], ast.Eq)

@@ -39,14 +39,14 @@ class StoringStatement(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A use of the name: the function, and whether it is in a loop."""
+    """A use of the name: the function that contains it, and whether it is in a loop."""
 
     function: str
     in_loop: bool
 
 
 class PassedArgument(NamedTuple):
-    """The named object is passed to a function, as a positional or keyword argument."""
+    """A call that passes the named object to a function, as a positional or keyword argument."""
 
     function: str
     argument: int | str
@@ -54,7 +54,7 @@ class PassedArgument(NamedTuple):
 
 
 class LengthCheck(NamedTuple):
-    """The length of the named object decides whether some functions are called."""
+    """A test of the length of the named object that decides whether some functions are called."""
 
     functions: frozenset[str]
     occurrence: Occurrence

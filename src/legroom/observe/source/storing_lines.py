@@ -1,8 +1,9 @@
 """Finds the lines that store into a variable or attribute that grows, by reading the source.
 
-The objects show what retains the memory, but not which line stored it. The source does: only a few statements, usually one,
-store into that name. The source also shows whether a container is emptied or bounded (then it is not a leak), and whether a
-cache checks for a key before it stores (then it may be warming up). Code in a function that is never called does not count.
+The live objects show what retains the memory, but not which line stored it. The source code shows the line, because
+only a few statements, usually one, store into that name. The source code also shows whether a container is emptied or
+bounded, in which case it is not a leak. It also shows whether a cache checks for a key before it stores, in which case
+it may still be filling. Code in a function that is never called is ignored.
 """
 
 import ast
@@ -24,7 +25,7 @@ from legroom.observe.source.statements import Occurrence, PassedArgument, Storin
 
 
 class NameUsage(NamedTuple):
-    """How the source uses a name."""
+    """The uses of a name in the source code."""
 
     statements: tuple[StoringStatement, ...]
     limited: bool
@@ -51,10 +52,11 @@ class NameUsage(NamedTuple):
         return any(each.constructs and each.in_loop for each in self.statements)
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
-        """The statements that may have stored a tensor, best first; those that are less likely than the first are left out.
+        """The statements that may have stored a tensor, most likely first. Statements that are less likely than the
+        first one are omitted.
 
-        Preferred are statements that add instead of replace, that do not store a number, that use one of `keys` (if known), and
-        that are in a loop or a function.
+        The most likely statements add instead of replace, do not store a number, use one of `keys` (if known), and are
+        in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
@@ -104,8 +106,8 @@ def find_usage(
 
 
 def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
-    """The calls of methods that pass something to a library's object, as in `optimizer.add_param_group(...)`. Used if no statement
-    names the growing container itself, because it is inside that object."""
+    """Find calls of methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. This is
+    used if no statement names the growing container itself, because the container is inside that object."""
     tree = tree_of(file) if file is not None and root.isidentifier() else None
     if tree is None or file is None:
         return NO_USAGE
@@ -116,7 +118,7 @@ def find_feeding_calls(root: str, file: str | None, function: str, line: int) ->
 
 @lru_cache(maxsize=64)
 def class_limits_itself(file: str, class_name: str) -> bool:
-    """Whether a user's class that derives from list or dict removes items from itself."""
+    """Whether a user's class that is derived from list or dict removes items from itself."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.ClassDef) and node.name == class_name:
@@ -127,7 +129,7 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """How the source uses the container that a line stores into, under the name that it has there."""
+    """The uses of the container in which a line stores items, under the name that the container has there."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if getattr(node, "lineno", 0) != line:
@@ -196,7 +198,7 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 def _combine(
     readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool
 ) -> NameUsage:
-    """`outlives_calls`: whether it is not a local variable, which is a new one in each call."""
+    """`outlives_calls`: the name is not a local variable, which is created again in each call."""
     statements = tuple(
         each._replace(
             only_if_missing=each.only_if_missing
@@ -211,7 +213,7 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """The usage without statements that run once, after the loop that stores."""
+        """The usage without statements that run only once, after the storing loop."""
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [each for each in that_run(occurrences) if each.in_loop or each.function not in loops_once]
 

@@ -26,7 +26,8 @@ _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter
 
 
 def is_same(attribute: str, name: str) -> bool:
-    """Whether two attribute names are equal, also if Python mangles one: `self.__values` is `_Tracker__values`."""
+    """Whether two attribute names are equal, even if Python mangles one of them: `self.__values` is
+    `_Tracker__values`."""
     return attribute == name or (
         attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
     )
@@ -51,7 +52,7 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 def is_below(node: ast.If) -> bool:
     """Whether a test requires that a counter is below a limit: `if step < 10:`, also as a part of a longer
-    test. Not `if loss < best:`.
+    test. `if loss < best:` is not such a test.
     """
     return any(
         isinstance(part, ast.Compare)
@@ -62,13 +63,14 @@ def is_below(node: ast.If) -> bool:
 
 
 def _is_counter(node: ast.AST) -> bool:
-    """Whether an expression is a counter: a name that suggests one (`global_step`, `self.seen`, `i`), or a length."""
+    """Whether an expression is a counter: a name that suggests a counter (`global_step`, `self.seen`, `i`), or a
+    length."""
     name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
     return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
 
 
 def is_zero_or_one(value: ast.expr) -> bool:
-    """Whether an expression is 0 or 1: a comparison with it tests for emptiness, not for a size."""
+    """Whether an expression is 0 or 1. A comparison with 0 or 1 tests for emptiness, not for a size."""
     return isinstance(value, ast.Constant) and value.value in (0, 1)
 
 
@@ -87,7 +89,8 @@ def literal_keys(target: ast.AST | None) -> tuple[str, ...]:
 
 
 def replaces_contents(target: ast.expr) -> bool:
-    """`name[:] = ...`, `name[:n] = ...`. `name[len(name):] = ...` adds items, and for a tensor `name[a:b] = ...` only writes."""
+    """Whether an assignment replaces the contents: `name[:] = ...`, `name[:n] = ...`. `name[len(name):] = ...` adds
+    items. For a tensor, `name[a:b] = ...` only writes values."""
     if not isinstance(target, ast.Subscript):
         return False
     if isinstance(target.slice, ast.BinOp):
@@ -129,7 +132,7 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Whether the sliced variable is itself shortened, so the slices come to an end: `pool = pool[8:]`."""
+    """Whether the sliced variable is itself shortened, so the slices become empty: `pool = pool[8:]`."""
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False
     name = part.value.id
@@ -151,7 +154,7 @@ def is_sliced(node: ast.Subscript) -> bool:
 
 
 def assigns_local(function: ast.AST, variable: str) -> bool:
-    """Whether a function assigns to a local variable of that name, which hides the one outside."""
+    """Whether a function assigns to a local variable of that name, which hides the outer variable."""
     own = list(own_nodes(function))
     declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
     return not any(variable in names for names in declared) and any(

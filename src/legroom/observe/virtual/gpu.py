@@ -3,12 +3,12 @@
     with legroom.VirtualGPU("8GiB"):
         train()          # written for CUDA, unmodified
 
-The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storages count against a
-replayed caching allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError`
-with torch's message. So a program's out-of-memory errors, their handlers and its leaks are real on a laptop and in CI.
+The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storages are allocated by a replayed caching
+allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
+message. A program's out-of-memory errors, its error handlers and its leaks are therefore real on a laptop and in CI.
 
-One virtual GPU is active at a time, for the whole process, including threads that start meanwhile and forked children
-(whose events are discarded).
+One virtual GPU is active at a time. It applies to the whole process, including threads that start while it is active
+and forked children (whose events are discarded).
 """
 
 import contextlib
@@ -69,8 +69,9 @@ class VirtualGPU:
         fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
     ) -> None:
-        """The other options are for estimates. `rules`: also count what CUDA kernels allocate in addition to their results.
-        `fake_tensors`: device tensors have no data. `bounded=False`: allocations never fail; the size is only reported."""
+        """The other options are for estimates. `rules`: also count memory that CUDA kernels allocate in addition to
+        their results. `fake_tensors`: device tensors have no data. `bounded=False`: allocations never fail; the size is
+        only reported."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [
@@ -103,7 +104,7 @@ class VirtualGPU:
         self._exit = contextlib.ExitStack()
 
     def _room(self) -> int:
-        """Bytes that are not allocated, on the fullest device."""
+        """The number of unallocated bytes on the fullest device."""
         return min(
             (device.allocator.limit or device.spec.usable) - device.allocator.allocated
             for device in self.devices
@@ -154,7 +155,7 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def on_this_thread(self) -> Iterator[None]:
-        """Count the operations of a thread that the program started."""
+        """Record the operations of a thread that the program started."""
         with self.recorder.mode(), PlacementMode(self, self.recorder):
             yield
 
@@ -230,7 +231,7 @@ class VirtualGPU:
 
 
 class _Selected(threading.local):
-    """The current device. Each thread has its own, as in CUDA."""
+    """The current device. The selected device. Each thread has its own, as in CUDA."""
 
     index = 0
 
@@ -245,7 +246,8 @@ def _deactivate() -> None:
 
 @contextlib.contextmanager
 def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
-    """Enter the dispatch and function modes, which are per thread, in every thread that is started meanwhile."""
+    """Enter the dispatch and function modes, which are per thread, in every thread that is started while the block
+    runs."""
     original = threading.Thread.run
 
     def run(thread: threading.Thread) -> None:
@@ -263,7 +265,8 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
 
 
 def _discard_events_of_forks(recorder: Recorder) -> None:
-    """Discard the events of a forked child (a DataLoader worker), which must not mix with those of the parent."""
+    """Discard the events of a forked child (a DataLoader worker), because they must not mix with those of the
+    parent."""
     reference = weakref.ref(recorder)
 
     def in_child() -> None:
@@ -275,11 +278,13 @@ def _discard_events_of_forks(recorder: Recorder) -> None:
 
 
 def _spawned_processes(devices: Iterable[VirtualDevice]) -> Iterable[Replacement]:
-    """Processes that the script spawns (`torch.multiprocessing.spawn`, spawned DataLoader workers) have virtual GPUs too.
+    """Give virtual GPUs to processes that the script spawns (`torch.multiprocessing.spawn`, spawned DataLoader
+    workers).
 
-    A spawned process imports the script again before it does anything else, so it must have its GPUs by then. It first
-    unpickles a dictionary of preparation data. One more entry in it enters a virtual GPU when it is unpickled.
-    Every process has devices of the full size, because processes do not see each other's memory here. Its events are discarded.
+    A spawned process imports the script again before anything else, so it must have its GPUs by then. It first
+    unpickles a dictionary of preparation data. An additional entry in this dictionary enters a virtual GPU when it is
+    unpickled. Every process has devices of the full size, because the processes do not share their memory counters. Its
+    events are discarded.
     """
     original = multiprocessing.spawn.get_preparation_data
     gpus = _EnterWhenUnpickled([device.spec for device in devices])

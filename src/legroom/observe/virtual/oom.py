@@ -1,7 +1,8 @@
-"""Out-of-memory errors of a virtual GPU: with torch's type and message, recorded, and injected on purpose.
+"""Out-of-memory errors of a virtual GPU. They have torch's type and message, they are recorded, and they can be
+injected.
 
-A training step makes a known number of allocations. Failing the first, the second and so on to the last shows whether an error
-handler works wherever memory runs out; waiting for a full GPU tests one allocation only.
+A training step makes a known number of allocations. A test can make each of these allocations fail, from the first to
+the last. This shows whether an error handler works wherever memory runs out. A full GPU tests only one allocation.
 """
 
 import sys
@@ -89,7 +90,7 @@ def _size(size: int) -> str:
 
 
 class InjectedFailure(AllocationFailed):
-    """A failure that was requested. It is not retried, however much memory is free."""
+    """A failure that was requested. It is not retried, regardless of how much memory is free."""
 
 
 class Faults:

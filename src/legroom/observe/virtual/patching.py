@@ -1,11 +1,11 @@
-"""Replaces attributes of modules and classes for a while, and restores them exactly.
+"""Temporarily replaces attributes of modules and classes, and restores them exactly.
 
-All replacements of a virtual GPU are tables of owner, name and value. A name that this version of torch
-does not have is skipped, unless the table says to add it: a CPU build lacks the C functions that torch's own Python
-code calls, and adding them lets that code run unchanged, with its own argument handling and errors.
+All replacements of a virtual GPU are tables of owner, name and value. A name that this version of torch does not have
+is skipped, unless the table says to add it. A CPU build lacks the C functions that torch's own Python code calls.
+Adding them lets that code run unchanged, with its own argument handling and errors.
 
-Libraries that are imported while a script runs keep the functions that they import. So a replaced function calls the
-original again once the replacement has ended.
+Libraries that are imported while a script runs keep the functions that they import. A replaced function therefore calls
+the original again after the replacement has ended.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[R
 
 @contextlib.contextmanager
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Apply the replacements within the block and restore every attribute after it, also after an error."""
+    """Apply the replacements within the block, and restore every attribute afterwards, even after an error."""
     undo: list[tuple[Any, str, Any]] = []
     is_active = [True]
     try:
@@ -96,7 +96,7 @@ def once_warner() -> Callable[[str], None]:
 
 
 def _frames_to_user() -> int:
-    """The stack level of the first caller outside of this package: the line that the warning is about."""
+    """The stack level of the first caller outside this package, which is the line that the warning is about."""
     depth, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("legroom.observe.virtual"):
         depth, frame = depth + 1, frame.f_back

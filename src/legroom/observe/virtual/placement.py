@@ -1,11 +1,11 @@
 """The function mode that places tensors on virtual devices.
 
-The mode returns the virtual device of a tensor and rewrites calls that name a device. The CPU computes, so results are bit-identical
-to the same program on the CPU.
+The mode returns the virtual device of a tensor, and rewrites calls that name a device. All operations run on the CPU,
+so results are bit-for-bit equal to those of the same program on the CPU.
 
-Inside a torch function that is written in Python the mode is off (torch disables it while the body runs), and
-the body sees CPU tensors. Tensors that it creates without tensor inputs are placed on the device of the arguments.
-If the body calls user code, `callbacks` enables the mode again.
+torch disables the mode while a torch function written in Python runs, so the body of that function sees CPU tensors.
+Tensors that it creates without tensor inputs are placed on the device of the arguments. If the body calls user code,
+`callbacks` enables the mode again.
 """
 
 import contextlib
@@ -278,7 +278,7 @@ class PlacementMode(TorchFunctionMode):
         return copied
 
     def _deepcopy_without_data(self, tensor: Any, target: int | None, memo: dict[int, Any]) -> Any:
-        """torch would also copy the fake mode of the tensor, and views would no longer be views."""
+        """Copy a fake tensor. torch would also copy the fake mode of the tensor, and views would no longer be views."""
         fake_tensors = self.recorder.fake_tensors
         if fake_tensors is None:
             return tensor.__deepcopy__(memo)
@@ -456,7 +456,7 @@ def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """torch's printing appends the device. Without this private function, no device is printed."""
+    """torch appends the device when it prints a tensor. Without this private function, no device is printed."""
     printing: Any = torch._tensor_str
     original = getattr(printing, "_add_suffixes", None)
 
@@ -478,7 +478,7 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """A copy between devices whose gradient is copied back. For CPU tensors torch would not move it."""
+    """A copy between devices whose gradient is copied back. torch would not move the gradient of CPU tensors."""
 
     @staticmethod
     def forward(
@@ -499,7 +499,7 @@ def cuda_default_device() -> Iterator[None]:
 
     A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters it
     above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters it below, where it would create tensors on a real
-    device. There it leaves the call unchanged, and `PlacementMode` reads the default itself."""
+    device. In that position it leaves the call unchanged, and `PlacementMode` reads the default itself."""
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,9 +1,9 @@
-"""One rank traced alone, with a process group of the full world size and no other ranks.
+"""Traces one rank alone, with a process group of the full world size and no other ranks.
 
-The memory of a rank depends on the world size (shards, parts of a batch, stages) and hardly on the data it receives. So an
-estimate needs no other ranks: torch's fake process group completes every collective at once and moves nothing. Only objects
-that one rank creates and broadcasts (a plan, a path) matter: LEGROOM_SINGLE_RANK names a folder in which the sending rank stores
-them for the ranks that are traced after it.
+The memory of a rank depends on the world size (shards, parts of a batch, stages), but hardly on the data that it
+receives. An estimate therefore needs no other ranks. torch's fake process group completes every collective at once and
+moves no data. Only objects that one rank creates and broadcasts (a plan, a path) matter: LEGROOM_SINGLE_RANK names a
+folder in which the sending rank stores them for the ranks that are traced after it.
 
 The fake process group is one of torch's testing tools. Without it, rank 0 of 1 is traced instead, so the savings of
 sharding are not visible.
@@ -103,7 +103,8 @@ def _fake_store() -> Any:
 
 
 def _with_local_reduction(parallel: Any) -> Any:
-    """The reducer expects a result for each bucket, which a fake group does not return. The hook returns the bucket itself."""
+    """Add a communication hook. The reducer expects a result for each bucket, which a fake group does not return. The
+    hook returns the bucket itself."""
     original_init, register = parallel.__init__, parallel.register_comm_hook
 
     @functools.wraps(original_init)

@@ -1,4 +1,4 @@
-"""Storages of a virtual GPU: copied, moved, saved and loaded without losing their device.
+"""Makes the storages of a virtual GPU keep their device when they are copied, moved, saved and loaded.
 
 `torch.save` writes the device of each storage, and `torch.load` restores it to that device or to `map_location`. Both
 use a registry of taggers and restorers, to which one pair is added. `storage.cuda()`,
@@ -58,7 +58,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
         return original_to(storage, device=device, non_blocking=non_blocking)
 
     def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """FSDP frees and allocates the storages of its parameters this way."""
+        """Resize the storage. FSDP frees and allocates the storages of its parameters in this way."""
         before = storage.nbytes()
         resized: torch.UntypedStorage = original_resize(storage, size)
         try:

@@ -28,19 +28,20 @@ CHUNK = 65_536
 
 
 def _softmax_backward(call: OpCall) -> MemoryPlan | None:
-    """The product of gradient and result (SoftMax.cu, `softmax_backward_cuda_out`)."""
+    """Allocate the product of gradient and result (SoftMax.cu, `softmax_backward_cuda_out`)."""
     return scratch(size_of(call.arguments["grad_output"]))
 
 
 def _safe_softmax(call: OpCall) -> MemoryPlan | None:
-    """Masks of the scores, and of the rows, that are minus infinity."""
+    """Allocate masks of the scores, and of the rows, that are minus infinity."""
     scores = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]])
     return scratch(scores.numel(), rows, 4)
 
 
 def _logsumexp(call: OpCall) -> MemoryPlan | None:
-    """The maxima, a mask of infinite ones, all scores minus the maximum, and their sums (`logsumexp_out_impl`)."""
+    """Allocate the maxima, a mask of infinite maxima, all scores minus the maximum, and their sums
+    (`logsumexp_out_impl`)."""
     scores, dims = call.arguments["self"], call.arguments.get("dim")
     result = call.result if isinstance(call.result, torch.Tensor) else call.result[0]
     largest = size_of(result)
@@ -90,7 +91,8 @@ def _cumulative(call: OpCall) -> MemoryPlan | None:
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """A partial sum per chunk, for every tensor as many as the largest one needs (`foreach_tensor_norm_cuda`)."""
+    """The kernel allocates a partial sum per chunk. For every tensor, there are as many as for the largest one
+    (`foreach_tensor_norm_cuda`)."""
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
         return None

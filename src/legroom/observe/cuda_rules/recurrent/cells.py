@@ -1,9 +1,9 @@
-"""LSTM and GRU cells: one fused kernel for all gates; the CPU computes them one by one.
+"""LSTM and GRU cells: CUDA has one fused kernel for all gates, while the CPU computes them one by one.
 
 Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are computed without biases.
-One kernel adds the biases, computes the gates and saves them (LSTM: four per unit, GRU: five) for the backward pass, which is one
-kernel and a sum over all rows for the biases. torch defines no shapes for the operations of a GRU
-and of an LSTM without biases, so they are defined here.
+One kernel adds the biases, computes the gates and saves them (LSTM: four per unit, GRU: five) for the backward pass.
+The backward pass is one kernel and a sum over all rows for the biases. torch defines no shapes for the operations of a
+GRU and of an LSTM without biases, so they are defined here.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,8 @@ def _gru_backward_shapes(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> 
 
 
 def _bias_sums(*sums: tuple[int, int]) -> Rule:
-    """The rule for pairs (gates, bias) of result indices: the gradient of the bias is the sum over the rows of the gates."""
+    """The rule for pairs (gates, bias) of result indices. The gradient of the bias is the sum over the rows of the
+    gates."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         steps: list[MemoryStep] = []

@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN layers: one cuDNN call per module; the CPU unrolls it step by step.
+"""LSTM, GRU and RNN layers: CUDA makes one cuDNN call per module, while the CPU unrolls the module step by step.
 
-Source: ATen/native/cudnn/RNN.cpp. On CUDA the weights of a module are in one buffer (`flatten_parameters`), their
-gradients in another, and everything that the backward pass needs is in one opaque reserve. Under autocast the weights are cast into
-a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape functions for these operations leave the reserve
-empty and have no backward pass, so both are defined here.
+Source: ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`) and their
+gradients in another. Everything that the backward pass needs is in one opaque buffer, the reserve. Under autocast the
+weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape
+functions for these operations leave the reserve empty and have no backward pass, so both are defined here.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ Tensor = torch.Tensor
 
 @contextlib.contextmanager
 def installed(overrides: Overrides, gpu: GpuSpec) -> Iterator[None]:
-    """Recurrent layers use cuDNN's path, and modules put their weights into one buffer."""
+    """Within the block, recurrent layers use cuDNN's path, and modules put their weights into one buffer."""
     overrides.put("_cudnn_rnn", _forward_shapes, "Meta")
     overrides.put("_cudnn_rnn_backward", _backward_shapes, "Meta")
     dropout = _DropoutState(gpu)
@@ -80,7 +80,8 @@ class _DropoutState:
 
 
 def _flatten(weights: Sequence[Tensor]) -> None:
-    """Put all weights into one buffer, as cuDNN needs them. If torch does not, cuDNN copies them at every call."""
+    """Put all weights into one buffer, as cuDNN needs them. If the weights are not in one buffer, cuDNN copies them at
+    every call."""
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
         return
     dtypes = {w.dtype for w in weights}
@@ -190,7 +191,7 @@ def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
 
 
 def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
-    """`_cudnn_rnn_cast_reflatten`: casts into one new buffer."""
+    """Cast the weights into one new buffer (`_cudnn_rnn_cast_reflatten`)."""
     with torch.no_grad():
         buffer = weights[0].new_zeros(sum(w.numel() for w in weights), dtype=dtype)
         parts = [part.detach() for part in _parts(buffer, [(w.numel(), 1) for w in weights])]
@@ -200,9 +201,10 @@ def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor
 
 
 def _pack(overrides: Overrides) -> Callable[..., Any]:
-    """`_pack_padded_sequence` for fake tensors: its shape follows from lengths, which are on the host and known.
+    """Run `_pack_padded_sequence` on fake tensors. Its shape follows from the lengths, which are on the host and known.
 
-    Source: ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of a step are followed by those of the next.
+    Source: ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of one step are followed by
+    the rows of the next step.
     """
 
     def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
@@ -305,7 +307,7 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
-    """A layer has two matrices (three with a projection), and two biases unless `bias=False`."""
+    """Whether a layer has biases. It has two matrices (three with a projection), and two biases unless `bias=False`."""
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
 
@@ -313,7 +315,7 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """The input in steps × batch order, results, workspace, reserve: the measured order."""
+    """Allocate the input in steps × batch order, the results, the workspace and the reserve. The order was measured."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     steps: list[MemoryStep] = []
@@ -331,8 +333,9 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 
 def _backward(call: OpCall) -> MemoryPlan:
-    """First the gradients of the inputs and states, needed or not, then those of the weights, each with a workspace. The order was
-    measured. If only the last states are used, the gradient of the outputs is allocated as zeros first (RNN.cpp)."""
+    """Allocate the gradients of the inputs and states, needed or not, then those of the weights, each with a workspace.
+    The order was measured. If only the last states are used, the gradient of the outputs is allocated as zeros first
+    (RNN.cpp)."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)
@@ -388,7 +391,7 @@ def _reordered(arguments: dict[str, Any]) -> bool:
 
 
 def _has_steps_first(arguments: dict[str, Any]) -> bool:
-    """Whether the steps come first in the memory of the outputs' gradient, whatever its shape."""
+    """Whether the steps come first in the memory of the outputs' gradient, regardless of its shape."""
     gradient = arguments["grad_output"]
     return gradient is not None and bool(gradient.transpose(0, 1).is_contiguous())
 

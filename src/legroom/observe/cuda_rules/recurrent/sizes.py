@@ -1,9 +1,10 @@
 """Sizes of cuDNN's memory for a recurrent layer: the reserve that it saves for the backward pass, and its workspace.
 
-Fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM, GRU, RNN; one to four layers; both
-directions; projections; dropout; packed sequences; three dtypes). Reserves are equal to the byte, except for dropout masks. cuDNN does
-not document its workspaces, but each is a whole number of output sequences, input sequences and states, and
-8 MiB per layer. The tables below contain those numbers. `bench/rules/recurrent/compare.py` prints the remaining differences.
+The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM,
+GRU, RNN; one to four layers; both directions; projections; dropout; packed sequences; three dtypes). Reserves are exact
+to the byte, except for dropout masks. cuDNN does not document its workspaces, but each consists of a whole number of
+output sequences, input sequences and states, and 8 MiB per layer. The tables below contain those numbers.
+`bench/rules/recurrent/compare.py` prints the remaining differences.
 
 torch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
 """
@@ -68,7 +69,8 @@ class RecurrentLayer:
 
 
 def reserve(layer: RecurrentLayer) -> int:
-    """Gates and cells of every step and layer, the outputs between layers, and dropout masks of one bit per value."""
+    """Bytes of the gates and cells of every step and layer, the outputs between layers, and dropout masks of one bit
+    per value."""
     if not layer.training:
         return 0
     per_layer = {"lstm": 5, "gru": 6, "rnn": 1}[layer.kind] * layer.hidden
@@ -203,7 +205,8 @@ def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 
 def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Whether gates are copied in chunks: those of an LSTM for long sequences, those of a GRU with several layers."""
+    """Whether gates are copied in chunks. This applies to an LSTM for long sequences and to a GRU with several
+    layers."""
     if layer.directions == 2 or is_persistent or layer.rows:
         return False
     if layer.projected and layer.training and layer.inputs > layer.hidden:
@@ -212,8 +215,8 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
-    """Values that are copied in chunks: the gates of one chunk in the forward pass, all steps with fewer copies in the backward pass. In
-    training, the workspace is the larger of the two."""
+    """The number of values that are copied in chunks: the gates of one chunk in the forward pass, or all steps with
+    fewer copies in the backward pass. In training, the workspace is the larger of the two."""
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
     forward = (hidden + inputs + projected + masked) * layer.outputs + gates
@@ -231,8 +234,8 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Whether torch selects an algorithm that keeps the weights in registers: always for small layers, and for a single wide layer in
-    float16 at some batch sizes (on Ampere and newer GPUs)."""
+    """Whether torch selects an algorithm that keeps the weights in registers. On Ampere and newer GPUs, it does so for
+    small layers, and for a single wide layer in float16 at some batch sizes."""
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False
     small = {False: {"rnn": 384}, True: {"rnn": 256}}[backward].get(layer.kind, 128 if backward else 192)

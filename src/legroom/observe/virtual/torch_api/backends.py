@@ -1,7 +1,8 @@
 """CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
-None of them is present. Flags can be set and ranges can be pushed. If torch would select a library's
-kernel, the library rejects the tensor, so the CPU's own kernel runs. There is no warning that torch was built without CUDA.
+A machine without a GPU has none of them. Flags can be set and ranges can be pushed. If torch would select a library's
+kernel, the replaced library rejects the tensor, so the CPU's own kernel runs. torch does not warn that it was built
+without CUDA.
 """
 
 import contextlib
@@ -45,10 +46,10 @@ def replacements() -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
-    """Replacements that keep the math attention kernel allowed, whichever CUDA kernels a script allows.
+    """Replacements that keep the math attention kernel allowed, regardless of which CUDA kernels a script allows.
 
     The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail if all
-    others were disabled. The script still reads back its own choice, which is applied afterwards.
+    others were disabled. The script still reads its own choice, which is applied afterwards.
     """
     allow, allowed = torch._C._set_sdp_use_math, torch._C._get_math_sdp_enabled
     chosen = _Setting(allowed())
@@ -88,7 +89,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """NVTX without a profiler: only counts how deep ranges are nested."""
+    """NVTX without a profiler. It only counts how deeply ranges are nested."""
 
     depth = 0
     handles = 0

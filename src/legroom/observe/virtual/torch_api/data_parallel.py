@@ -1,7 +1,7 @@
 """`nn.DataParallel` over virtual GPUs: copies between devices, and replicas that run one after another.
 
-With real GPUs each replica runs in its own thread. Here the replicas share the CPU, and the placement mode
-belongs to the thread that entered it, so all replicas run in the calling thread.
+With real GPUs each replica runs in its own thread. Here the replicas share the CPU, and the placement mode belongs to
+the thread that entered it. All replicas therefore run in the calling thread.
 """
 
 import threading
@@ -45,7 +45,7 @@ class _SynchronousThread:
         self._target(*self._arguments, **self._options)
 
     def join(self) -> None:
-        """Nothing to wait for."""
+        """Does nothing, because the target has already run."""
 
 
 def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:

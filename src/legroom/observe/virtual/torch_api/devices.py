@@ -1,11 +1,11 @@
 """The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
 torch's own Python functions stay: they check their arguments and raise their errors, then call a C function
-(`torch._C._cuda_getDevice`). Those C functions are replaced, or added on a CPU build. So names that a script
-imported earlier (`from torch.cuda import is_available`) work too.
+(`torch._C._cuda_getDevice`). Those C functions are replaced, or added on a CPU build. Names that a script imported
+earlier (`from torch.cuda import is_available`) therefore work too.
 
-Memory, compute capability, multiprocessors and shared memory are those of the device's `GpuSpec`. Cache size, clock rates and
-the like are always those of an A100: they affect no result.
+Memory, compute capability, multiprocessors and shared memory are those of the device's `GpuSpec`. Cache size, clock
+rates and similar values are always those of an A100, because they affect no result.
 """
 
 import contextlib
@@ -185,7 +185,7 @@ class _DeviceFunctions:
         }
 
     def idle(self, value: int) -> Any:
-        """A sensor of an idle device. It still raises an error if the device does not exist."""
+        """The value of a sensor of an idle device. It still raises an error if the device does not exist."""
 
         def read(device: Any = None) -> int:
             index_of(self._host, device)
@@ -297,11 +297,12 @@ class _DeviceMeta(type):
 
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
-    """Within the block, `torch.device(1)` is `cuda:1`: an integer names a device of the accelerator, which a CPU build rejects.
+    """Within the block, `torch.device(1)` is `cuda:1`. An integer names a device of the accelerator, which a CPU build
+    rejects.
 
-    `torch.device` cannot be extended, so another class replaces it. It creates real devices, and real devices are its
-    instances. Pickling looks a class up by name and would find the replacement, so devices are pickled
-    through it meanwhile; the file names `torch.device` as usual.
+    `torch.device` cannot be subclassed, so another class replaces it. It creates real devices, and real devices are its
+    instances. Pickling looks up a class by name and would find the replacement, so devices are pickled through it while
+    it is active. The file names `torch.device` as usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
 

@@ -74,7 +74,7 @@ def _with_gloo(original: Any, position: int) -> Any:
 
 
 def _gloo(backend: Any) -> Any:
-    """gloo instead of NCCL, instead of a list of devices that includes NCCL, and as the default."""
+    """Use gloo instead of NCCL, instead of a list of devices that includes NCCL, and as the default."""
     return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
 
 

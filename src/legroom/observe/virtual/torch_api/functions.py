@@ -1,7 +1,7 @@
-"""Functions and modules of torch, outside of `torch.cuda`, that would see CPU tensors where a program has CUDA tensors.
+"""Functions and modules of torch, outside `torch.cuda`, that would treat CUDA tensors of the program as CPU tensors.
 
-Each of them looks at the real device of a tensor, often in C++ and past every mode. It is replaced by a function that behaves as it
-would for a CUDA tensor and computes on the CPU.
+Each of them reads the real device of a tensor, often in C++, where no mode applies. It is replaced by a function that
+behaves as it would for a CUDA tensor and computes on the CPU.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _autocast() -> Iterable[Replacement]:
-    """`torch.autocast("cuda")` also enables autocast for the CPU, with the same data type.
+    """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same data type.
 
     torch keeps one autocast state per device type. Both states are set when a region is entered and restored when it is left, so
-    `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing return what they would on a GPU. Host tensors within
-    the region are cast too: they cannot be told apart at that level.
+    `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing return what they would on a GPU. Host tensors
+    within the region are cast too, because they cannot be distinguished at that level.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -61,11 +61,11 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _transformer_fast_paths() -> Iterable[Replacement]:
-    """`nn.TransformerEncoder` and `nn.MultiheadAttention` keep their fast path in evaluation.
+    """Keep the fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation.
 
-    They call one fused operation, on the CPU as on CUDA, unless an argument overrides torch functions. A function mode
-    looks like that to them, and without the fast path the numbers would differ from the CPU's. torch's own functions have
-    another copy of `has_torch_function`, which is not replaced.
+    On the CPU and on CUDA, they call one fused operation, unless an argument overrides torch functions. A function mode
+    has the same effect for them, and without the fast path the numbers would differ from the CPU's. torch's own
+    functions have another copy of `has_torch_function`, which is not replaced.
     """
 
     def has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -77,7 +77,7 @@ def _transformer_fast_paths() -> Iterable[Replacement]:
 
 
 def _nested_tensors() -> Iterable[Replacement]:
-    """Nested tensors are created on the host and moved: torch creates them in C++, past every mode."""
+    """Create nested tensors on the host and move them, because torch creates them in C++, where no mode applies."""
     nested = optional_module("torch.nested")
     for name in ("nested_tensor", "as_nested_tensor"):
         original = getattr(nested, name, None)
@@ -99,10 +99,10 @@ def _created_on_host(original: Any) -> Any:
 
 
 def _custom_ops() -> Iterable[Replacement]:
-    """`torch.library.custom_op(..., device_types="cuda")` registers the kernel for the CPU too.
+    """Make `torch.library.custom_op(..., device_types="cuda")` register the kernel for the CPU too.
 
-    torch selects a kernel by the real device of a tensor. A kernel in Python runs on the CPU as well; one in Triton or C++
-    fails with its own error. Without torch's private class, the kernel is registered for CUDA only.
+    torch selects a kernel by the real device of a tensor. A kernel written in Python also runs on the CPU; one written
+    in Triton or C++ fails with its own error. Without torch's private class, the kernel is registered for CUDA only.
     """
     owner = getattr(optional_module("torch._library.custom_ops"), "CustomOpDef", None)
     original = getattr(owner, "register_kernel", None)
@@ -120,7 +120,7 @@ def _custom_ops() -> Iterable[Replacement]:
 
 
 def _jit_load() -> Iterable[Replacement]:
-    """`torch.jit.load(file, map_location="cuda")` loads to the host in C++ and then moves the module.
+    """Make `torch.jit.load(file, map_location="cuda")` load to the host in C++ and then move the module.
 
     An archive does not record that its tensors were on a virtual GPU, so without `map_location` they are loaded to the host.
     """
@@ -140,7 +140,7 @@ _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int
 
 
 def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
-    """Optimizers and gradient clipping group tensors by their virtual device.
+    """Make optimizers and gradient clipping group tensors by their virtual device.
 
     torch groups them in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters on the
     host, one group would mix devices. Versions of torch without this C function group in Python.
@@ -170,11 +170,11 @@ ROUND_DIFFERENTLY = ("asgd", "nadam", "radam")
 
 
 def _optimizers() -> Iterable[Replacement]:
-    """Optimizers whose `foreach` form rounds differently from their loop use the loop.
+    """Make optimizers use the loop if their `foreach` form rounds differently.
 
-    On CUDA optimizers update all parameters at once (`foreach`), and so they do here, for its memory. For
-    three of them, and for weight averaging, that form computes in another order, and a virtual GPU must give the
-    CPU's numbers bit for bit. Their temporaries, about one copy of the parameters, are not counted.
+    On CUDA, optimizers update all parameters at once (`foreach`). They do the same here, so that their memory is
+    counted. Three optimizers and weight averaging compute in another order with `foreach`, but a virtual GPU must give
+    bit-for-bit the same numbers as the CPU. Their temporaries, about one copy of the parameters, are not counted.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:
@@ -192,11 +192,11 @@ _parameter: Any = nn.parameter
 
 @contextlib.contextmanager
 def lazy_parameters_without_data() -> Iterator[None]:
-    """While active, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, as all others are.
+    """While active, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other parameters.
 
-    Until the first forward pass determines its shape, such a parameter is an empty tensor of a special class. Then torch allocates
-    its memory and changes its class, in place. Until then it stays a real tensor, which fake mode does not know and which uses no memory.
-    A real tensor cannot become a fake one in place, so the two are swapped.
+    Until the first forward pass determines its shape, such a parameter is an empty tensor of a special class. torch
+    then allocates its memory and changes its class in place. Before that, it is a real tensor that uses no memory and
+    does not belong to the fake mode. A real tensor cannot become a fake one in place, so the two are swapped.
     """
 
     def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:

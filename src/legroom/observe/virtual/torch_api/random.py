@@ -1,9 +1,9 @@
 """Random numbers on a virtual GPU come from the CPU's generator.
 
 A run on a virtual GPU gives the same bits as the same script on the CPU, where there is one generator and
-`torch.cuda.manual_seed` does nothing. So a device's default generator stores its seed and returns
-it, but draws no numbers. Its state, which scripts save, restore and fork, is the state of the CPU's generator.
-Therefore `torch.cuda.manual_seed` alone does not make a run reproducible; `torch.manual_seed` does.
+`torch.cuda.manual_seed` does nothing. The default generator of a device therefore stores its seed and returns it, but
+draws no numbers. Its state, which scripts save, restore and fork, is the state of the CPU's generator. Therefore
+`torch.cuda.manual_seed` alone does not make a run reproducible; `torch.manual_seed` does.
 
 `torch.Generator(device="cuda")` is an independent generator with its own seed, as usual.
 """
@@ -47,16 +47,16 @@ class _OnDevice(torch.Generator):
         return torch.device("cuda", self._index)
 
     def get_offset(self) -> int:
-        """The number of values drawn, which only CUDA's generator counts."""
+        """The number of drawn values, which only CUDA's generator counts."""
         return 0
 
     def set_offset(self, offset: int) -> "_OnDevice":
-        """Ignored: nothing counts the values drawn."""
+        """Does nothing, because drawn values are not counted."""
         return self
 
 
 class _DefaultGenerator(_OnDevice):
-    """The default generator of a device: it stores a seed, and its state is the CPU generator's."""
+    """The default generator of a device. It stores a seed, and its state is that of the CPU's generator."""
 
     _seed: int = DEFAULT_SEED
 
@@ -86,7 +86,8 @@ class _DefaultGenerator(_OnDevice):
 
 
 def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
-    """`torch.Generator` while a virtual GPU is active, and afterwards for code that imported it meanwhile.
+    """Create the class that replaces `torch.Generator` while a virtual GPU is active, and afterwards for code that
+    imported it.
 
     Every generator is an instance of it, including those created earlier. `isinstance` with a subclass that the script
     defines works as usual.

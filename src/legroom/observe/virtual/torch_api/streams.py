@@ -1,11 +1,11 @@
 """Streams and events of a virtual GPU.
 
-Operations run on the CPU and have finished when the call returns, so nothing waits: a stream only determines
-the memory pool of an allocation, and an event only stores the host's time. The allocator needs `current_stream_id`
-at each allocation.
+Operations run on the CPU and have finished when the call returns, so nothing has to wait. A stream only determines the
+memory pool of an allocation, and an event only stores the host's time. The allocator needs `current_stream_id` at each
+allocation.
 
-As on a real GPU, each thread has a current stream per device, and each device has 32 streams per
-priority: the 33rd is the first again.
+As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After the
+32nd, the first one is used again.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class Streams:
 
     @property
     def current(self) -> dict[int, int]:
-        """Device → this thread's current stream, if it is not the default stream."""
+        """Maps each device to this thread's current stream, if it is not the default stream."""
         current: dict[int, int] | None = getattr(self._per_thread, "streams", None)
         if current is None:
             current = self._per_thread.streams = {}
@@ -108,7 +108,7 @@ class Streams:
         return GenericStream(stream_id=self.current_id(index), device_index=index)
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA_DEVICE_TYPE) -> None:
-        """Makes a stream current, and its device with it."""
+        """Makes a stream current, and also its device."""
         self._check(device_index)
         self.host.current = device_index
         self.current[device_index] = stream_id
@@ -136,8 +136,8 @@ class Streams:
 class _ReplacementMeta(type):
     """The metaclass of classes that replace one of torch's classes (`original`).
 
-    A library that was imported meanwhile may still use the replacement after the virtual GPU has ended. It then creates objects
-    of torch's own class, which always count as its instances.
+    A library that was imported while the virtual GPU was active may still use the replacement afterwards. It then
+    creates objects of torch's own class, which are always treated as its instances.
     """
 
     original: Any
@@ -190,13 +190,13 @@ class GenericStream(metaclass=_ReplacementMeta):
         return False
 
     def synchronize(self) -> None:
-        """All operations have finished."""
+        """Returns at once, because all operations have finished."""
 
     def wait_event(self, event: "GenericEvent") -> None:
-        """All operations have finished."""
+        """Returns at once, because all operations have finished."""
 
     def wait_stream(self, stream: "GenericStream") -> None:
-        """All operations have finished."""
+        """Returns at once, because all operations have finished."""
 
     def record_event(self, event: "GenericEvent | None" = None) -> "GenericEvent":
         event = event or self._new_event()
@@ -293,13 +293,13 @@ class GenericEvent(metaclass=_ReplacementMeta):
         self._recorded = time.perf_counter()
 
     def wait(self, stream: GenericStream | None = None) -> None:
-        """All operations have finished."""
+        """Returns at once, because all operations have finished."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """All operations have finished."""
+        """Returns at once, because all operations have finished."""
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
         """Milliseconds between the two recordings, by the host's clock."""
