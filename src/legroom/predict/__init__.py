@@ -1,1 +1,2 @@
-"""Predicts whether a run fits a GPU: traces without data, replayed through the allocator of that GPU."""
+"""Predicts whether a run fits a GPU. The run is traced without data, and its requests are replayed through the
+allocator of that GPU."""

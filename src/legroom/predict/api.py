@@ -33,8 +33,8 @@ def estimate(
     """Predict whether a training step fits a GPU. No GPU is needed.
 
     `estimate(model, batch, gpu="24GiB")` builds a standard step (`optimizer`: a function of the parameters, AdamW by
-    default); `estimate(step, *args, gpu="a100-40gb")` traces your own step. `gpu` is a name or a size, as for `--gpu`. Your
-    objects do not change: the trace uses copies without data. `search=False` skips the largest batch size.
+    default); `estimate(step, *args, gpu="a100-40gb")` traces your own step. `gpu` is a name or a size, as for `--gpu`.
+    Your objects do not change, because the trace uses copies without data. `search=False` skips the largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()
@@ -52,7 +52,7 @@ def max_batch(
     multiple_of: int = 1,
     safe: bool = False,
 ) -> int | None:
-    """The largest batch size that fits, traced at that size; None if not even the smallest one fits.
+    """Return the largest batch size that fits, confirmed by a trace; None if not even the smallest one fits.
 
     `safe`: the safe bound must fit too.
     """
@@ -68,7 +68,7 @@ def max_batch(
 def plan(
     target: Any, *args: Any, gpu: str | int | GpuSpec, optimizer: MakeOptimizer | None = None
 ) -> list[PlannedOption]:
-    """The options that save memory, each traced with its peak, ordered by cost."""
+    """Return the options that save memory, each with its traced peak, ordered by cost."""
     traced = _Target(target, args, gpu, optimizer, 2)
     trace = traced.trace()
     current = estimate_from_trace(trace)

@@ -1,12 +1,14 @@
-"""The memory requests of a step at another batch size, extrapolated from two traces of the same program.
+"""Extrapolates the memory requests of a step to another batch size, from two traces of the same program.
 
 A training step makes the same requests in the same order at every batch size, and nearly every size is linear in the batch size.
-So two traces determine a third, request by request, and it can be replayed like a real one: this predicts fragmentation and the
-allocator's cache, not only a peak. An extrapolated trace is never the answer: the batch size that it suggests is traced.
+Two traces therefore determine a third one, request by request. The extrapolated trace can be replayed like a real one,
+which predicts not only a peak but also fragmentation and the allocator's cache. An extrapolated trace is never the
+final result: the batch size that it suggests is traced.
 
-Nothing is guessed here. If two traces do not make the same requests in the same order, there is no extrapolation and another size
-is traced, which is cheap. `train.sizes.extrapolation` does the same for a step that runs on a GPU, where each further size
-costs a run: it aligns requests that differ, guesses the rest, and starts with the memory that is already in use there.
+This module makes no guesses. If two traces do not make the same requests in the same order, there is no extrapolation
+and another size is traced, which is cheap. `train.sizes.extrapolation` does the same for a step that runs on a GPU,
+where each further size costs a run. It aligns requests that differ, estimates the others, and starts with the memory
+that is already in use on the GPU.
 """
 
 from collections.abc import Callable
@@ -34,9 +36,10 @@ class ExtrapolatedTrace(Trace):
 
 
 def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ExtrapolatedTrace] | None:
-    """A function from batch size to trace, given traces at sizes `a` and `b`.
+    """Return a function from batch size to trace, given traces at sizes `a` and `b`.
 
-    None if the two do not make the same requests in the same order (a kernel that needs a workspace at one size only).
+    Returns None if the two traces do not make the same requests in the same order (for example, because a kernel needs
+    a workspace at only one of the sizes).
     """
     aligned = _align(small.requests(), large.requests())
     if aligned is None:
@@ -77,7 +80,7 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """Each request of one trace with the bytes of its counterpart in another, and the ids of the counterparts."""
+    """Maps each request of one trace to the bytes of its counterpart in another, with the ids of the counterparts."""
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]

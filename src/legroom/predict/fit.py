@@ -1,7 +1,7 @@
-"""Whether a trace fits a GPU of a given size, and its peaks there.
+"""Decides whether a trace fits a GPU of a given size, and computes its peaks there.
 
-The peak of reserved memory depends on the capacity (the allocator frees its cache before it fails). So a fit is decided by a replay
-with that capacity, never from the peak of an unlimited replay.
+The peak of reserved memory depends on the capacity (the allocator frees its cache before it fails). Therefore a fit is
+decided by a replay with that capacity, never from the peak of an unlimited replay.
 """
 
 from typing import Literal
@@ -29,7 +29,7 @@ def replay(
 ) -> ReplayPeaks:
     """Replay a trace on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
-    Without a capacity: the likely peaks, which are on the high side if kernels are guessed.
+    Without a capacity, it returns the likely peaks, which are slightly too high if the kernels are uncertain.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)
@@ -39,7 +39,7 @@ def replay(
 def non_torch_bytes(trace: Trace) -> int:
     """Bytes of the device outside PyTorch's allocator: the CUDA context, and NCCL's buffers if ranks communicate.
 
-    0 for a GPU that was given as a size: that is the memory that PyTorch can use.
+    0 for a GPU that was given as a size, because a size is the memory that PyTorch can use.
     """
     if trace.gpu.is_size:
         return 0
@@ -60,7 +60,7 @@ def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
 def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -> int:
     """An upper bound on reserved memory: the peak plus `margin` (by default `safety_margin`).
 
-    `cudnn.benchmark` uses all free memory, so there the bound is all memory.
+    `cudnn.benchmark` uses all free memory, so in that case the bound is the whole memory.
     """
     if BENCHMARK in trace.notes:
         return available_bytes(trace)

@@ -1,8 +1,9 @@
-"""The largest batch size that fits: found from traces at a few sizes, and traced itself.
+"""Finds the largest batch size that fits from traces at a few sizes, and traces that size.
 
-Two traces predict every other (see `extrapolate`). The predicted traces show which size is the largest that fits, and that size is
-traced. If its trace matches the prediction, it is the result; if not (attention, padding, a kernel that changes with the size), the
-search continues with the new trace. Every result was traced and replayed with the capacity of the GPU.
+Two traces predict the trace at every other size (see `extrapolate`). The predicted traces show which size is the
+largest that fits, and that size is traced. If its trace matches the prediction, it is the result. Otherwise (attention,
+padding, a kernel that changes with the size), the search continues with the new trace. Every result has been traced and
+replayed with the capacity of the GPU.
 """
 
 from collections.abc import Callable
@@ -47,7 +48,8 @@ def largest_batch(
     max_traces: int = 20,
     safe: bool = False,
 ) -> BatchSearch:
-    """Search from `start`. `known`: its trace, if there is one. `safe`: the safe bound must fit too.
+    """Search from `start`. `known`: the trace of the current size, if there is one. `safe`: the safe bound must fit
+    too.
 
     A size fits only if it fits in every uncertain case of its trace (see `uncertainty`): workspace sizes of some kernels, and the
     addresses of segments. After `max_traces` traces, the largest size that was found to fit is the result.
@@ -82,7 +84,7 @@ class _Searcher:
         )
 
     def try_size(self, wanted: float) -> None:
-        """Trace the multiple nearest to `wanted` that is not decided yet."""
+        """Trace the multiple nearest to `wanted` whose result is not known yet."""
         step = self._multiple_of
         size = max(step, min(MAX_BATCH, int(wanted) // step * step))
         if size <= self.low:
@@ -142,7 +144,8 @@ class _Searcher:
         return (self.low + self.high) / 2 if self.high <= MAX_BATCH else self.low * 2
 
     def _is_confirmed(self) -> bool:
-        """Whether the largest size that fits was predicted as such, and its trace matches the prediction to a fraction of a sample."""
+        """Whether the largest size that fits was predicted, and its trace matches the prediction to a fraction of a
+        sample."""
         predicted = self._predicted.get(self.low)
         if predicted is None:
             return False
@@ -166,7 +169,7 @@ class _Searcher:
         return max(1, int(large + (self._capacity - self._peaks[large].allocated) / slope))
 
     def _extrapolation(self) -> Callable[[int], Trace] | None:
-        """An extrapolation from the two traced sizes nearest to the open range."""
+        """Return an extrapolation from the two traced sizes that are nearest to the remaining range."""
         middle = (self.low + min(self.high, MAX_BATCH)) / 2
         nearest = sorted(self.search.traces, key=lambda size: abs(size - middle))[:2]
         if len(nearest) < 2:

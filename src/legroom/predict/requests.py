@@ -1,4 +1,4 @@
-"""A list of memory requests, replayed through the allocator of a GPU."""
+"""Replays a list of memory requests through the allocator of a GPU."""
 
 import functools
 import importlib.metadata
@@ -14,7 +14,7 @@ from legroom.memory.allocator.settings import AllocatorSettings
 
 
 class MemoryRequest(NamedTuple):
-    """An allocation, or (`bytes` < 0) a free."""
+    """An allocation, or a free if `bytes` is negative."""
 
     id: int
     bytes: int
@@ -94,6 +94,7 @@ def default_settings() -> AllocatorSettings:
 
 @functools.cache
 def _torch_version() -> str:
-    """The version of the installed torch, without importing it: a process that only reads traces does not need torch."""
+    """The version of the installed torch, without importing it. A process that only reads traces does not need
+    torch."""
     torch = sys.modules.get("torch")
     return importlib.metadata.version("torch") if torch is None else str(torch.__version__)

@@ -60,10 +60,12 @@ def estimate_script(
     show_progress: ShowProgress = lambda text: None,
     on_verdict: Callable[[Estimate], None] = lambda estimate: None,
 ) -> ScriptEstimate:
-    """Trace a script, search its largest batch size and, if it does not fit, trace it with each memory-saving option.
+    """Trace a script and search for its largest batch size. If the script does not fit, trace it with each
+    memory-saving option.
 
-    `plan`: trace the options even if it fits. `process`: its tracing process, if that is already running. `on_verdict` is called
-    as soon as the verdict is known. A script that needs data which a trace does not have runs with real values on the CPU.
+    `plan`: trace the options even if it fits. `process`: the tracing process of the script, if it is already running.
+    `on_verdict` is called as soon as the verdict is known. A script that needs data that a trace does not have runs
+    with real values on the CPU.
     """
     job = _ScriptJob(script, gpu, batch_size, steps, multiple_of, plan, show_progress, on_verdict)
     try:
@@ -179,7 +181,7 @@ class _ScriptJob:
         )
 
     def _by_argument(self, setting: "BatchSetting") -> Callable[[int], Trace]:
-        """Traces at other batch sizes: the script is started again with another argument."""
+        """Traces at other batch sizes, for which the script is started again with another argument."""
 
         def trace_at(size: int) -> Trace:
             script = setting.script_with(size)
@@ -250,7 +252,7 @@ def needs_torchrun(error: str) -> bool:
 def single_rank_environment(folder: str) -> dict[str, str]:
     """The variables that torchrun sets for a single rank.
 
-    Its process group has no threads, which a fork would lose; `folder` is for objects that it broadcasts.
+    Its process group has no threads, because a fork would lose them. Objects that it broadcasts are stored in `folder`.
     """
     # Not at the top: it imports torch, and few scripts need it.
     from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK

@@ -1,14 +1,15 @@
-"""How much more memory a run may reserve than its trace, because parts of the trace are uncertain.
+"""Computes how much more memory a run may reserve than its trace, because parts of the trace are uncertain.
 
-Reserved memory depends on two things that a trace does not know. The workspace sizes of some kernels are guesses (`ScratchAlloc.alternatives` lists
-the alternatives): each is a small part of the peak, but a block that fits no free block of the cache needs a new segment. And if
-several free blocks have the same size, torch up to 2.12 uses the one at the lowest address, which the driver decides.
+Reserved memory depends on two facts that a trace does not contain. First, the workspace sizes of some kernels are
+guesses (`ScratchAlloc.alternatives` lists the alternatives). Each is a small part of the peak, but a workspace that
+does not fit any free block of the cache needs a new segment. Second, if several free blocks have the same size, torch
+up to 2.12 uses the one at the lowest address, and the driver chooses the addresses.
 
-So a trace is replayed several times: with the most likely alternative for each guess, the second most likely, and so on; with
-alternatives drawn at random; with the largest one for some of the guesses; and with other segment addresses. The estimate is the
-higher of two results, as traced and with the most likely alternatives: an estimate that is too low costs a run, one that is too
-high costs only memory. The safe bound uses the highest of all results. The random numbers are seeded, so the same trace has the
-same uncertainty.
+Therefore a trace is replayed several times: with the most likely alternative for each guess, the second most likely,
+and so on; with random alternatives; with the largest alternative for some of the guesses; and with other segment
+addresses. The estimate is the higher of two results: as traced, and with the most likely alternatives. An estimate that
+is too low costs a run, while one that is too high costs only memory. The safe bound uses the highest of all results.
+The random numbers are seeded, so the same trace has the same uncertainty.
 """
 
 import random
@@ -36,7 +37,7 @@ of torch were not measured."""
 
 
 class UncertainTrace(Protocol):
-    """The parts of a trace that are used here."""
+    """The attributes of a trace that this module uses."""
 
     @property
     def alternatives(self) -> dict[int, tuple[int, ...]]: ...
@@ -64,7 +65,7 @@ def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = 
 
 
 def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | None = None) -> bool:
-    """Whether a trace fits `capacity` bytes in every case that is tried here."""
+    """Whether a trace fits `capacity` bytes in every case that is tried."""
     return all(
         replay_requests(requests, capacity, settings=settings, segment_address=segment_address).failed_at
         is None
@@ -91,7 +92,7 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Other cases of the trace: requests, and the addresses of segments (None: one after the other).
+    """Yield other cases of the trace: the requests, and the addresses of segments (None means one after the other).
 
     The most informative cases come first, because fewer are tried for long traces.
     """
@@ -132,7 +133,8 @@ def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
 
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """The largest alternative of some guesses, or half of it: a medium size may fit no free block while a large one has a segment.
+    """Return the largest alternative of some guesses, or half of it. A medium size may fit no free block, while a large
+    one gets its own segment.
 
     A layer uses the same kernel in every step, so guesses with the same alternatives change together.
     """

@@ -1,7 +1,7 @@
 """The program of one rank of `legroom launch`: runs the script like `python` and writes its outcome for the launcher.
 
 With a real or virtual GPU, the memory of the rank is recorded to its own capture. On the CPU nothing is recorded,
-because tracking every tensor is slow. The rank prints no report: the launcher reports for all ranks.
+because tracking every tensor is slow. The rank prints no report, because the launcher reports for all ranks.
 """
 
 import atexit
@@ -90,7 +90,7 @@ class OutcomeWriter:
         self._text = self._traceback = ""
 
     def on_exception(self, text: str, traceback: str) -> None:
-        """Record the time, and the size of the log before the traceback, which the launcher prints itself."""
+        """Record the time, and the size of the log before the traceback. The launcher prints the traceback itself."""
         sys.stderr.flush()
         self._failed_at, self._log_size = time.time(), os.fstat(2).st_size
         self._text, self._traceback = text, traceback

@@ -56,7 +56,8 @@ AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run in place of the terminal. The launcher uses it to report for all ranks."""
+    """Receives the outcome of a run. Nothing is then printed to the terminal. The launcher uses it to report for all
+    ranks."""
 
     header: Mapping[str, object]
     """Values that are added to the header of the capture."""
@@ -84,9 +85,9 @@ class Recording:
         blocking: bool = False,
         listener: OutcomeListener | None = None,
     ) -> None:
-        """`options`: the options of `legroom run` for the suggested next command. `spill`: applied to the script.
-        `blocking`: check indices before each operation on a real GPU. `listener`: receives the outcome; nothing is
-        printed."""
+        """`options`: the options of `legroom run`, for the suggested next command. `spill`: applied while the script
+        runs. `blocking`: check indices before each operation on a real GPU. `listener`: receives the outcome; nothing
+        is printed."""
         self._script = script
         self._gpus = gpus
         self._output = output
@@ -113,8 +114,8 @@ class Recording:
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """Run the script and return its exit code. With `at_exit`, the report is printed by a callback registered with it,
-        and `__main__` remains the script."""
+        """Run the script and return its exit code. With `at_exit`, the report is printed by a callback registered with
+        it, and `__main__` is still the script."""
         self._script.check()
         self._prepare()
         if at_exit is not None:
@@ -377,7 +378,7 @@ def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Run `work`. An error in Legroom must not change the exit code of the script."""
+    """Run `work`. Ignore errors in Legroom, which must not change the exit code of the script."""
     try:
         work()
     except LegroomError as error:

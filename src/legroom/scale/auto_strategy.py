@@ -50,7 +50,7 @@ class StrategyChoice:
 
 
 def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
-    """Select the first strategy that fits, or else the one that exceeds the memory least."""
+    """Select the first strategy that fits, or otherwise the one that exceeds the memory by the smallest amount."""
     fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:
         best = min((each for each in predictions if each.peak), key=lambda each: each.peak / each.capacity)

@@ -57,7 +57,7 @@ def build(
     devices: RankDevices,
     options: ParallelOptions,
 ) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
-    """Return the engine, the reason for it, and the scaling of losses."""
+    """Return the engine, the reason for its selection, and the scaling of losses."""
     return Builder(model, optimizer, devices, options).build(strategy)
 
 
@@ -262,7 +262,7 @@ class Builder:
         return self.plan
 
     def _shares(self) -> list[float]:
-        """Return the batch share of each rank: as given, or by the memory of each GPU."""
+        """Return the batch share of each rank: as given, or in proportion to the memory of each GPU."""
         size = self.devices.world.size
         if self.options.shares is not None or size == 1 or self.devices.device.type != "cuda":
             return checked_shares(self.options.shares, size, zero_allowed=False)

@@ -3,9 +3,10 @@
     loader = run.loader(dataset, batch_size=64)     # 64 samples per step, over all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
-Other samplers repeat samples so that all ranks have the same number, which differs from training in one process. Here the
-last batch is split as it is, and a rank without samples uses one sample with weight 0. The samples of a batch depend only on the
-seed and the epoch, not on the number of ranks. A run can therefore resume with another number of ranks at the same batch.
+Other samplers repeat samples so that all ranks have the same number, which gives different results than training in one
+process. Here, the last batch is split without padding, and a rank without samples uses one sample with weight 0. The
+samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can therefore resume with
+another number of ranks at the same batch.
 """
 
 import zlib
@@ -45,7 +46,7 @@ class DistributedLoader:
     ) -> None:
         """`index`: the index of this rank's share. `device`: the device of batches; None keeps them on the CPU.
 
-        `on_batch`: called before each batch with whether its samples count.
+        `on_batch`: called before each batch, with whether its samples have weight.
         """
         self._length = _checked_length(dataset)
         _check(batch_size, shares, options)

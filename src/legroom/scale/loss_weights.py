@@ -1,4 +1,4 @@
-"""The weight of each rank's mean loss, with which the gradients are those of the global batch.
+"""Computes the weight of each rank's mean loss, so that the gradients are those of the global batch.
 
 Engines average gradients over ranks with equal weights. The loss of a rank with n of N samples, on W ranks, is therefore
 multiplied by n · W / N. The average is then exactly the mean over all N samples. N is summed over the ranks on the CPU while the
@@ -24,7 +24,7 @@ class LossWeighting:
         self._host_group: Any = dist.new_group(backend="gloo") if ranks > 1 else None
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the current batch counts. A rank without samples uses a batch with weight 0."""
+        """Set whether the current batch has weight. A rank without samples uses a batch with weight 0."""
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:
@@ -53,7 +53,8 @@ class LossWeighting:
         return wait
 
     def gather(self, value: Any) -> Any:
-        """Gather tensors in the order of the global batch, scalars as one number per rank, and other values as a list."""
+        """Gather tensors in the order of the global batch, scalars as one number per rank, and other values as a
+        list."""
         if isinstance(value, dict):
             return {name: self.gather(item) for name, item in value.items()}
         if isinstance(value, list | tuple):

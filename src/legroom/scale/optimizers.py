@@ -33,7 +33,7 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
 def replace_parameters(
     optimizer: torch.optim.Optimizer | None, replacements: Mapping[nn.Parameter, nn.Parameter | None]
 ) -> None:
-    """Replace parameters. Those with the replacement None are on another rank and are removed.
+    """Replace parameters. Parameters with the replacement None are on another rank and are removed.
 
     Empty groups are kept, because learning rate schedulers count them.
     """

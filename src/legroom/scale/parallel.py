@@ -6,7 +6,7 @@
 
 The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several machines. With every
 strategy, the gradients of a step are those of the global batch, because the mean loss of each rank is weighted by its
-samples. The weights are therefore those that a single process would compute.
+samples. The weights are therefore the same as those of a single process.
 """
 
 import os
@@ -54,12 +54,13 @@ def parallel(
 ) -> "Parallel":
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
-    `optimizer`: an optimizer of the model's parameters, or a function that creates one. `batch`: one global batch, inputs first
-    and target last, with which the memory is predicted and the model is split. `shares`: the share of the batch per GPU. `weight`: for
-    a loss that is a mean over other elements than samples, such as tokens, a function that counts them in a batch. `precision`:
-    "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. `clip_norm`: clip gradients to this norm, over all ranks.
-    `schedule`, `micro_batches`: options of a pipeline. `offload`: keep the shards of "fsdp" in host memory; by default only if
-    they do not fit otherwise. `static_graph`: the option of DDP, which is detected by default.
+    `optimizer`: an optimizer of the model's parameters, or a function that creates one. `batch`: one global batch,
+    inputs first and target last. It is used to predict the memory and to split the model. `shares`: the share of the
+    batch per GPU. `weight`: a function that counts elements in a batch, for a loss that is a mean over elements other
+    than samples, such as tokens. `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`.
+    `clip_norm`: clip gradients to this norm, over all ranks. `schedule`, `micro_batches`: options of a pipeline.
+    `offload`: keep the shards of "fsdp" in host memory. By default, this is used only if they do not fit otherwise.
+    `static_graph`: the option of DDP. By default, it is detected.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -163,14 +164,15 @@ class Parallel:
         return self._engine.evaluate(function, self._on_device(batch, named))
 
     def gather(self, value: Any) -> Any:
-        """Gather a value from all ranks: samples in the order of the global batch, scalars as a tensor, else a list."""
+        """Gather a value from all ranks: samples in the order of the global batch, scalars as a tensor, other values as
+        a list."""
         return self._weighting.gather(value)
 
     def guard(self, **options: Any) -> "Guard | Parallel":
         """Return a `legroom.Guard` with the weighting of this run.
 
-        A model on several devices cannot be guarded. In that case the run itself is returned, whose `step`
-        has the same signature.
+        A model on several devices cannot be guarded. In that case, the run itself is returned, because its `step` has
+        the same signature.
         """
         if self.optimizer is None:
             raise UsageError("The run has no optimizer. Use legroom.parallel(model, optimizer).")

@@ -1,7 +1,7 @@
 """Starts a temporary Ray instance, or connects to an existing cluster.
 
-A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. An instance that the caller has
-started, or a cluster with an address, is used as it is and left running.
+A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. An instance that the
+caller has started, or a cluster with an address, is used unchanged and left running.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ def connect_ray(
     gpus: int | None = None,
     settings: Mapping[str, str] = QUIET,
 ) -> Iterator[None]:
-    """Connect to the caller's Ray instance, to the cluster at `address`, or start one with these processors and GPUs.
+    """Connect to the caller's Ray instance or to the cluster at `address`, or start an instance with these processors
+    and GPUs.
 
     `gpus`: None means all GPUs of this machine. `settings`: environment variables, unless the user has set them.
     """
@@ -95,7 +96,7 @@ def is_initialized() -> bool:
 
 @contextlib.contextmanager
 def _without_services() -> Iterator[None]:
-    """Start Ray without autoscaler, log monitor and dashboard, each of which is a process that takes a second to start.
+    """Start Ray without autoscaler, log monitor and dashboard, because each is a process that takes a second to start.
 
     This uses private functions of Ray. If they change, the services are started, which takes one to two seconds longer.
     """
@@ -114,7 +115,7 @@ def _without_services() -> Iterator[None]:
 
 
 def _check_address(address: str, help: RayHelp) -> None:
-    """Check that the host responds, because Ray waits long for one that does not."""
+    """Check that the host responds, because Ray waits a long time for a host that does not."""
     if address == "auto":
         return
     if address.startswith("ray://"):

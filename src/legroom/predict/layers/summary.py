@@ -141,7 +141,8 @@ def _summary(
 
 
 def _saved(events: list[Event], end: int) -> dict[int, int]:
-    """Position of the allocation → bytes, for activations that are alive at the end of the forward pass."""
+    """Maps the position of an allocation to its bytes, for activations that are alive at the end of the forward
+    pass."""
     allocations = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
     freed = {event.id for event in events[:end] if type(event) is Free}
     category = {id: event.category for id, (_, event) in allocations.items()}
@@ -181,8 +182,8 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Whether the call has its own row: layers do, and operations that save something or whose purpose
-        is to change the shape.
+        """Whether the call has its own row. Layers have one, and so do operations that save something or change the
+        shape.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 
@@ -263,7 +264,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that no layer inside has counted: some are never called (the projections of attention)."""
+        """Count the parameters that no inner layer has counted. Some layers are never called (the projections of
+        attention)."""
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))

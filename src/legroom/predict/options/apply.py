@@ -1,4 +1,4 @@
-"""Applies memory-saving options to a traced run from outside, without changing its code."""
+"""Applies memory-saving options to a traced run without changing its code."""
 
 import contextlib
 import weakref
@@ -15,7 +15,7 @@ from legroom.predict.tracing.pause_gc import instances_of
 
 
 class OptionHasNoEffect(Exception):  # noqa: N818
-    """Raised inside a run that an option would not change."""
+    """Raised inside a run if an option has no effect on it."""
 
 
 def _raise_no_effect() -> NoReturn:
@@ -24,7 +24,7 @@ def _raise_no_effect() -> NoReturn:
 
 @contextlib.contextmanager
 def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_no_effect) -> Iterator[None]:
-    """Apply `options` to everything that runs inside. `no_effect` is called if one of them would change nothing."""
+    """Apply `options` to everything that runs inside the block. `no_effect` is called if one of them has no effect."""
     with _Undo() as undo:
         undo.no_effect = no_effect
         for option in options:
@@ -63,7 +63,7 @@ def _at_first_step(act: Callable[[list[dict[str, Any]]], None], undo: _Undo) -> 
 
 
 def _fused(undo: _Undo) -> None:
-    """Make optimizers use their fused implementation, if they have one: it allocates no temporaries."""
+    """Make optimizers use their fused implementation, if they have one, because it allocates no temporaries."""
 
     def fuse(groups: list[dict[str, Any]]) -> None:
         if all(group.get("fused", True) or group.get("foreach") is False for group in groups):

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class MemoryOption(StrEnum):
-    """A change that saves memory, cheapest first."""
+    """The changes that save memory, cheapest first."""
 
     FUSED = "fused optimizer"
     FOR_LOOP = "for-loop optimizer"

@@ -1,4 +1,4 @@
-"""The options that save memory: each is traced, with its peak and its cost, cheapest first."""
+"""The options that save memory, cheapest first. Each is traced, with its peak and its cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -88,11 +88,11 @@ def finish_plan(
     largest: Trace | None = None,
     batch_argument: str = "",
 ) -> list[PlannedOption]:
-    """Every option that helps, ordered by cost. An option that cannot be applied to this run is omitted.
+    """Return every option that helps, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest`: the trace of the largest batch size that fits, which is an option too if the current one does not;
-    `batch_argument`: the argument of the script that sets it, if there is no DataLoader. If no single option is enough, options are
-    combined, cheapest first, until the run fits.
+    `largest`: the trace of the largest batch size that fits, which is also an option if the current one does not fit.
+    `batch_argument`: the argument of the script that sets the batch size, if there is no DataLoader. If no single
+    option is enough, options are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:

@@ -1,1 +1,1 @@
-"""A sandbox for scripts that are traced: nothing that they write, rename or delete changes the user's files."""
+"""A sandbox for traced scripts. Files that they write, rename or delete do not change the user's files."""

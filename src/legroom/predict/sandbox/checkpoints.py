@@ -1,7 +1,7 @@
 """Checkpoints of a traced script: `torch.save` and `torch.load` in the sandbox.
 
-A trace has no data, so a file contains descriptions of the tensors. The script can load what it saved. Such
-a file is recognised by a token of this run: no file from elsewhere is ever unpickled here.
+A trace has no data, so a saved file contains descriptions of the tensors. The script can load the files that it saved.
+Such a file is recognized by a token of this run, so files from other sources are never unpickled here.
 """
 
 import contextlib
@@ -24,9 +24,10 @@ _MARK = b"legroom-traced-checkpoint:" + secrets.token_bytes(16)
 
 @contextlib.contextmanager
 def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
-    """Make saving write to the sandbox, and loading read what was saved there.
+    """Make saving write to the sandbox, and make loading read the files that were saved there.
 
-    Checkpoints of the user are mapped instead of read, since tensors without data need no memory. Files that cannot be mapped are read as usual.
+    The user's checkpoints are memory-mapped instead of read, because tensors without data need no memory. Files that
+    cannot be mapped are read as usual.
     """
     plain_save, plain_load = torch.save, torch.load
 
@@ -64,9 +65,10 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
 
 
 def no_model_saved() -> None:
-    """Replace the saving of transformers, if the script has loaded it: it reads tensors' data before it writes.
+    """Replace the saving functions of transformers, if the script has loaded it, because they read the data of tensors
+    before they write.
 
-    If a version of transformers has none of these names, a script that saves in its first steps fails there.
+    If a version of transformers has none of these names, a script that saves in its first steps fails when it saves.
     """
     for module, kind, method in _SAVERS:
         saver = getattr(sys.modules.get(module), kind, None)

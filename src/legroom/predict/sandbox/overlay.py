@@ -1,9 +1,9 @@
-"""A file system overlay in Python: a script writes to a scratch folder and reads back what it wrote.
+"""A file system overlay in Python. A script writes to a scratch folder and reads its own changes.
 
 The user's files are the lower layer and never change. Everything that the script writes goes to the upper layer, a folder with
 the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Deleted and renamed files of the lower layer
-are recorded in memory. Only calls through Python are redirected (`open`, `os`, and everything in the standard library that is built on
-them); `landlock` stops the rest where the kernel can.
+are recorded in memory. Only calls through Python are redirected (`open`, `os`, and everything in the standard library
+that is built on them). If the kernel supports it, `landlock` denies all other writes.
 """
 
 import builtins
@@ -55,7 +55,8 @@ class Overlay:
         return bool(getattr(self._threads, "depth", 0))
 
     def continue_in(self, upper: Path) -> None:
-        """Use a copy of the upper layer from now on: for a fork, whose siblings write to the same paths."""
+        """Use a copy of the upper layer from now on. This is for a fork, because other forks write to the same
+        paths."""
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)
         if self._directory is not None:
@@ -84,7 +85,7 @@ class Overlay:
         return lower if lower is not None and os.path.lexists(lower) else None
 
     def names(self, path: str) -> dict[str, str]:
-        """The entries of a directory: name → where its content is."""
+        """Maps the names in a directory to the locations of their content."""
         entries: dict[str, str] = {}
         lower = self._lower(path)
         if lower is not None and os.path.isdir(lower):
@@ -126,7 +127,8 @@ class Overlay:
     # --- changes
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
-        """The upper path of a file that is about to be written; it has the file's content if `keep_content` is set."""
+        """Return the upper path of a file that is about to be written. If `keep_content` is set, it has the file's
+        content."""
         upper = self._upper(path)
         if not os.path.lexists(upper):
             self._make_parents(path)

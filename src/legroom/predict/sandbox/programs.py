@@ -1,6 +1,7 @@
-"""Other programs that a traced script starts.
+"""Controls the other programs that a traced script starts.
 
-With Landlock they cannot change the user's files, so they run. Without it, only programs known to change nothing run; any other is refused.
+With Landlock, they cannot change the user's files, so all of them may run. Without it, only programs that are known to
+change no files may run.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""The sandbox of a traced script: its files go to a scratch folder, which is discarded."""
+"""The sandbox of a traced script. The files that the script writes are placed in a scratch folder, which is
+discarded."""
 
 import contextlib
 import os
@@ -17,7 +18,7 @@ _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE
 
 
 class Sandbox:
-    """Redirects writes of this process, and of all that it starts, to `folder`."""
+    """Redirects writes of this process, and of all processes that it starts, to `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -77,7 +77,8 @@ class DeviceCopies:
         return copied
 
     def _global(self, name: str, value: Any) -> Any:
-        """A copy of a global. A collection that cannot be copied (it contains a lock or a file) is used as it is."""
+        """A copy of a global. A collection that cannot be copied (because it contains a lock or a file) is used as it
+        is."""
         try:
             return self._variable(name, value)
         except TypeError:

@@ -1,9 +1,10 @@
-"""The process in which an unmodified script is traced: it runs once up to its first batch, and is traced from there on request.
+"""The process in which an unmodified script is traced. It runs the script once up to its first batch, and traces it
+from there on request.
 
-At the first batch (or the first forward pass, if there is no DataLoader) it stops and waits for requests. For each request, a fork
-continues from there, with another batch size or with memory-saving options applied; one fork per CPU core at a time. A fork
-that has finished its steps writes its trace and exits at once, so no later code of the script runs: no checkpoint, no
-`finally`, no exit handler.
+At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests. For
+each request, a fork continues the script from there, with another batch size or with memory-saving options applied. One
+fork per CPU core runs at a time. A fork that has finished its steps writes its trace and exits at once, so no later
+code of the script runs: no checkpoint, no `finally`, no exit handler.
 
 Requests and replies are messages on a pipe; a trace is a capture file.
 """
@@ -140,7 +141,7 @@ class TracingProcess:
                 running[child] = request["number"]
 
     def _continue(self, request: dict[str, Any]) -> None:
-        """Apply the request in a fork, until the fork exits."""
+        """Apply the request in a fork. It stays applied until the fork exits."""
         self._waiting = False
         # The events of a fork are discarded by default.
         self.device.recorder.allocations.sink = self.trace.events.append
@@ -222,10 +223,10 @@ class TracingProcess:
             self.trace.notes.append(text)
 
     def _training_follows(self) -> bool:
-        """Whether the training has not started yet: there is an optimizer, but no batch so far was used for training.
+        """Whether the training has not started yet: an optimizer exists, but no batch so far was used for training.
 
-        The batches so far belonged to an evaluation, or were prefetched. The step count starts again, and the next loader is the
-        training's.
+        The batches so far belonged to an evaluation, or were prefetched. In that case, the step count starts again, and
+        the next loader is the one of the training.
         """
         clock = self.device.recorder.clock
         if clock.trains or not clock.has_optimizer():
@@ -273,7 +274,7 @@ class TracingProcess:
         torch.compile = compile
 
     def _end_on_error(self) -> None:
-        """Exit if the model fails, because an option may be the cause: the script must not handle the error."""
+        """Exit if the model fails. An option may be the cause, so the script must not handle the error."""
 
         def ends_on_error(function: Any) -> Any:
             @functools.wraps(function)
@@ -289,7 +290,7 @@ class TracingProcess:
         torch.Tensor.backward = ends_on_error(torch.Tensor.backward)  # type: ignore[method-assign]
 
     def _end_if_data_is_needed(self) -> None:
-        """Exit if the script needs values that a trace does not have. It is then run again with real values."""
+        """Exit if the script needs values that a trace does not have. The script is then run again with real values."""
         fake_tensors = self.device.fake_tensors
         if fake_tensors is None:
             return
@@ -346,7 +347,8 @@ class TracingProcess:
         return used
 
     def _end_validation(self, outcome: str, error: str) -> None:
-        """Keep the validation in the trace if it used the device. An error in it does not concern the training."""
+        """Keep the validation in the trace if it used the device. An error in the validation does not affect the result
+        for the training."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         start = self._validation_starts
@@ -360,7 +362,7 @@ class TracingProcess:
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
         """Write the trace and exit, without running any more code of the script.
 
-        `outcome`: `traced` (all steps), `finished` (the script ended), `failed` or `needs data`.
+        `outcome`: The outcome is `traced` (all steps), `finished` (the script ended), `failed` or `needs data`.
         """
         if self._validation_starts is not None:
             self._end_validation(outcome, error)
@@ -426,7 +428,8 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _line(error: BaseException, found: Frame) -> int:
-    """The line that failed. The line of a frame changes while its `finally` runs; the traceback has the original."""
+    """Return the line that failed. The current line of a frame changes while its `finally` block runs, but the
+    traceback has the original line."""
     lines = [
         entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == found.file
     ]

@@ -1,4 +1,4 @@
-"""Changes the size of a batch: samples are repeated or dropped."""
+"""Changes the size of a batch by repeating or dropping samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,8 @@ def batch_size_of(batch: Any) -> int | None:
 
 
 def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
-    """The shapes of the tensors without the batch dimension. Batches that are padded to their longest sample differ in them."""
+    """The shapes of the tensors without the batch dimension. They differ between batches that are padded to their
+    longest sample."""
     return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
 
 

@@ -16,7 +16,8 @@ from legroom.units import format_size
 
 
 class CannotTrace(LegroomError):  # noqa: N818
-    """A script could not be traced. `output` is what it printed; `needs_data`: it may run with real values."""
+    """A script could not be traced. `output`: the text that the script printed. `needs_data`: the script may run with
+    real values instead."""
 
     def __init__(self, message: str, *, output: str = "", needs_data: bool = False) -> None:
         super().__init__(message)
@@ -25,7 +26,7 @@ class CannotTrace(LegroomError):  # noqa: N818
 
 
 class TracedScript:
-    """A script that has run up to its first batch. From there it can be traced several times, also in parallel."""
+    """A script that has run up to its first batch. From there, it can be traced several times, even in parallel."""
 
     def __init__(
         self, process: WorkerProcess, gpu: GpuSpec, *, mode: Mode = "fake", timeout: float = 300
@@ -123,7 +124,7 @@ class TracedScript:
         )
 
     def _failure(self, result: dict[str, Any]) -> CannotTrace:
-        """The error if there is no trace: how far the script ran, and what to do."""
+        """Return the error for a missing trace: how far the script ran, and what to do."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
             f"It needed {format_size(result['reserved'] + self._gpu.context)} up to that point."

@@ -1,6 +1,6 @@
 """The memory requests of a training step, which can be replayed on a GPU of any size.
 
-This module only defines the record (`virtual_trace` creates one), so a process that reads a trace needs no torch.
+This module only defines the record (`virtual_trace` creates one), so a process that reads a trace does not need torch.
 """
 
 from dataclasses import dataclass, field
@@ -48,8 +48,8 @@ class Trace:
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
-        All steps make the same requests, but the allocator's cache may still grow after the traced ones, because each step
-        starts with the blocks that the previous one left. `instead`: other sizes, by id.
+        All steps make the same requests. However, the allocator's cache may still grow after the traced steps, because
+        each step starts with the blocks that the previous one left. `instead`: other sizes, by id.
         """
         instead = instead or {}
         requests: list[MemoryRequest] = []
@@ -121,7 +121,7 @@ class Trace:
         return large - {event.id for event in self.events if type(event) is Free}
 
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
-        """Id → what identifies the same storage in another step."""
+        """Maps ids to keys that identify the same storage in another step."""
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
             for event in self.events
@@ -132,9 +132,9 @@ class Trace:
 def _repeated(
     step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
 ) -> tuple[list[MemoryRequest], dict[int, int]]:
-    """The requests of a step, repeated, and its ids → those of the last repetition.
+    """Return the requests of a step, repeated, and a map from its ids to those of the last repetition.
 
-    A storage that outlives its step is freed where its counterpart was freed.
+    A storage that outlives its step is freed at the position where its counterpart was freed.
     """
     requests: list[MemoryRequest] = []
     allocated = {request.id for request in step if request.bytes >= 0}

@@ -1,4 +1,4 @@
-"""Traces the memory requests of a program: it runs on an unlimited virtual GPU that behaves like a given one."""
+"""Traces the memory requests of a program by running it on an unlimited virtual GPU that behaves like a given one."""
 
 import contextlib
 import logging
@@ -34,7 +34,8 @@ def make_device(
 
 @contextlib.contextmanager
 def torch_log_disabled() -> Iterator[None]:
-    """Disable torch's log of a traceback for every fake operation that fails; the caller raises the same error."""
+    """Disable torch's log of a traceback for every fake operation that fails, because the caller raises the same
+    error."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True
     try:
@@ -77,12 +78,12 @@ def trace_steps(
 
 
 def needs_values(error: BaseException) -> bool:
-    """Whether a trace without data failed because shapes depend on values. Real values may avoid that."""
+    """Whether a trace without data failed because shapes depend on values. A run with real values may succeed."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def needs_arithmetic(error: BaseException) -> bool:
-    """Whether `needs_values`, or a custom operation has no fake implementation."""
+    """Whether `needs_values` is true, or a custom operation has no fake implementation."""
     if needs_values(error) or isinstance(error, UnsupportedOperatorException):
         return True
     return type(error) is RuntimeError and _NO_FAKE_IMPLEMENTATION in str(error)

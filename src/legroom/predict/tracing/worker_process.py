@@ -1,7 +1,8 @@
 """Starts the process that traces a script, and exchanges messages with it.
 
-A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so its output does not mix with
-Legroom's and can be shown if it fails. This module imports no torch: the new process imports it while the caller continues.
+A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so that its output
+does not mix with Legroom's and can be shown if it fails. This module does not import torch. The new process imports it
+while the caller continues.
 """
 
 import contextlib
@@ -71,7 +72,7 @@ class WorkerProcess:
         self._process.wait()
 
     def close(self) -> None:
-        """Close the pipe, which tells the process to exit, and kill it if it does not."""
+        """Close the pipe, which makes the process exit, and kill it if it does not."""
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=EXIT_TIMEOUT)

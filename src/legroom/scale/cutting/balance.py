@@ -1,8 +1,9 @@
-"""Finds the cut that balances the memory of all stages: parameters, gradients, optimizer state, activations and buffers.
+"""Finds the cut that balances the memory of all stages: parameters, gradients, optimizer state, activations and
+buffers.
 
-The costs of each position come from one trace of a whole step. A first cut is made from their sums. The stages of that cut are
-then predicted with a trace (see `stage_memory`), and the difference is added to the sums, until the predicted peaks are even or
-the cut does not change.
+The costs of each position come from one trace of a whole step. A first cut is made from their sums. A trace then
+predicts the stages of that cut (see `stage_memory`), and the difference is added to the sums. This is repeated until
+the predicted peaks are even or the cut does not change.
 """
 
 import itertools
@@ -106,7 +107,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be cut. If there are many, those with the fewest bytes to send."""
+    """Return the positions at which the graph can be cut. If there are many, only those with the fewest bytes to send
+    are returned."""
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
         positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])
@@ -155,7 +157,8 @@ class _CostSums:
 def _most_even(
     sums: _CostSums, positions: Sequence[int], stages: int, differences: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the boundaries with the most even stages. `differences`: the cost of each stage beyond the sums.
+    """Return the boundaries with the most even stages. `differences`: the difference between the predicted cost of each
+    stage and its sum.
 
     Several target sizes are tried, and the one with the most even stages is used. Minimizing only the largest stage would leave
     others half empty if the next position has more bytes to send.

@@ -3,9 +3,9 @@
     graph = record_forward(model, arguments, named)       # on meta copies: computes nothing and does not change the model
     graph.nodes(0, graph.length)                          # the layers and the operations between them, in order
 
-A layer is a single node. A module that calls others is recorded both as a node and with its children. A stage that contains all
-of it calls the module itself, and only a module that is split is run from its recorded children. Sizes are recorded as constants, so a
-graph is valid for one shape of inputs, in training or in evaluation mode.
+A layer is a single node. A module that calls others is recorded both as a node and with its children. A stage that
+contains the whole module calls the module itself. Only a module that is split is run from its recorded children. Sizes
+are recorded as constants, so a graph is valid for one shape of inputs, in training or in evaluation mode.
 """
 
 import contextlib
@@ -164,8 +164,8 @@ class ForwardGraph:
 def record_forward(model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> ForwardGraph:
     """Record `model(*arguments, **named)` on meta copies.
 
-    Tensors that do not depend on the inputs (positions, masks) are really computed, because models read their values. A model that
-    reads values of the inputs cannot be recorded, because it may behave differently with other inputs.
+    Tensors that do not depend on the inputs (positions, masks) are actually computed, because models read their values.
+    A model that reads values of the inputs cannot be recorded, because it may behave differently with other inputs.
     """
     model, arguments, named = meta_copies(model, arguments, named)
     recorder = _Recorder(model)
@@ -394,7 +394,8 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is recorded as one node: without children, or a module of torch that uses these without calling them."""
+    """Whether a module is recorded as one node. This applies to modules without children, and to modules of torch that
+    use their children without calling them."""
     if next(module.children(), None) is None:
         return True
     if isinstance(module, nn.Sequential):
@@ -429,7 +430,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _on_meta(value: Any) -> Any:
-    """Move all tensors to the meta device, because it cannot be mixed with others."""
+    """Move all tensors to the meta device, because tensors on it cannot be mixed with others."""
     return trees.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
 
 

@@ -70,7 +70,7 @@ class DistributedPlanning(LocalPlanning):
 
 @dataclass(frozen=True, slots=True)
 class ModelCut:
-    """The cut of a model, which applies to any forward graph of it: other batch sizes, training or evaluation."""
+    """The cut of a model. It applies to any forward graph of the model: other batch sizes, training or evaluation."""
 
     boundaries: tuple[int, ...]
     """Positions in the recorded graph, including 0 and its length."""
@@ -83,7 +83,8 @@ class ModelCut:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the boundaries in another graph: after the same number of layers, and the same number of operations after these."""
+        """Return the boundaries in another graph. A boundary comes after the same number of layers and, after the last
+        of these layers, the same number of operations."""
         if tuple(graph.signature()) == self.signature:
             return self.boundaries
         is_layer = [node.is_module for node in graph.leaves()]

@@ -1,7 +1,8 @@
-"""The step of one stage, to be traced for its memory: the passes of all micro-batches in the order of the schedule.
+"""Builds the step of one stage, which is traced to predict its memory. It contains the passes of all micro-batches in
+the order of the schedule.
 
-Order and buffers are those of `torch.distributed.pipelining`: a buffer for the inputs and for the received gradients of each
-micro-batch, the loss of the last stage, gradients summed over micro-batches, then the optimizer.
+The order and the buffers are those of `torch.distributed.pipelining`: a buffer for the inputs and for the received
+gradients of each micro-batch, the loss of the last stage, gradients summed over micro-batches, then the optimizer.
 """
 
 import itertools
@@ -32,14 +33,16 @@ from legroom.scale.prediction.strategy_steps import optimizer_for
 
 
 def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBatchFlow:
-    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage, 1F1B one per remaining stage."""
+    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage. 1F1B keeps one per remaining
+    stage."""
     if schedule == "gpipe" or micro_batches < stages:
         return MicroBatchFlow((micro_batches,) * stages, micro_batches)
     return MicroBatchFlow(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)
 
 
 def pass_order(ahead: int, count: int) -> list[tuple[bool, int]]:
-    """Return (is forward, micro-batch) of a stage with `ahead` forward passes before the first backward, `count` in total."""
+    """Return the passes of a stage as pairs (is forward, micro-batch). There are `ahead` forward passes before the
+    first backward pass, and `count` micro-batches in total."""
     passes = [(True, index) for index in range(ahead)]
     for index in range(count):
         passes.append((False, index))
@@ -86,7 +89,7 @@ def stage_step(
         ]
 
         def forward(index: int, batch: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
-            """Return the outputs for backward, and all sent tensors, which torch's stage keeps until then."""
+            """Return the outputs for the backward pass, and all sent tensors, which torch's stage keeps until then."""
             received = [
                 each.requires_grad_(info.requires_grad)
                 for each, info in zip(input_buffers[index], receives, strict=True)
@@ -180,7 +183,8 @@ def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
 def _weight_costs(
     partitioner: GraphPartitioner, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[list[WeightCost]]:
-    """Return the tensors read at every position, with gradient and optimizer state if they are trained."""
+    """Return the tensors that are read at every position, with their gradients and optimizer state if they are
+    trained."""
     by_name = dict(named_tensors(model))
     costs = []
     for node in partitioner.leaves:
@@ -205,7 +209,8 @@ def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimize
 
 
 def model_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the model's arguments of a batch: all of a dict, or all but the last item (the target) of a sequence."""
+    """Return the model's arguments from a batch: all entries of a dict, or all items of a sequence except the last one
+    (the target)."""
     if isinstance(batch, dict):
         return (), dict(batch)
     if isinstance(batch, list | tuple):

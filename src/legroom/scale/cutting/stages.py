@@ -1,7 +1,8 @@
 """Partitions a forward graph into stages, and runs a stage.
 
-A stage sends what later stages need and cannot compute themselves. Tensors that depend only on the batch, without weights and
-randomness (positions, masks), are recomputed where they are needed, because every stage has the batch.
+A stage sends the tensors that later stages need and cannot compute themselves. Tensors that depend only on the batch,
+without weights and randomness (positions, masks), are recomputed where they are needed, because every stage has the
+batch.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ _RANDOM_FUNCTIONS = ("rand", "dropout", "bernoulli", "multinomial", "normal", "p
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
-    """The nodes that one stage runs, and what it receives and sends."""
+    """The nodes that one stage runs, and the tensors that it receives and sends."""
 
     nodes: tuple[GraphNode, ...]
     receives: tuple[int, ...]
@@ -113,7 +114,8 @@ class GraphPartitioner:
         )
 
     def programs(self, boundaries: Sequence[int]) -> list[StageProgram]:
-        """Return one program between consecutive boundaries, of which the first is 0 and the last the length."""
+        """Return one program for each pair of consecutive boundaries. The first boundary is 0 and the last one is the
+        length of the graph."""
         spans = list(itertools.pairwise(boundaries))
         programs: list[StageProgram] = []
         needed = set(self._result)  # by later stages

@@ -171,7 +171,7 @@ class _Agent(LocalElasticAgent):
                 os.killpg(worker.id, signal.SIGKILL)
 
     def close_rendezvous(self) -> None:
-        """Tell the other nodes that this launch is over."""
+        """Inform the other nodes that this launch has ended."""
         with contextlib.suppress(Exception):
             self._handler.shutdown()
 
@@ -277,7 +277,7 @@ def _signals_restored() -> Iterator[None]:
 
 
 def _has_exited(pid: Any) -> bool:
-    """Whether a process is a zombie: it has exited, but was not waited for yet."""
+    """Whether a process is a zombie, which means that it has exited but was not waited for yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except (psutil.Error, TypeError, ValueError):

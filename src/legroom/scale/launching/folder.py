@@ -46,13 +46,14 @@ class LaunchFolder:
         )
 
     def discard(self) -> None:
-        """Remove the folder if it is empty, because nothing was started."""
+        """Remove the folder if it is empty because nothing was started."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
 
 def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
-    """Create a folder: `chosen`, which must be new or empty, or an unused name from `stem` in the current folder."""
+    """Create a folder: Create the folder `chosen`, which must be new or empty, or a folder with an unused name made
+    from `stem` in the current folder."""
     try:
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Predicts the memory of each rank before the launch.
 
-Every rank of this node is traced separately, as `legroom estimate` traces a script, in a process group of the right size without
-the other ranks (see `observe.virtual.single_rank`). Shards, batches and stages therefore have their true sizes.
+Every rank of this node is traced separately, as `legroom estimate` traces a script. Its process group has the right
+size but no other ranks (see `observe.virtual.single_rank`). Shards, batches and stages therefore have their true sizes.
 """
 
 import tempfile
@@ -48,7 +48,7 @@ class RankPrediction:
 def predict_ranks(
     plan: LaunchPlan, progress: Callable[[str], None] = lambda message: None
 ) -> list[RankPrediction]:
-    """Return one prediction per rank of this node, assumed to be the first node. Empty without any GPU."""
+    """Return one prediction per rank of this node. The node is assumed to be the first one. Empty without any GPU."""
     gpus = list(plan.gpus) or _real_gpus(plan)
     if not gpus:
         return []

@@ -1,8 +1,9 @@
 """The result of a launch, and the rank that caused a failure.
 
-If one rank fails, the others fail soon after: they lose their connection to it, or the launcher terminates them. The
-rank that the operating system reports first is therefore often not the one that failed first. Here an error of the rank
-itself takes precedence, then a signal, then a lost connection. Among errors, the earliest is the cause.
+If one rank fails, the others fail soon after, because they lose their connection to it or the launcher terminates them.
+The rank that the operating system reports first is therefore often not the one that failed first. Therefore an error of
+the rank itself takes precedence, then a signal, then a lost connection. Among several errors, the earliest is treated
+as the cause.
 """
 
 import re
@@ -41,7 +42,7 @@ class RankResult:
 
     @property
     def code(self) -> int:
-        """The exit code of a shell: 128 plus the signal for a process that was killed."""
+        """The exit code as in a shell: 128 plus the signal for a process that was killed."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property
@@ -61,7 +62,7 @@ class RankResult:
 
     @property
     def was_terminated(self) -> bool:
-        """Whether it was terminated, as the launcher does with the others if one fails."""
+        """Whether it was terminated. The launcher terminates the other ranks if one fails."""
         return self.signal == "SIGTERM" and self.failure is None
 
     @property
@@ -125,7 +126,7 @@ OnEnd = Callable[[LaunchAttempt], None]
 
 
 def _precedence(rank: RankResult) -> tuple[int, float]:
-    """Return a sort key; the rank with the lowest is the cause."""
+    """Return a sort key. The rank with the lowest key is the cause."""
     if rank.was_terminated:
         return 3, float(rank.rank)
     if rank.failure is None:
@@ -168,7 +169,8 @@ class LaunchResult:
 
 
 def shared_gpus(ranks: Iterable[RankResult]) -> Mapping[int, Sequence[int]]:
-    """Return GPUs that several ranks used, with these ranks. Usually the script did not select a GPU per rank."""
+    """Return the GPUs that several ranks used, with the numbers of these ranks. The usual reason is that the script did
+    not select a GPU per rank."""
     users: dict[int, list[int]] = {}
     for rank in ranks:
         if (

@@ -49,7 +49,7 @@ class LaunchPlan:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks on all nodes, if all nodes have as many as this one."""
+        """The number of ranks on all nodes, assuming that all nodes have as many as this one."""
         return self.nodes[1] * self.nproc
 
     @property
@@ -130,7 +130,8 @@ def plan_launch(
     watch: bool = True,
     engine: LaunchEngineName = "torchrun",
 ) -> LaunchPlan:
-    """Fill in defaults and reject invalid combinations. `gpus` are virtual; `real_gpus` is the number of real ones."""
+    """Fill in defaults and reject invalid combinations. `gpus` are virtual GPUs; `real_gpus` is the number of real
+    GPUs."""
     script.check()
     minimum, maximum = _parse_nodes(nodes)
     if engine == "ray" and rendezvous is not None:
@@ -223,7 +224,8 @@ def _parse_rendezvous(text: str) -> str:
 
 
 def _threads(ranks: int) -> int:
-    """Return the user's setting, or the cores divided among the ranks. torch would start a thread per core in each."""
+    """Return the user's setting, or the number of cores divided by the number of ranks. Without it, torch would start a
+    thread per core in each rank."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting) > 0:
         return int(setting)

@@ -1,12 +1,12 @@
 """Runs a plan on a Ray cluster through Ray Train: Ray finds the machines, places the ranks and restarts them.
 
 A script cannot run directly in a Ray worker: Ray has already imported many modules there, and runs the training function in a
-thread. So each worker starts the rank as a separate process, with the same program and environment as torchrun's agent. The
-output of the rank is sent to a mailbox, an actor in the cluster. The folder of the launch then looks as if all
-ranks had run on this machine.
+thread. Therefore each worker starts the rank as a separate process, with the same program and environment as torchrun's
+agent. The output of the rank is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same
+as if all ranks had run on this machine.
 
-The cluster is that of RAY_ADDRESS, or with `--nodes` that of this machine. Otherwise a temporary one is started on this machine. A
-cluster that happens to run here is not used, because it may belong to another user.
+The cluster is the one at RAY_ADDRESS, or with `--nodes` the one of this machine. Otherwise a temporary one is started
+on this machine. A cluster that happens to run here is not used, because it may belong to another user.
 """
 
 import logging
@@ -93,7 +93,7 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to the cluster of RAY_ADDRESS, or for several nodes that of this machine, or start one."""
+    """Connect to the cluster at RAY_ADDRESS or, for several nodes, to that of this machine. Otherwise start one."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())

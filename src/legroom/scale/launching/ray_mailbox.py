@@ -15,7 +15,7 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class _Messages:
-    """Messages since the last read of the launcher."""
+    """Messages since the launcher last read them."""
 
     chunks: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     """Attempt, rank, file, and data to write to it."""

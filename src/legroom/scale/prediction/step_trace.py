@@ -86,7 +86,7 @@ def predict_step(
     steps: int = 2,
     sharded_over: Sequence[int] = (),
 ) -> StepPrediction:
-    """Predict the peaks of `steps` steps, which later steps repeat."""
+    """Predict the peaks of `steps` steps. Later steps have the same peaks."""
 
     def trace() -> StepPrediction:
         with trace_devices(device_model, devices) as (events, gpu):
@@ -129,7 +129,8 @@ def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple
 
 
 def _sharded_peaks(events: list[Event], ranks: Sequence[int]) -> list[int]:
-    """Return the peak of unsharded bytes plus one shard, for each number of ranks. 0 means that shards have no size."""
+    """For each number of ranks, return the peak of unsharded bytes plus one shard. 0 ranks means that shards have no
+    size."""
     categories = {event.id: event.category for event in events if type(event) is Alloc}
     categories.update({event.id: event.category for event in events if type(event) is Tag})
     sharded = unsharded = 0

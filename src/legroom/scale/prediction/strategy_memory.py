@@ -1,4 +1,5 @@
-"""Predicts the memory of each strategy on the GPU that it uses most, from a batch, or else from the weights only."""
+"""Predicts the memory of each strategy on the GPU with the highest use, from a batch or, without one, from the weights
+only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ COORDINATOR_ITERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class StrategyPrediction:
-    """The prediction for one strategy on the GPU that it uses most."""
+    """The prediction for one strategy on the GPU with the highest use."""
 
     strategy: str
     peak: int
@@ -66,7 +67,7 @@ class TrainingSetup:
 
 
 def fair_shares(setup: TrainingSetup) -> list[float]:
-    """Return batch shares in the ratio of the memory that remains next to weights, gradients and optimizer state."""
+    """Return batch shares in proportion to the memory that remains after weights, gradients and optimizer state."""
     if setup.batch is None or len(set(setup.capacities)) == 1:
         return shares_by_memory(setup.capacities)
     batch_size = BatchArguments((setup.batch,), {}).batch_size
@@ -101,7 +102,8 @@ def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False
 
 
 def unused_parameters(setup: TrainingSetup) -> tuple[bool, bool]:
-    """Return whether a step leaves parameters without a gradient, and whether these may depend on the data."""
+    """Return whether a step leaves parameters without a gradient, and whether the set of these parameters may depend on
+    the data."""
     has_unused: list[bool] = []
 
     def make_step(onto: DeviceCopies) -> Callable[[], None]:
@@ -123,7 +125,7 @@ def unused_parameters(setup: TrainingSetup) -> tuple[bool, bool]:
 def single_device(
     setup: TrainingSetup, batch_size: int, *, sharded_over: Sequence[int] = ()
 ) -> StepPrediction:
-    """Predict a step on a single GPU, or without a batch, an optimizer step only."""
+    """Predict a step on a single GPU. Without a batch, predict only an optimizer step."""
     step = (
         single_device_step(setup.model, setup.optimizer, setup.slice(batch_size))
         if batch_size

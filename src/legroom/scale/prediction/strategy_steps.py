@@ -1,4 +1,5 @@
-"""A step under each strategy, to be traced for its memory, including what the engine allocates in addition to the model."""
+"""Builds a step under each strategy, which is traced to predict its memory. It includes the memory that the engine
+allocates in addition to the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,8 +46,8 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
     """A DDP step: gradients are views of buckets, which exist from the start of the run.
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. `nccl`: the old buckets stay alive until the next
-    collective, after the forward pass of the second step. On an H200, a second set of buckets was measured at that peak,
-    and none in a run that did not rebuild its buckets.
+    collective, after the forward pass of the second step. On an H200, a second set of buckets was measured at that
+    peak. In a run that did not rebuild its buckets, there was no second set.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:

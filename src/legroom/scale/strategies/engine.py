@@ -1,4 +1,5 @@
-"""The engine of a strategy, which runs the passes of a step; and the engines of a single device and of DDP."""
+"""The interface of a strategy's engine, which runs the passes of a step, and the engines of a single device and of
+DDP."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -99,11 +100,11 @@ def ddp_engine(
     may_change: bool = False,
     static_graph: bool | None = None,
 ) -> WrappedModelEngine:
-    """Return the engine of DDP. Gradients are views of its buckets, so they exist once.
+    """Return the engine of DDP. Gradients are views of its buckets, so there is only one copy of them.
 
-    `has_unused`: a step leaves parameters without a gradient, for which DDP would wait forever unless it knows about
-    them. `may_change`: these parameters may differ between steps, so DDP must search for them in each. Both are detected with a
-    trace of one step.
+    `has_unused`: a step leaves some parameters without a gradient. DDP would wait for them indefinitely unless it is
+    informed. `may_change`: these parameters may differ between steps, so DDP must search for them in each step. Both
+    are detected with a trace of one step.
     """
     model.to(devices.device)
     static = (has_unused and not may_change) if static_graph is None else static_graph

@@ -1,9 +1,10 @@
-"""`pipeline`: one stage of the model on each rank, through which micro-batches pass one after the other.
+"""`pipeline`: each rank has one stage of the model, and micro-batches pass through the stages one after the other.
 
-`torch.distributed.pipelining` schedules and communicates. Each stage runs a part of the recorded forward graph (see `cutting`).
-Every rank has the whole batch and runs the same script. The loss function is called as usual, with a model that first
-captures its arguments (which the first stage needs) and after the passes returns the output (which the last stage has). The
-schedule requires micro-batches of equal size. Remaining samples form a smaller last one, whose gradients are added.
+`torch.distributed.pipelining` provides the schedule and the communication. Each stage runs a part of the recorded
+forward graph (see `cutting`). Every rank has the whole batch and runs the same script. The loss function is called as
+usual, with a model that first captures its arguments, which the first stage needs. After the passes, the model returns
+the output, which the last stage has. The schedule requires micro-batches of equal size. Remaining samples form a
+smaller last micro-batch, whose gradients are added.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -287,7 +288,7 @@ class _Schedule:
     def _batch(
         self, loss_fn: LossFunction, micros: Sequence[Any], weights: Sequence[float], scaling: Scaling
     ) -> Iterator[None]:
-        """Reference the batch only while its passes run."""
+        """Keep a reference to the batch only while its passes run."""
         self._loss_fn, self._micros, self._weights, self._scaling = loss_fn, micros, weights, scaling
         try:
             yield
@@ -314,7 +315,7 @@ def _can_drop_outputs(schedule: Any) -> bool:
 
 
 def _equal_spans(batch_size: int, micro_batches: int) -> list[list[tuple[int, int]]]:
-    """Return the spans of micro-batches of equal size, and separately a smaller one with the remaining samples."""
+    """Return the spans of micro-batches of equal size and, separately, a smaller span with the remaining samples."""
     size = -(-batch_size // micro_batches)
     count, rest = divmod(batch_size, size)
     spans = [[(index * size, (index + 1) * size) for index in range(count)]]

@@ -1,7 +1,7 @@
 """`fsdp`: FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers the weights of a module while it runs.
 
-The modules that are gathered on their own are selected by size: small compared to the shards, but large enough for efficient
-communication. Smaller modules are gathered with the module around them.
+Modules that are gathered separately are selected by size. They are small compared to the shards, but large enough for
+efficient communication. Smaller modules are gathered with the module around them.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ MIN_UNIT_BYTES = MiB
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """The modules that are gathered on their own, innermost first."""
+    """The modules that are gathered separately, innermost first."""
 
     names: tuple[str, ...]
     largest: int
@@ -68,7 +68,7 @@ def sharded(
 
 
 def wrapping(model: nn.Module) -> Wrapping:
-    """Select the modules that are gathered on their own.
+    """Select the modules that are gathered separately.
 
     These are the largest modules with at most MAX_UNIT_FRACTION of the model, and repeated ones (the blocks of a transformer).
     """

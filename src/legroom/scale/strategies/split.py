@@ -1,4 +1,4 @@
-"""`split`: one process with the layers of the model on several GPUs, one after the other.
+"""`split`: one process places the layers of the model on several GPUs, which compute one after the other.
 
 This is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`, split so that the GPUs use the same memory. The model runs
 unchanged: inputs are moved to the GPU of each module, and an operation on tensors of two GPUs runs on the later one. The result is
@@ -52,7 +52,8 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs operations on tensors of several devices on that of a parameter, or else on the last one in the model."""
+    """Runs operations on tensors of several devices on the device of a parameter, or otherwise on the last of these
+    devices in the model."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()
@@ -91,7 +92,8 @@ def placement_of_stages(model: nn.Module, programs: Sequence[StageProgram]) -> d
 
 
 def placement_by_size(model: nn.Module, devices: int) -> dict[str, int]:
-    """Place tensors in order with the same bytes on each device, for a model whose forward pass cannot be recorded."""
+    """Place tensors in order, with the same number of bytes on each device. This is for a model whose forward pass
+    cannot be recorded."""
     named = list(named_tensors(model))
     total = sum({id(tensor): tensor.nbytes for _, tensor in named}.values())
     by_tensor: dict[int, int] = {}

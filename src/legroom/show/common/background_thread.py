@@ -1,13 +1,14 @@
-"""A daemon thread for periodic work next to the user's script."""
+"""A daemon thread for periodic work while the user's script runs."""
 
 import threading
 from collections.abc import Callable, Iterator
 
 
 class PeriodicThread(threading.Thread):
-    """Calls `work` after each of `pauses` (in seconds) until stopped. A daemon thread: it does not keep the process alive.
+    """Calls `work` after each of `pauses` (in seconds) until stopped. It is a daemon thread, so it does not keep the
+    process alive.
 
-    It overrides `run`, so that hooks on `Thread.run`, which follow the threads of the script, do not include it.
+    It overrides `run`, so that it is not affected by hooks on `Thread.run` that follow the threads of the script.
     """
 
     def __init__(self, work: Callable[[], None], pauses: Iterator[float], *, name: str) -> None:

@@ -21,7 +21,8 @@ def format_phase(phase: str) -> str:
 
 
 def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
-    """`train.py:31`. Relative to the working directory if the file is below it; a long path loses its beginning."""
+    """`train.py:31`. Format a path relative to the working directory if the file is below it. The beginning of a long
+    path is omitted."""
     if not file:
         return "unknown line"
     shown = clean(file)
@@ -57,5 +58,6 @@ def format_count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace control characters. A capture may be untrusted, and a terminal would execute them."""
+    """Replace control characters. Remove control characters. A capture may be untrusted, and a terminal would execute
+    them."""
     return _CONTROL.sub("�", text)

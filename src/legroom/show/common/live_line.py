@@ -1,9 +1,9 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
-On a terminal, the line is repainted a few times per second. It is removed before the script prints, and it returns only
-when the cursor is at the start of a line, so that a progress bar of the script is not disturbed. `sys.stdout` and
-`sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`, `buffer` and `encoding` do not
-change. The line is written to the file descriptor directly, bypassing all buffers.
+On a terminal, the line is repainted a few times per second. It is removed before the script prints. It is shown again
+only when the cursor is at the start of a line, so that it does not disturb a progress bar of the script. `sys.stdout`
+and `sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`, `buffer` and `encoding`
+do not change. The line is written to the file descriptor directly, bypassing all buffers.
 
 A pipe or a log gets a plain line from time to time.
 """
@@ -82,7 +82,8 @@ class LiveLine:
                 self._undo.pop()()
 
     def abandon(self) -> None:
-        """Stop without touching the terminal, in a forked child. The lock may be held by a thread that does not exist here."""
+        """Stop without touching the terminal, in a forked child. The lock may be held by a thread that does not exist
+        in the child."""
         self._lock = threading.RLock()
         self._stopped = True
         self._painted = False
@@ -184,7 +185,7 @@ def format_status(status: LiveStatus) -> str:
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """The status within a width. Values are dropped from the right; the peak is kept the longest."""
+    """The status within a width. Values are dropped from the right. The peak is dropped last."""
     parts = _parts(status)
     for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
         text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])

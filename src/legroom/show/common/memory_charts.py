@@ -29,7 +29,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class MemoryBar:
-    """A device's memory as one bar with a row per category; each row starts where the row above ends.
+    """A device's memory as a bar chart with one row per category. Each row starts where the row above ends.
 
     The bar is readable without color. The last row ends at the device's total.
     """
@@ -72,7 +72,8 @@ def _percent(size: int, total: int) -> str:
 
 
 def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
-    """Blanks up to `offset`, then a bar for the value; a thin line if it is shorter than half a column."""
+    """Return blanks up to `offset`, then a bar for the value, or a thin line if the bar is shorter than half a
+    column."""
     start = min(int(offset / total * width), width - 1)
     end = min(max(round((offset + share.bytes) / total * width), start + 1), width)
     if share.bytes < total / width / 2:
@@ -101,7 +102,7 @@ class StepSparkline:
 
 
 def downsample_max(values: Sequence[int], width: int) -> list[int]:
-    """At most `width` values, each the maximum of an interval of `values`."""
+    """Return at most `width` values, each the maximum of an interval of `values`."""
     if len(values) <= width:
         return list(values)
     edges = [len(values) * column // width for column in range(width + 1)]

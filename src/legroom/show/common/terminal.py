@@ -15,7 +15,7 @@ MAX_WIDTH = 100
 
 
 def print_to(stream: TextIO, *parts: RenderableType) -> None:
-    """Write `parts` below one another in a single write, so that other output cannot come between them."""
+    """Write `parts` one below the other in a single write, so that other output cannot come between them."""
     text = render_to_string(
         *parts, width=_width(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
     )

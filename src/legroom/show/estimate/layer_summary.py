@@ -26,7 +26,8 @@ def summary(
     input_size: Sequence[int] | Sequence[Sequence[int]] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> "Summary":
-    """Output shape, parameters and bytes saved for the backward pass, per layer of `model`. No GPU is needed.
+    """Return output shape, parameters and bytes saved for the backward pass, for each layer of `model`. No GPU is
+    needed.
 
     `batch`: a tensor, (inputs, target), or a dict of named inputs, as for `legroom.estimate`. A size such as (3, 224, 224)
     is one image, as in torchsummary. `input_size`: the whole shape including the batch size, as in torchinfo; several for several

@@ -35,8 +35,8 @@ _KINDS = {
 def explain(error: BaseException | str) -> "ShownExplanation":
     """Explain an exception or the text of an error: its kind, its possible causes, and a check and a fix for each.
 
-    Call it inside `except`: for ambiguous library errors, the result depends on the memory that is free at that moment. The
-    result keeps no reference to the exception.
+    Call it inside `except`, because for ambiguous library errors the result depends on the memory that is free at that
+    moment. The result keeps no reference to the exception.
     """
     from legroom.diagnose.explain.machine_checks import check_machine
 

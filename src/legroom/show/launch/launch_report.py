@@ -1,4 +1,4 @@
-"""A launch as text: what is started, what happened to each rank, and what to do next.
+"""A launch as text: which ranks are started, what happened to each rank, and what to do next.
 
 The error of the rank that failed first is shown in full. Ranks that failed as a consequence get one line each.
 """
@@ -25,7 +25,7 @@ MAX_RANKS = 16
 
 
 def render_launch_start(plan: LaunchPlan, folder: LaunchFolder | None) -> RenderableType:
-    """Render what is about to start, and the equivalent torchrun command."""
+    """Render the ranks that are about to start, and the equivalent torchrun command."""
     output = f", output in {folder.path}" if folder is not None else ""
     return Group(
         Text(f"legroom: starting {_format_plan(plan)}{output}. Equivalent torchrun command:"),
@@ -55,7 +55,7 @@ def _format_gpus(plan: LaunchPlan) -> str:
 
 
 def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
-    """Render that an attempt failed and another starts."""
+    """Render a message that an attempt failed and another one starts."""
     cause = attempt.cause
     reason = "a node joined or left" if cause is None else _what_happened(cause, attempt)
     return Text(
@@ -66,7 +66,7 @@ def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
 def render_launch_end(
     end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
 ) -> RenderableType:
-    """How the launch ended. `report`: the report of the rank that ran out of memory first, if any."""
+    """Render how the launch ended. `report`: the report of the rank that ran out of memory first, if any."""
     return Group(*_end_parts(end, plan, folder, report))
 
 

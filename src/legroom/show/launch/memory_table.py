@@ -16,7 +16,7 @@ _VERDICTS = {"fits": "fits", "uncertain": "may not fit", "does-not-fit": "does n
 
 
 def render_predictions(predictions: Sequence[RankPrediction]) -> RenderableType:
-    """The predicted memory of each rank, or why there is no prediction."""
+    """Render the predicted memory of each rank, or the reason why there is no prediction."""
     return Group(*_parts(predictions))
 
 

@@ -1,8 +1,8 @@
 """Shows the output of several ranks on one terminal, each line with its rank as a prefix.
 
-Ranks write to files, and this module follows the files. Only complete lines are shown, so that lines of two ranks never mix. A
-line that is repainted (a progress bar) is shown every few seconds. The traceback at the end of a rank's error log is omitted: the
-launch report shows the error of the rank that failed first.
+Ranks write to files, and this module follows the files. Only complete lines are shown, so that lines of two ranks never
+mix. A line that is overwritten repeatedly (a progress bar) is shown every few seconds. The traceback at the end of a
+rank's error log is omitted: the launch report shows the error of the rank that failed first.
 """
 
 import codecs
@@ -24,7 +24,7 @@ _COLORS = (36, 35, 34, 32, 33, 96, 95, 94)
 
 
 class RankLines:
-    """Shows the output of ranks until stopped. `follow` may be called at any time, also for another attempt."""
+    """Shows the output of ranks until stopped. `follow` may be called at any time, including for another attempt."""
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
         self._out, self._err = out, err
@@ -45,7 +45,7 @@ class RankLines:
             ]
 
     def drain(self) -> None:
-        """Show the remaining output of all ranks so far, which have exited, and stop following them."""
+        """Show the remaining output of all ranks so far, which have exited, and stop following their files."""
         with self._lock:
             for log in self._logs:
                 log.poll()

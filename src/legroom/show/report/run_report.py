@@ -1,7 +1,8 @@
 """The report of a run as text: a summary first, then the memory in use, then what to change.
 
-This module computes nothing: every value is in the `RunReport`. `render_oom` shows a run that failed with an out-of-memory
-error and is printed above its traceback; `render_run` shows any other run. `render_footer` ends both with the next command.
+This module computes nothing. All values come from the `RunReport`. `render_oom` shows a run that failed with an
+out-of-memory error and is printed above its traceback; `render_run` shows any other run. `render_footer` ends both with
+the next command.
 """
 
 from collections.abc import Iterator
@@ -230,7 +231,8 @@ def _format_device(device: DeviceSummary | None) -> str:
 
 
 def _merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
-    """One entry (`x, images (Tensor)`) for variables of the same type that retain the same amount: usually the same memory."""
+    """Merge variables of the same type that retain the same amount into one entry (`x, images (Tensor)`), because they
+    usually retain the same memory."""
     names: dict[tuple[str, int, int], list[str]] = {}
     first: dict[tuple[str, int, int], Holder] = {}
     for holder in holders:

@@ -53,7 +53,7 @@ def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
             )
 
         def __call__(cls, *arguments: Any, **_options: Any) -> Any:
-            """Sizes create an uninitialized tensor; a sequence, an array or a tensor is copied."""
+            """Create a tensor. Sizes create an uninitialized tensor; a sequence, an array or a tensor is copied."""
             device = torch.device("cuda", host.current)
             if not arguments:
                 return torch.empty(0, dtype=data_type, device=device)
