@@ -6,9 +6,9 @@
     })
     scores["accuracy"]                          # the mean over all samples, also with batches of different sizes
 
-If memory runs out, a batch is split into micro-batches, and as a last resort evaluated on the CPU, as in `Guard.evaluate`. Results are
-kept in host memory. The ranks of a sharded model use the same split, and a rank with fewer batches takes part until
-all are done.
+If memory runs out, a batch is split into micro-batches. As a last resort, it is evaluated on the CPU, as in
+`Guard.evaluate`. Results are kept in host memory. The ranks of a sharded model use the same split, and a rank with
+fewer batches takes part until all are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

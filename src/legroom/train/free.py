@@ -4,9 +4,10 @@
     legroom.free("model", "optimizer")    # deletes these variables first
     legroom.free(outputs=True)            # also clears the notebook's Out and _
 
-`torch.cuda.empty_cache()` alone frees no tensor that is still referenced. After an error many are: the last traceback
-references every frame of the failed call, and each frame its tensors. `free` deletes variables first, then tracebacks,
-reference cycles, the caches of autocast and libraries, and finally the cache of the allocator.
+`torch.cuda.empty_cache()` alone frees no tensor that is still referenced. After an error, many tensors are still
+referenced: the last traceback references every frame of the failed call, and each frame references its tensors. `free`
+deletes variables first, then tracebacks, reference cycles, the caches of autocast and libraries, and finally the cache
+of the allocator.
 """
 
 import contextlib

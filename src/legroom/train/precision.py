@@ -8,12 +8,12 @@
     precision.step(optimizer)
     precision.update()
 
-The same lines work in every format: bfloat16 and float32 need no loss scaling. Include the `state_dict` in checkpoints, because
-a resumed float16 run without it starts by skipping steps.
+The same lines work for every format, because the scaling calls do nothing for bfloat16 and float32. Include the
+`state_dict` in checkpoints, because a resumed float16 run without it starts by skipping steps.
 
-Non-finite gradients are detected with little overhead: skipped steps are known from the GradScaler without synchronization, and
-with the other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th. Problems are passed to `on_finding`, or
-else raised as a warning once.
+Non-finite gradients are detected with little overhead. Skipped steps are known from the GradScaler without
+synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.
+Problems are passed to `on_finding`, or otherwise issued once as a warning.
 """
 
 import contextlib
@@ -161,7 +161,7 @@ class Precision:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. From another format, only the number of steps is loaded."""
+        """Load a state. From the state of another format, only the number of steps is loaded."""
         if not isinstance(state, dict) or state.get("precision") not in DTYPES:
             raise UsageError("This is not a state of legroom.precision. Pass what state_dict() returned.")
         self._steps = int(state.get("steps", 0))
@@ -176,7 +176,8 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record whether the GradScaler calls `optimizer.step`. Other public ways to learn this synchronize."""
+        """Record whether the GradScaler calls `optimizer.step`. Other public ways to determine this require a
+        synchronization."""
         if optimizer in self._hooked:
             return
         reference = weakref.ref(self)

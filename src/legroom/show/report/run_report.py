@@ -257,7 +257,7 @@ def _holder_table(holders: list[Holder]) -> Table:
 
 
 def _fragments(oom: OomReport) -> Iterator[RenderableType]:
-    """The largest free block in the cache: larger requests cannot be served from it."""
+    """The size of the largest free block in the cache. Larger requests cannot be served from it."""
     event = oom.event
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:
@@ -297,7 +297,7 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 
 
 def render_leak(leak: Leak) -> RenderableType:
-    """One leak: its size, its location, what retains it, and what to change."""
+    """Render one leak: its size, its location, the variable that retains it, and what to change."""
     head = Text(f"{_rate(leak)} over {format_count(leak.steps, 'step')}, ")
     head.append("stored at " if leak.name else "allocated at ")
     head.append(format_location(leak.file, leak.line), style="bold")

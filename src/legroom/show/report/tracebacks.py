@@ -1,7 +1,7 @@
 """Tracebacks without Legroom's frames, and tracebacks that fold the frames of libraries.
 
-After an out-of-memory error, only the user's frames are of interest; frames in torch are folded into one line:
-`… 7 frames in torch`. For any other error the frames of libraries matter, so only Legroom's own frames are omitted.
+After an out-of-memory error, only the user's frames are relevant. Frames in torch are folded into one line: `… 7 frames
+in torch`. For any other error, the frames of libraries may be relevant, so only Legroom's own frames are omitted.
 """
 
 import os
@@ -34,7 +34,7 @@ def format_error_line(error: BaseException) -> str:
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
-    """`train.py:31`: the innermost line of the user's code in the traceback."""
+    """Return the innermost line of the user's code in the traceback, such as `train.py:31`."""
     for frame in reversed(TracebackException.from_exception(error, lookup_lines=False, compact=True).stack):
         if is_user_file(frame.filename):
             return format_location(frame.filename, frame.lineno)

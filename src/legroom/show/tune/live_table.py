@@ -132,7 +132,8 @@ def live_view(
 
 
 def shown(records: Sequence[TrialRecord], best: TrialRecord | None, most: int) -> list[TrialRecord]:
-    """At most `most` records: running trials, then the best, then the most recently ended; sorted by number."""
+    """Return at most `most` records: running trials, then the best trial, then the trials that ended most recently.
+    They are sorted by number."""
     running = [record for record in records if record.state is TrialState.RUNNING]
     over = [record for record in records if record.state.is_final and record is not best]
     over.sort(key=lambda record: record.ended or 0.0, reverse=True)

@@ -1,4 +1,5 @@
-"""The trials of a search as a table: metric, step, measured and predicted memory, configuration, and below each trial why it ended."""
+"""The trials of a search as a table: metric, step, measured and predicted memory and configuration. The reason why a
+trial ended is shown below it."""
 
 from collections.abc import Sequence
 
@@ -66,14 +67,14 @@ def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRec
 
 
 def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
-    """`lr 0.0034, batch_size 16`: the searched parameters of a configuration."""
+    """Format the searched parameters of a configuration, such as `lr 0.0034, batch_size 16`."""
     return ", ".join(
         f"{clean(name)} {_setting(record, name)}" for name in parameters if name in record.config
     )
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Heading → cells. Memory columns only if some memory is known, which is not the case without a GPU."""
+    """Heading → cells. Return the memory columns if any memory is known. Without a GPU, it is not known."""
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [format_state(record.state) for record in rows],

@@ -25,7 +25,8 @@ class ProgressStats:
 
 
 def bar_text(stats: ProgressStats, columns: int) -> str:
-    """One line of at most `columns` characters. The bar is dropped first, then the speed; memory and its trend stay."""
+    """One line of at most `columns` characters. The bar is dropped first, then the speed. Memory and its trend are
+    always shown."""
     parts = _parts(stats)
     for dropped in (
         (),

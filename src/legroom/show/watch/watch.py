@@ -3,8 +3,8 @@
 A terminal shows one updating line. A pipe, a CI log or a notebook gets a plain line from time to time. Each leak is
 reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on and keeps no reference to them.
 
-All loops of a process share one leak detector, so its knowledge lasts from epoch to epoch. It is attached only while a
-loop is watched. While several threads train, it does not search for leaks, and one line says so.
+All loops of a process share one leak detector, so it keeps its state between epochs. It is attached only while a loop
+is watched. While several threads train, it does not search for leaks, and prints one line about this.
 """
 
 import os
@@ -260,7 +260,8 @@ class _Line:
 
 
 def _trend(readings: list[tuple[int, int]]) -> int | None:
-    """Bytes per step if every reading is above (or below) the previous one; otherwise 0, because memory fluctuates."""
+    """Return the bytes per step if every reading is above (or below) the previous one. Otherwise return 0, because
+    memory fluctuates."""
     if len(readings) < 3:
         return None
     changes = [after - before for (_, before), (_, after) in pairwise(readings)]

@@ -1,7 +1,7 @@
 """The checkpoints in a folder: the newest, the best, and those that can be removed.
 
-There are no pointer files that could be outdated: every checkpoint has a manifest, and all information comes from the
-manifests. "Newest" refers to the order of saving, not to the step, because a run may resume from an earlier step.
+There are no pointer files that could become outdated. Every checkpoint has a manifest, and all information comes from
+the manifests. "Newest" refers to the order of saving, not to the step, because a run may resume from an earlier step.
 """
 
 import json
@@ -92,14 +92,15 @@ def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[Ch
 
 
 def without_advice(error: CheckpointError) -> str:
-    """Return the message without the advice to resume from another checkpoint, if Legroom does that itself."""
+    """Return the message without the advice to resume from another checkpoint, because Legroom does that itself."""
     return str(error).removesuffix(ADVICE).rstrip()
 
 
 def best_checkpoint(
     checkpoints: Iterable[CheckpointInfo], metric: str, *, higher: bool
 ) -> CheckpointInfo | None:
-    """Return the checkpoint with the best metric, the newer one of equals, or None if none has it."""
+    """Return the checkpoint with the best metric, or None if none has the metric. If several are equal, the newest one
+    is returned."""
     with_metric = [info for info in checkpoints if not math.isnan(info.metrics.get(metric, math.nan))]
     sign = 1 if higher else -1
     return max(with_metric, key=lambda info: (sign * info.metrics[metric], info.serial), default=None)
@@ -115,7 +116,8 @@ def removable(
 
 
 def unused_name(folder: Path, step: int) -> str:
-    """Return an unused name for the checkpoint of a step. Existing ones are not replaced: they may be the last complete ones."""
+    """Return an unused name for the checkpoint of a step. Existing checkpoints are not replaced, because they may be
+    the last complete ones."""
     name, count = f"step-{step:08d}", 1
     while (folder / name).exists():
         count += 1

@@ -1,4 +1,5 @@
-"""Checkpoints of everything that a training run needs to continue. A kill at any moment leaves the last complete one intact.
+"""Checkpoints of everything that a training run needs to continue. If the process is killed at any time, the last
+complete checkpoint stays intact.
 
     checkpoints = legroom.Checkpoints("runs/digits", keep=3, best="val_loss")
     checkpoints.track(model=model, optimizer=optimizer, scheduler=scheduler, guard=guard)
@@ -13,8 +14,8 @@
                 checkpoints.save(step)
         checkpoints.save(step, val_loss=validate())
 
-A resumed run on the CPU continues bit for bit. Checkpoints contain plain data and weights, never a pickled model, and
-loading them runs no code from the file.
+A resumed run on the CPU is bit-for-bit identical to an uninterrupted one. Checkpoints contain plain data and weights,
+never a pickled model, and loading them runs no code from the file.
 
 This file is the public interface. `saving` copies and writes, `reading` reads and checks, `catalog` lists the existing
 checkpoints, and `unfinished_folder` makes a write atomic.
@@ -48,9 +49,9 @@ from legroom.train.checkpoints.unwrapped_modules import check_module, load_modul
 class Checkpoints:
     """The checkpoints of one training run, in one folder.
 
-    `keep`: the number of newest checkpoints to keep (None: all). `best`: a metric passed to `save`; the checkpoint with
-    the lowest value is kept too, or with `higher_is_better` the highest. `background`: `save` returns once everything is
-    copied, and a thread writes the files.
+    `keep`: the number of newest checkpoints to keep; None keeps all. `best`: a metric passed to `save`. The checkpoint
+    with the lowest value is kept too, or the one with the highest value if `higher_is_better` is set. `background`:
+    `save` returns once everything is copied, and a thread writes the files.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Checkpoints:
     def loader(self, loader: Any, name: str = "loader") -> Any:
         """Return the loader with its position in the epoch saved and resumed.
 
-        A loader with its own `state_dict()`, such as torchdata's StatefulDataLoader, is tracked as it is.
+        A loader with its own `state_dict()`, such as torchdata's StatefulDataLoader, is tracked unchanged.
         """
         if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
             loader = ResumableLoader(loader)
@@ -225,7 +226,7 @@ class Checkpoints:
     # ------------------------------------------------------------ internals
 
     def _candidates(self, which: str | os.PathLike[str], group: CheckpointGroup) -> list[CheckpointInfo]:
-        """Return the checkpoints to try for `which`, in order, the same on all ranks."""
+        """Return the checkpoints to try for `which`, in order. The result is the same on all ranks."""
         return group.gather(lambda: self._find(which) if group.is_main else [])[0]
 
     def _find(self, which: str | os.PathLike[str]) -> list[CheckpointInfo]:

@@ -1,11 +1,12 @@
 """Resumes a plain DataLoader in the middle of an epoch, with the next batch.
 
-torchdata's StatefulDataLoader does this itself and is tracked as it is; this module serves plain DataLoaders without an extra dependency.
+torchdata's StatefulDataLoader does this itself and is tracked unchanged. This module supports plain DataLoaders without
+an extra dependency.
 
 Generators determine the order of an epoch at its start, so their states are saved there. A resumed run restores them, starts
 the epoch again, skips the batches that were already used, and restores the generators of the checkpoint. Without worker
-processes, the skipped samples are not read. With workers they are, because augmentation in a worker depends on earlier
-random draws.
+processes, the skipped samples are not read. With workers, they are read, because augmentation in a worker depends on
+earlier random draws.
 
 `set_epoch` is called on samplers that have it (DistributedSampler). With another number of ranks or another batch size, the
 position is counted in samples. Two cases are not reproduced exactly: persistent workers (`persistent_workers=True`) that draw
@@ -77,7 +78,7 @@ class ResumableLoader:
         return getattr(self.inner, name)
 
     def end_epoch(self) -> None:
-        """End the epoch. Only needed to save a checkpoint right after a loop that was left early."""
+        """End the epoch. Call this only to save a checkpoint right after a loop that was left early."""
         self.epoch += 1
         self._batches, self._start = 0, None
 
@@ -137,7 +138,7 @@ class ResumableLoader:
 
 
 def _skip(batches: Iterator[Any], count: int) -> None:
-    """Skip `count` batches. Without workers, a private method of torch's iterator draws only the indices.
+    """Skip `count` batches. Skip batches. Without workers, a private method of torch's iterator draws only the indices.
 
     Without that method, the samples are read too, which is slower but equally correct.
     """

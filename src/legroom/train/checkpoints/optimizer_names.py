@@ -70,7 +70,7 @@ def state_by_index(
 
 
 def parameters_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Return the parameters by name. Their state is sharded like them."""
+    """Return the parameters by name. The state of a parameter is sharded like the parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {_name(parameter, index, names): parameter for index, parameter in enumerate(parameters)}
 

@@ -1,6 +1,6 @@
 """The states of random generators as plain data: torch's on the CPU and on GPUs, Python's, NumPy's, and those of a loader.
 
-`guarding.state.random_state` saves them for the duration of a step, as objects. A checkpoint needs serializable data.
+`guarding.state.random_state` saves them as objects, for the duration of a step. A checkpoint needs serializable data.
 """
 
 import random

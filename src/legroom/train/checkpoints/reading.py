@@ -1,4 +1,5 @@
-"""Reading: everything is read and checked before anything is changed, so a checkpoint of another model changes nothing.
+"""Reads a checkpoint. Everything is read and checked before anything is changed, so a checkpoint of another model
+changes nothing.
 
 Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU of the rank that saved
 them.
@@ -42,7 +43,8 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read what `parts` need from a checkpoint. Every rank calls it, and it fails on all ranks or on none."""
+    """Read everything that `parts` need from a checkpoint. Every rank calls it, and it fails on all ranks or on
+    none."""
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
     others = group.run(lambda: _other_states(info, shared["parts"], parts))
@@ -63,7 +65,7 @@ def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup)
 
 
 def check(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
-    """Raise CheckpointError on every rank if the checkpoint is not one of these objects."""
+    """Raise CheckpointError on every rank if the checkpoint does not belong to these objects."""
     models = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
     own = {name: shapes(state) for name, state in models.items()}
     all_ranks = group.gather(lambda: own)

@@ -1,8 +1,9 @@
-"""Saving: the tracked objects are copied, written, and renamed. Training only waits for the copy.
+"""Saves a checkpoint: the tracked objects are copied and written, and then the folder is renamed. Training waits only
+for the copy.
 
-If all ranks have the same tensors (a single process, DDP), rank 0 writes model and optimizer. If ranks have different tensors
-(FSDP, a pipeline), each rank writes its own through torch.distributed.checkpoint. Each rank always writes its own random
-states and loader positions.
+If all ranks have the same tensors (a single process, DDP), rank 0 writes model and optimizer. If ranks have different
+tensors (FSDP, a pipeline), each rank writes its own tensors through torch.distributed.checkpoint. Each rank always
+writes its own random states and loader positions.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,7 +85,8 @@ def copy_contents(
     sharded: bool,
     written_later: bool,
 ) -> CheckpointContents:
-    """Copy the tracked objects. `sharded`: each rank writes its own tensors. `written_later`: training continues meanwhile."""
+    """Copy the tracked objects. `sharded`: each rank writes its own tensors. `written_later`: training continues while
+    the files are written."""
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     names = parameter_names(modules.values())
     files: dict[str, Tensors] = {}
@@ -132,7 +134,7 @@ def write(
     step: int,
     metrics: Mapping[str, float],
 ) -> catalog.CheckpointInfo:
-    """Write the contents as the newest checkpoint of `folder`, completely or not at all."""
+    """Write the contents as the newest checkpoint of `folder`, either completely or not at all."""
     unfinished = group.run(lambda: _begin(folder, contents) if group.is_main else None)
     try:
         return _write(contents, folder, group, unfinished, step, metrics)

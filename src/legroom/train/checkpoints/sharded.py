@@ -1,8 +1,9 @@
 """Sharded tensors (FSDP2), through torch.distributed.checkpoint. Every rank writes its own shards, and any number of ranks
 can read them.
 
-Only tensors are written this way, so torch does not unpickle the shards. But its metadata file is a pickle, which
-could reference any code. It is read here with an unpickler that accepts only the few classes that belong in it.
+Only tensors are written this way, so torch does not unpickle the shards. However, its metadata file is a pickle, which
+could reference any code. It is read here with an unpickler that accepts only the few classes that this file may
+contain.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ def sharded_sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def read_sharded(
     folder: Path, like: Mapping[str, torch.Tensor | None], group: CheckpointGroup
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors with these names: sharded like `like` if that is a DTensor, otherwise unsharded."""
+    """Read the tensors with these names. They are sharded like `like` if that is a DTensor, and unsharded otherwise."""
     sizes = sharded_sizes(folder)
     targets: dict[str, torch.Tensor] = {}
     for name, target in like.items():

@@ -27,7 +27,8 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
-    """Raise CheckpointError for the state of another model. `expected`: the shapes of the model, over all ranks."""
+    """Raise CheckpointError for the state of another model. `expected`: the shapes of the model's tensors over all
+    ranks."""
     check_names(shapes(saved), expected, source)
 
 

@@ -4,10 +4,10 @@
         loss = model(x).sum()
     loss.backward()
 
-Models with `gradient_checkpointing_enable` (those of transformers) use their own implementation. In other models, the blocks
-are the members of the outermost `ModuleList`s and `Sequential`s, or else the direct children of the model. The results are
-the same, bit for bit if the kernels are deterministic: dropout draws the same numbers again, and running statistics are
-updated once.
+Models with `gradient_checkpointing_enable` (those of transformers) use their own implementation. In other models, the
+blocks are the members of the outermost `ModuleList`s and `Sequential`s. If there are none, they are the direct children
+of the model. The results are the same, and bit-for-bit equal if the kernels are deterministic. Dropout draws the same
+numbers again, and running statistics are updated once.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 @contextlib.contextmanager
 def checkpoint_blocks(model: nn.Module) -> Iterator[None]:
-    """Checkpoint the blocks of the model: a forward pass inside saves only their inputs."""
+    """Checkpoint the blocks of the model. A forward pass inside the block saves only their inputs."""
     inner: Any = getattr(model, "module", model)
     if getattr(inner, "supports_gradient_checkpointing", False):
         was_enabled = bool(getattr(inner, "is_gradient_checkpointing", False))
@@ -81,7 +81,7 @@ def _checkpointed_forward(block: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Do not update running statistics during recomputation: they already include the batch."""
+    """Do not update running statistics during recomputation, because they already include the batch."""
     layers: list[Any] = [
         module for module in block.modules() if isinstance(module, _NormBase) and module.training
     ]

@@ -1,9 +1,11 @@
-"""Runs a function of a batch in micro-batches if memory is short: evaluation, embedding, anything without an optimizer.
+"""Runs a function of a batch in micro-batches if memory is short. It is used for evaluation, embedding and other
+functions without an optimizer.
 
-Evaluation has its own micro-batch sizes, because it needs much less memory than training. Micro-batches shrink down to one
-sample. If that does not fit either, and if allowed, the model is moved to the CPU for the rest of the batch. If parameters
-are sharded over ranks (FSDP2), every forward pass needs all ranks: they split their batches into the same number of
-micro-batches, and if one runs out of memory, all of them repeat the batch with more.
+Evaluation has its own micro-batch sizes, because it needs much less memory than training. The micro-batch size is
+reduced down to one sample. If a single sample does not fit either, the model is moved to the CPU for the rest of the
+batch, if this is allowed. If parameters are sharded over ranks (FSDP2), every forward pass needs all ranks. They split
+their batches into the same number of micro-batches. If one rank runs out of memory, all ranks repeat the batch with
+more micro-batches.
 """
 
 import functools
@@ -105,7 +107,8 @@ class Evaluation:
         passes: int,
         ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
-        """Return the results, or the failure on this rank, or the size agreed on after a failure on another rank."""
+        """Return the results, the failure on this rank, or the size that was agreed on after a failure on another
+        rank."""
         results: list[Any] = []
         edges = spans(sizes)
         try:

@@ -1,7 +1,7 @@
-"""Fallbacks for when a single sample does not fit, applied one after the other, and the error if none is enough.
+"""Fallbacks that are applied one after the other if a single sample does not fit, and the error if none is enough.
 
-Spilling and activation checkpointing give the same gradients and cost time. Lower precision changes the gradients, so it is
-only used if the user allows it.
+Spilling and activation checkpointing give the same gradients, but take time. Lower precision changes the gradients, so
+it is only used if the user allows it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ EXACT_FALLBACKS: tuple[FallbackName, ...] = ("spill", "checkpoint")
 
 
 class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
-    """A single sample does not fit, with any fallback. The state is that of before the step."""
+    """A single sample does not fit, with any fallback. The state from before the step is restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def does_not_fit(
     tried: Sequence[str],
     allocated: int | None,
 ) -> DoesNotFit:
-    """Return the final error: what did not fit, what uses the memory, what would help."""
+    """Return the final error. It states what did not fit, what uses the memory, and what would help."""
     usage = [
         ("parameters", _bytes(model.parameters(), device)),
         ("gradients", _bytes((p.grad for p in model.parameters() if p.grad is not None), device)),

@@ -9,8 +9,9 @@ random generators), splits the batch into micro-batches that fit and runs the pa
 whole batch. If memory runs out in the optimizer, Guard completes that optimizer step. If memory does not run out, the
 overhead is small: Guard copies no weights and adds no synchronization.
 
-This file decides what to try next. `passes` runs the passes, `transaction` restores the state, `optimizer_step` steps the
-optimizer, `micro_batch_size` chooses the sizes, and `fallbacks` saves memory if a single sample does not fit.
+This file decides what to try after a failure. `passes` runs the passes, `transaction` restores the state,
+`optimizer_step` steps the optimizer, `micro_batch_size` chooses the sizes, and `fallbacks` saves memory if a single
+sample does not fit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,13 +70,14 @@ class StepSummary:
 class Guard:
     """Training steps of one model and one optimizer that recover from out-of-memory errors with the same gradients.
 
-    `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. Alternatively pass your own GradScaler as
-    `scaler` and use autocast in your function. `max_micro_batch_size`: the maximum number of samples per pass. `batch_dim`:
-    the batch dimension of the tensors. `unsplit`: arguments that are never split, by position or name. `reduction`: the
-    loss's reduction over samples, determined at the first split by default. `weight`: for a mean over other elements, such
-    as tokens, a function that counts them in a batch. `clip_norm`: clip gradients to this norm. `coupling`: what to do if
-    samples depend on each other. `fallbacks`: what to try if a single sample does not fit. `cache_sizes`: store the sizes
-    that fit for the next run. `on_finding`: called with each warning instead of logging it.
+    `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. Alternatively, pass your own GradScaler
+    as `scaler` and use autocast in your function. `max_micro_batch_size`: the maximum number of samples per pass.
+    `batch_dim`: the batch dimension of the tensors. `unsplit`: arguments that are never split, by position or name.
+    `reduction`: the reduction of the loss over samples. By default, it is determined at the first split. `weight`: a
+    function that counts elements in a batch, for a loss that is a mean over elements other than samples, such as
+    tokens. `clip_norm`: clip gradients to this norm. `coupling`: the behavior if samples depend on each other.
+    `fallbacks`: the techniques to try if a single sample does not fit. `cache_sizes`: store the sizes that fit for the
+    next run. `on_finding`: called with each warning instead of logging it.
     """
 
     def __init__(
@@ -192,20 +194,22 @@ class Guard:
         return self._ranks.join(batches)
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
-        """Call `function(*batch, **named)` without gradients, in micro-batches if needed, as a last resort on the CPU.
+        """Call `function(*batch, **named)` without gradients, in micro-batches if needed, and on the CPU as a last
+        resort.
 
         Results with a batch dimension are concatenated. Single numbers are averaged over the samples.
         """
         return self._evaluation.evaluate(function, batch, named)
 
     def batched(self, function: F) -> F:
-        """Decorate a function to run in micro-batches if memory is short. The gradient mode is the caller's."""
+        """Decorate a function to run in micro-batches if memory is short. The gradient mode of the caller applies."""
         return cast(F, self._evaluation.decorated(function))
 
     def verify(
         self, loss_fn: LossFunction, *batch: Any, micro_batch_size: int | None = None, **named: Any
     ) -> GradientComparison:
-        """Compare the gradients of a split batch with those of the whole batch. Changes nothing; disables dropout meanwhile."""
+        """Compare the gradients of a split batch with those of the whole batch. Does not change any state. Dropout is
+        disabled during the comparison."""
 
         def too_large(passes: Passes, failure: Any) -> DoesNotFit:
             return self._does_not_fit("A batch of two samples", failure, passes.phase)
@@ -240,7 +244,7 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the splits of a checkpoint, and therefore with the same rounding."""
+        """Continue with the splits of a checkpoint, so that rounding is the same."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError("This is not a state of a Guard. Pass what state_dict() returned.")
         if state["sizes"].get("micro_batch_size") is not None:

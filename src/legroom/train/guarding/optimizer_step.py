@@ -1,11 +1,12 @@
 """Completes the optimizer step even if memory runs out in it, so that every parameter is updated exactly once.
 
-An optimizer that fails half way has updated some parameters and not others. There are two strategies against that:
+An optimizer that fails before its end has updated some parameters and not others. There are two strategies to avoid
+this:
 
-- **Copy and restart**, if parameters and state are small compared to the device: they are copied before each step. A step
-  that fails is restored from the copy and repeated under `RetryOnOOM`. This applies to torch's own optimizers, which change
-  nothing else.
-- **Retry**, otherwise: the step runs under `RetryOnOOM`, which repeats a single function that runs out of memory. This
+- **Copy and restart**, if parameters and state are small compared to the memory of the device. They are copied before
+  each step. A step that fails is restored from the copy and repeated under `RetryOnOOM`. This applies to torch's own
+  optimizers, which change nothing else.
+- **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory. This
   costs some microseconds per function, which is negligible for a model of that size.
 
 Unscaling, clipping and the update of the loss scale are only a few functions and always run under `RetryOnOOM`. Memory for

@@ -1,6 +1,6 @@
 """Forward and backward passes over the micro-batches of one batch.
 
-An out-of-memory error is returned as plain data after the exception is gone, because its traceback would keep the
+An out-of-memory error is returned as plain data after the exception is released, because its traceback would keep the
 tensors of the attempt alive. Other errors are raised unchanged.
 """
 

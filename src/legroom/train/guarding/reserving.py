@@ -1,9 +1,10 @@
 """Reserves memory for the optimizer state, from before the first forward pass until the first optimizer step.
 
-Optimizers such as Adam allocate twice the memory of the parameters in their first step. A batch that fitted before would
+Optimizers such as Adam allocate twice the memory of the parameters in their first step. A batch that fit before would
 then fail in the optimizer or in the next step. With the reservation, memory runs out in the passes instead, where a
-smaller split helps. The reservation consists of blocks of the sizes that the optimizer will allocate, and is released
-just before its step. The optimizer itself is not modified, so its values and counters are those of a plain run.
+smaller split helps. The reservation consists of blocks with the sizes that the optimizer will allocate. It is released
+just before the optimizer step. The optimizer itself is not modified, so its values and counters are those of a plain
+run.
 """
 
 import contextlib
@@ -29,7 +30,8 @@ class StateReservation:
     def reserve(self) -> None:
         """Reserve memory before the first pass; later calls do nothing.
 
-        Reserves nothing if state and gradients do not fit next to the parameters, because no split could help then.
+        Reserves nothing if state and gradients do not fit in addition to the parameters, because no split could help
+        then.
         """
         if not self._is_pending:
             return
@@ -48,7 +50,7 @@ class StateReservation:
         release_memory()
 
     def release(self) -> bool:
-        """Release the memory. Returns whether any was reserved."""
+        """Release the memory. Release the reserved memory. Returns whether any was reserved."""
         had_blocks = bool(self._blocks)
         self._blocks.clear()
         return had_blocks

@@ -1,9 +1,9 @@
 """A mode in which a torch function that runs out of memory is called again after memory was freed.
 
-An optimizer that fails half way has modified some tensors in place and not others. Only a copy of everything before every
-step could undo that. Under this mode the optimizer does not fail half way: each torch function that runs out of memory is
-called again, first after emptying the cache, then after moving tensors that it does not need to host memory. These
-tensors are moved back when a function needs them, and at the end.
+An optimizer that fails before its end has modified some tensors in place and not others. Only a copy of everything
+before every step could undo that. Under this mode, the optimizer does not fail before its end. Each torch function that
+runs out of memory is called again, first after emptying the cache, then after moving tensors that it does not need to
+host memory. These tensors are moved back when a function needs them, and at the end.
 
 The result is exact, because a function that cannot allocate its result has changed nothing. The error is only raised if
 the operands and the result of a single function do not fit.
@@ -78,7 +78,8 @@ class RetryOnOOM(TorchFunctionMode):
     # --- offloaded tensors
 
     def restore_all(self) -> None:
-        """Move all tensors back, except those freed meanwhile (such as gradients at the end of a step)."""
+        """Move all tensors back, except those that were freed in the meantime (such as gradients at the end of a
+        step)."""
         alive = {_key(tensor) for tensor in self._offloadable()}
         try:
             for offloaded in list(self._offloaded.values()):
@@ -92,7 +93,7 @@ class RetryOnOOM(TorchFunctionMode):
 
     @torch.no_grad()
     def _leave_on_host(self) -> None:
-        """Keep the tensors in host memory, so that no value is lost if the device has no memory for them."""
+        """Keep the tensors in host memory, so that no value is lost if they do not fit on the device."""
         for tensor in list(self._offloadable()):
             local = getattr(tensor, "_local_tensor", tensor)
             offloaded = self._offloaded.get(_key(local))
@@ -187,7 +188,7 @@ _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is
 
 @functools.cache
 def _is_random(func: Any) -> bool:
-    """Whether a function draws random numbers: it may have drawn some before it failed."""
+    """Whether a function draws random numbers. Such a function may have drawn some before it failed."""
     name = getattr(func, "__name__", "")
     return any(word in name for word in _RANDOM_FUNCTIONS)
 

@@ -1,4 +1,5 @@
-"""How Guard scales losses and steps the optimizer: with a Precision, with the user's GradScaler, or unscaled."""
+"""Defines how Guard scales losses and steps the optimizer: with a Precision, with the user's GradScaler, or
+unscaled."""
 
 import contextlib
 from contextlib import AbstractContextManager

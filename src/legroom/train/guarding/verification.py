@@ -1,4 +1,4 @@
-"""Comparison of the gradients of a split batch with those of the whole batch. Restores the state afterwards."""
+"""Compares the gradients of a split batch with those of the whole batch. The state is restored afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,8 +55,8 @@ def verify_gradients(
 ) -> GradientComparison:
     """Run the passes over the whole batch and over micro-batches, and compare the gradients.
 
-    If the whole batch does not fit, a smaller one is compared. Dropout is disabled because its masks differ between the
-    two; batch normalization stays in training mode.
+    If the whole batch does not fit, a smaller one is compared. Dropout is disabled, because its masks differ between
+    the two. Batch normalization stays in training mode.
     """
     if batch.batch_size < 2:
         raise UsageError("A batch of one sample cannot be split. Pass a batch of two or more samples.")

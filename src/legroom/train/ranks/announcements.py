@@ -1,9 +1,10 @@
-"""Announcements of collectives in a store, from which a failed rank reads what the other ranks will do.
+"""Announcements of collectives in a store. A failed rank reads them to learn which collectives the other ranks will
+issue.
 
 While the collectives of a step are not yet known (in the first step, or in a step of a new kind), each rank announces its next
-collective before issuing it. A rank that failed reads on from where it stopped. It stops reading when every rank has finished
-or failed and no announcement is left. The announcements are in the store of the process group: writing takes
-microseconds and does not wait for other ranks.
+collective before issuing it. A rank that failed continues to read at the position where it stopped. It stops reading
+when every rank has finished or failed and no announcement remains. The announcements are in the store of the process
+group. Writing takes microseconds and does not wait for other ranks.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ class Announcements:
         self._timeout = timeout
 
     def announce(self, pass_key: str, index: int, call: CollectiveCall) -> None:
-        """Announce the next collective of this rank before it is issued. All ranks announce the same ones."""
+        """Announce the next collective of this rank before it is issued. All ranks make the same announcements."""
         self._store.set(f"{pass_key}/{index}", pickle.dumps(call))
 
     def finished(self, pass_key: str) -> None:
@@ -34,7 +35,7 @@ class Announcements:
         self._store.add(f"{pass_key}/finished", 1)
 
     def failed(self, pass_key: str) -> None:
-        """Record that this rank will announce no more collectives in this pass."""
+        """Record that this rank will not announce any more collectives in this pass."""
         self._store.add(f"{pass_key}/failed", 1)
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:

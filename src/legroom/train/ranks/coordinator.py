@@ -8,11 +8,12 @@
     ...                                           # after an out-of-memory error: free its tensors, ranks.complete_pending()
     retry_size = ranks.agree(failure, proposal)   # None: step the optimizer; a size: roll back and plan again
 
-It works as follows. A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the
-end of the passes, one exchange of a few integers tells all ranks whether the step is valid. It uses gloo between the hosts, so
-it does not wait for a GPU, and the device still has queued work meanwhile. The same exchange contains the next split, so
-nothing else is exchanged once sizes have settled. There is an exchange before a step only if a rank needs more passes than
-agreed (ranks with different batch sizes under FSDP2, where the number of passes must be the same).
+The ranks are coordinated as follows. A rank that failed completes its pending collectives (see `pending_collectives`),
+so no rank hangs. At the end of the passes, the ranks exchange a few integers that show whether the step is valid. The
+exchange uses gloo between the hosts, so it does not wait for a GPU, and the device continues with its queued work. The
+same exchange contains the next split. Once the sizes no longer change, nothing else is exchanged. There is an exchange
+before a step only if a rank needs more passes than agreed. This happens with different batch sizes under FSDP2, where
+the number of passes must be the same on all ranks.
 """
 
 import itertools
@@ -65,7 +66,7 @@ def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRank
 def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
     """Yield a coordinator for forward passes only, for the duration of an evaluation.
 
-    Every rank with a shard must call this. A replica does not need other ranks.
+    Every rank with a shard must call this. A replica does not need the other ranks.
     """
     with ExitStack() as stack:
         for module in _replicated(model):
@@ -159,7 +160,7 @@ class DistributedRanks:
     def total_weight(self, total: float, *, counts_samples: bool) -> float:
         """Return the denominator of this rank's weights, so that the mean over ranks is the weighted mean of all samples.
 
-        `counts_samples`: the weight is the number of samples. Then all ranks have the same weight, as in DDP and FSDP2.
+        `counts_samples`: the weight is the number of samples. All ranks then have the same weight, as in DDP and FSDP2.
         """
         if not counts_samples:
             self._exchanges_weights = True
@@ -172,8 +173,8 @@ class DistributedRanks:
     def join(self, batches: Iterable[T]) -> Iterator[T]:
         """Iterate over this rank's batches until all ranks are done.
 
-        A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all of
-        them. Adds one exchange per step.
+        A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all
+        ranks. Adds one exchange per step.
         """
         latest: list[T] = []
         remaining = iter(batches)
@@ -230,8 +231,8 @@ class DistributedRanks:
     def agree(self, failure: object | None, proposal: int) -> int | None:
         """End an attempt on every rank. Returns None if it is valid on all of them.
 
-        Otherwise all ranks repeat it: with micro-batches of the returned size, or, if that is 0, with a fallback.
-        `proposal` is the size that this rank proposes after its own failure, 0 if no smaller size is possible.
+        Otherwise all ranks repeat the attempt with micro-batches of the returned size, or with a fallback if the size
+        is 0. `proposal` is the size that this rank proposes after its own failure, or 0 if no smaller size is possible.
         """
         if failure is None:
             return self._conclude(
@@ -243,8 +244,8 @@ class DistributedRanks:
     def report_error(self, error: BaseException) -> int | None:
         """Report an error that is not about memory. Returns None if it should be raised; the other ranks then stop too.
 
-        Returns a size if another rank ran out of memory meanwhile: the zeros that it sent instead of its weights may have
-        caused the error. The attempt is then invalid, as if `agree` had returned that size.
+        Returns a size if another rank ran out of memory in the meantime, because the zeros that it sent instead of its
+        weights may have caused the error. The attempt is then invalid, as if `agree` had returned that size.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective of the step failed") from error
@@ -255,7 +256,7 @@ class DistributedRanks:
         )
 
     def abort(self, reason: str) -> None:
-        """Stop this rank between two steps. The other ranks learn of it in the next exchange."""
+        """Stop this rank between two steps. The other ranks are informed in the next exchange."""
         if self._agreed_passes is None:
             self._agreed_passes = int(self._exchange([1])[0])
         self._store_reason(reason)
@@ -300,9 +301,10 @@ class DistributedRanks:
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Begin recording collectives: per pass if each has its own, otherwise once for all passes.
+        """Begin to record collectives. If each pass has its own collectives, they are recorded per pass, otherwise once
+        for all passes.
 
-        In the second case, ranks may run different numbers of passes, and only the averages at the end are collective.
+        In the second case, ranks may run different numbers of passes, and only the averaging at the end is collective.
         """
         self._next_pass = index + 1
         if self._needs_equal_passes:
@@ -312,9 +314,10 @@ class DistributedRanks:
         self._in_pass = True
 
     def _end_pass(self, collectives: int) -> None:
-        """End a pass. If it issued more collectives than ours, the model communicates in its passes (SyncBatchNorm).
+        """End a pass. End a pass. If it issued more collectives than Guard's own, the model communicates in its passes
+        (SyncBatchNorm).
 
-        From the next attempt on, all ranks must then run the same number of passes. All ranks count the same.
+        From the next attempt on, all ranks must then run the same number of passes. All ranks get the same count.
         """
         self._in_pass = False
         self._model_communicates = collectives != self._own_collectives

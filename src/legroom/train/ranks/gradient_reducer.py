@@ -1,16 +1,17 @@
 """Averages gradients over ranks in buckets during the backward pass, like DDP, but can be stopped in the middle.
 
 DDP's own reducer is implemented in C++. An exception in the middle of the backward pass leaves it in an undefined state, and
-the buckets that other ranks wait for cannot be sent from outside. This reducer knows what it has sent, starts from scratch
-at each step, and sends its buckets in a fixed order through `torch.distributed.all_reduce`, where pending collectives
-can be completed. The arithmetic is that of DDP: gradients times one over the number of ranks, summed.
+the buckets that other ranks wait for cannot be sent from outside. This reducer records what it has sent and starts from
+scratch at each step. It sends its buckets in a fixed order through `torch.distributed.all_reduce`, so that pending
+collectives can be completed. The arithmetic is the same as in DDP: gradients are multiplied by one over the number of
+ranks and summed.
 
 A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter that states whether any rank has a gradient for it. A parameter that is unused on this
 rank gets the gradient of the others, and one that is unused everywhere gets none, as in DDP.
 
-Python is called once per bucket rather than once per parameter: by the hook of the parameter whose gradient should be the
-last of the bucket. If another gradient of the bucket is still missing then, the bucket is sent at the end.
+Python is called once per bucket rather than once per parameter, by the hook of the parameter whose gradient is expected
+last in the bucket. If another gradient of the bucket is still missing at that time, the bucket is sent at the end.
 """
 
 import weakref
@@ -47,18 +48,20 @@ class GradientReducer:
         return len(self._buckets)
 
     def start(self) -> None:
-        """Call before the last forward and backward of a step: each bucket is sent as soon as its gradients exist."""
+        """Call before the last forward and backward pass of a step. Each bucket is sent as soon as its gradients
+        exist."""
         self._sent = 0
         self._is_active = self._overlaps
         for bucket in self._buckets:
             bucket.start()
 
     def finish(self) -> bool:
-        """Call after that backward: send the remaining buckets, wait for all, and write the averages into the gradients.
+        """Call after that backward pass. Sends the remaining buckets, waits for all of them, and writes the averages
+        into the gradients.
 
         Returns False if a gradient changed after it was sent, so that the averages are wrong. The step must then be
         repeated, and buckets are no longer sent early. This happens if parts of the backward pass run more than once
-        (`checkpoint(use_reentrant=True)` around a shared parameter), on every rank alike.
+        (`checkpoint(use_reentrant=True)` around a shared parameter). It then happens on every rank.
         """
         self._is_active = False
         self._send(all_remaining=True)
@@ -73,13 +76,14 @@ class GradientReducer:
             bucket.drop()
 
     def on_ready(self) -> None:
-        """Handle the gradient that should be the last of a bucket."""
+        """Handle the gradient that is expected last in a bucket."""
         if self._is_active:
             self._send()
 
     @torch.no_grad()
     def _send(self, all_remaining: bool = False) -> None:
-        """Send buckets in their fixed order, independent of the order of the gradients: all ranks must send the same."""
+        """Send buckets in their fixed order, regardless of the order of the gradients, because all ranks must send the
+        same buckets."""
         while self._sent < len(self._buckets):
             bucket = self._buckets[self._sent]
             if not (all_remaining or bucket.is_ready()):
@@ -170,7 +174,7 @@ def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
 
 
 def _make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Group parameters, last ones first: the backward pass computes their gradients first."""
+    """Group parameters, last ones first, because the backward pass computes their gradients first."""
     buckets: list[_Bucket] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[torch.nn.Parameter], int]] = {}
     for parameter in reversed(parameters):

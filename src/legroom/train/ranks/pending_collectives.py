@@ -2,7 +2,8 @@
 
 The collectives of a pass (forward and backward of one micro-batch) are the same on every rank and do not depend on the batch
 size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining collectives with zeros. The
-other ranks finish a pass whose result is invalid, learn so in the exchange at the end of the step, and all ranks roll back.
+other ranks finish a pass whose result is invalid. The exchange at the end of the step informs them, and all ranks roll
+back.
 
     pending.begin("first pass", pass_key)
     with intercept_collectives(pending): forward(); backward()
@@ -85,7 +86,7 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Forget passes that all ranks have finished. `delete`: delete their announcements (one rank does)."""
+        """Forget passes that all ranks have finished. `delete`: delete their announcements. Only one rank does this."""
         for pass_key, count in self._announced:
             if delete:
                 self._announcements.delete(pass_key, count)
@@ -96,7 +97,8 @@ class PendingCollectives:
         self._issued.append(call)
 
     def _learn(self, calls: tuple[CollectiveCall, ...]) -> None:
-        """Store the collectives of a kind. A kind that differs from its previous pass is announced until it repeats."""
+        """Store the collectives of a kind. If a kind differs from its previous pass, its collectives are announced
+        until they repeat."""
         if self._known.get(self._kind, calls) == calls:
             self._varying.discard(self._kind)
         else:

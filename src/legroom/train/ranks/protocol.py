@@ -1,4 +1,4 @@
-"""How Guard coordinates with other ranks. `SingleProcess` is the implementation without any."""
+"""Defines how Guard coordinates with other ranks. `SingleProcess` is the implementation for a single process."""
 
 import contextlib
 from collections.abc import Hashable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Errors that are raised if another rank is gone, instead of waiting for it.
+"""Errors that are raised if another rank has failed or does not respond.
 
 LegroomError
 ├── PeerFailed    another rank raised an error; the message includes the rank and its error

@@ -1,8 +1,8 @@
 """FSDP2 modules in a step that may have to be repeated.
 
-Each micro-batch gathers parameters and reduces gradients on its own: accumulation without reduction would keep unsharded
-gradients, so a smaller micro-batch could need more memory. FSDP2 cannot reset itself in the middle of a pass; `discard`
-does that.
+Each micro-batch gathers parameters and reduces gradients separately. Accumulation without reduction would keep
+unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 cannot reset itself in the middle of a pass;
+`discard` does that.
 """
 
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def _was_called(root: Any) -> bool:
 
 
 def _reset(root: Any) -> None:
-    """Reset FSDP2 in the middle of a pass: with torch's own function since 2.13, before that on its private state.
+    """Reset FSDP2 during a pass, with torch's own function since 2.13, or through its private state before that.
 
     If a release of torch has neither, the failure cannot be recovered, and the error names the missing attribute.
     """
@@ -134,8 +134,8 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """Free what the reset leaves: unreduced gradients, to which the next pass would add, and memory that was allocated for
-    parameters whose all-gather failed.
+    """Free the memory that the reset leaves: unreduced gradients, to which the next pass would add, and memory that was
+    allocated for parameters whose all-gather failed.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):
@@ -148,7 +148,7 @@ def _drop_leftovers(root: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """Return the parameter groups: at most one before torch 2.13, several since."""
+    """Return the parameter groups. Before torch 2.13, there is at most one; since then, there can be several."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)

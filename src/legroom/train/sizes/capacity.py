@@ -6,7 +6,8 @@ from legroom.errors import UsageError
 
 
 def device_capacity(device: torch.device) -> int:
-    """Return the bytes that this process's caching allocator can reserve, including what it has reserved already."""
+    """Return the bytes that this process's caching allocator can reserve, including those that it has already
+    reserved."""
     free, total = torch.cuda.mem_get_info(device)
     available = torch.cuda.memory_reserved(device) + free
     return min(available, int(total * memory_fraction(device)))
@@ -15,8 +16,8 @@ def device_capacity(device: torch.device) -> int:
 def memory_fraction(device: torch.device) -> float:
     """Return the fraction set with `set_per_process_memory_fraction`.
 
-    Before torch 2.7 it cannot be read. The limit is then only known when an allocation fails, and a search may have one more
-    failure.
+    Before torch 2.7 it cannot be read. The limit is then known only after an allocation fails, so a search may have one
+    additional failure.
     """
     get_fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)
     return 1.0 if get_fraction is None else float(get_fraction(device.index or 0))

@@ -1,13 +1,14 @@
 """Predicts the allocation requests of a training step at other batch sizes, and the largest size that fits.
 
-The requests of two batch sizes are logged. If both have the same requests in the same order, each request is extrapolated
-linearly from its two sizes (weights stay, activations grow). The step at any size is then replayed in the allocator
-with the available capacity, so the result includes rounding, fragmentation and the freeing of the cache before a failure. A
-line with a negative intercept grows faster than linearly (as in contrastive losses) and is replaced by a power.
+The requests of two batch sizes are logged. If both have the same requests in the same order, each request is
+extrapolated linearly from its two sizes: weights stay constant and activations grow. The step at any size is then
+replayed in the allocator with the available capacity, so the result includes rounding, fragmentation and the freeing of
+the cache before a failure. A line with a negative intercept means that the memory grows faster than linearly (as in
+contrastive losses). It is replaced by a power function.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`). Of
 these, requests whose size occurs in both logs are treated as fixed, and the others as proportional to the batch
-size. That is less exact, and `matched` is then False.
+size. This is less exact, and `matched` is then False.
 
 `predict.extrapolate` does the same for traces, without such assumptions, because another trace is cheap. Here another size costs a
 run that may fail, the allocator starts with existing segments, and some allocations are in no log.
@@ -32,7 +33,7 @@ MAX_ASSUMED = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LoggedTrial:
-    """The requests of a trial that fitted."""
+    """The requests of a trial that fit."""
 
     size: int
     segments: list[SegmentLayout]
@@ -43,7 +44,7 @@ class LoggedTrial:
 
 
 def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:
-    """Recreate the existing segments with their blocks: the position of free memory decides what fits later."""
+    """Recreate the existing segments with their blocks, because the position of free memory affects what fits later."""
     blocks: dict[int, Block] = {}
     free: list[Block] = []
     for segment in sorted(segments, key=lambda segment: -segment.bytes):
@@ -87,7 +88,8 @@ class Extrapolation:
     def largest(self, capacity: int, *, known_to_fit: int, max_size: int, slack: int = 0) -> int:
         """Return the largest size that fits.
 
-        Because of fragmentation, a size can fail although the next one fits, so a few larger sizes are checked too.
+        Because of fragmentation, a size can fail although the next larger one fits, so a few larger sizes are checked
+        too.
         """
         low, high = known_to_fit, min(max_size, max(known_to_fit * 2, 8))
         while high < max_size and self.fits(high, capacity, slack):

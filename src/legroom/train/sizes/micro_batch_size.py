@@ -1,15 +1,16 @@
-"""Chooses the micro-batch size: smaller after a failure, slowly larger after successful steps, each with its reason.
+"""Chooses the micro-batch size: smaller after a failure, gradually larger after successful steps. Each choice has a
+reason.
 
-A `MicroBatchSizer` only decides: it receives what succeeded, what failed and how long it took, and returns a size. It reads no
-clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
+A `MicroBatchSizer` only makes decisions. It receives which sizes succeeded or failed and how long they took, and
+returns a size. It reads no clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
 
 It guarantees the following:
 
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
-- A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt. Other
-  processes may have freed memory, but the run must not oscillate.
-- Of two sizes that fit, the faster one is used (a larger one is not always faster). If the allocator has to free its
-  cache in most steps, the next smaller size is tried.
+- A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt.
+  Other processes may have freed memory in the meantime, but the size must not oscillate.
+- Of two sizes that fit, the faster one is used, because a larger one is not always faster. If the allocator has to free
+  its cache in most steps, the next smaller size is tried.
 - Micro-batches are even, because a last micro-batch of one sample takes nearly as long as a full one.
 """
 
@@ -67,7 +68,7 @@ class _SizeStats:
 
 @dataclass(frozen=True, slots=True)
 class _SizeChange:
-    """A new size on trial."""
+    """A new size that is being tested."""
 
     old: int
     new: int
@@ -131,7 +132,7 @@ class MicroBatchSizer:
 
     @property
     def settled(self) -> bool:
-        """Whether no other size is on trial now or at the next step."""
+        """Whether no other size is being tested now or will be tested at the next step."""
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
@@ -196,7 +197,7 @@ class MicroBatchSizer:
         retries: int = 0,
         capacity: int | None = None,
     ) -> None:
-        """Record that a step with micro-batches of `micro` fitted.
+        """Record that a step with micro-batches of `micro` fit.
 
         `peak` and `allocated_before`: allocated bytes at the peak and at the start of the step. `retries`: how often the
         allocator freed its cache to serve a request. `capacity`: bytes that PyTorch can reserve on the device.
@@ -243,7 +244,7 @@ class MicroBatchSizer:
     # ------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sizes for the next run, as plain data. A size on trial is not included."""
+        """Return the sizes for the next run, as plain data. A size that is being tested is not included."""
         size = self._limit if self._change is None else self._change.old
         largest = max(self._stats, default=None)
         return {"version": 1, "micro_batch_size": size, "largest": largest, "failed": self._failed_at}
@@ -285,7 +286,8 @@ class MicroBatchSizer:
         )
 
     def _memory_of_step(self, failure: Any) -> tuple[int | None, int | None]:
-        """Return the memory available to the step, and what it needed when it failed, both without weights etc."""
+        """Return the memory available to the step, and the memory that it needed when it failed. Both exclude weights
+        and other memory allocated before the step."""
         requested, allocated = _int_attribute(failure, "requested"), _int_attribute(failure, "allocated")
         free, reserved = _int_attribute(failure, "free"), _int_attribute(failure, "reserved")
         if requested is None or allocated is None:
@@ -333,7 +335,8 @@ class MicroBatchSizer:
     def _predicted_max_size(self) -> int | None:
         """Predict the largest size that fits, from measured peaks and the capacity. None if either is unknown.
 
-        Two sizes give a line. A single size gives a safe bound if memory grows at most linearly with the size.
+        Two sizes give a line. A single size gives a safe bound, assuming that memory grows at most linearly with the
+        size.
         """
         peaks = {size: stats.peak for size, stats in self._stats.items() if stats.peak is not None}
         if not peaks or self._capacity is None:

@@ -1,11 +1,11 @@
 """Micro-batch sizes that fit, stored for the next run: one small JSON file per configuration in the user's cache folder.
 
-A configuration is everything that decides what fits: the model (names, shapes and dtypes of its tensors), the GPU, its memory,
-the precision, the shapes of a batch without its batch size, torch and the allocator settings.
+A configuration includes everything that affects what fits: the model (names, shapes and dtypes of its tensors), the
+GPU, its memory, the precision, the shapes of a batch without its batch size, torch and the allocator settings.
 
-The cache is optional, so nothing here raises an error: if the folder is not writable, nothing is stored, and files that cannot be
-read or have another format are ignored. Files are replaced atomically, so processes that write at the same time leave a
-complete file. `LEGROOM_CACHE=off` disables the cache; `LEGROOM_CACHE=PATH` sets its folder.
+The cache is optional, so nothing here raises an error. If the folder is not writable, nothing is stored. Files that
+cannot be read or have another format are ignored. Files are replaced atomically, so processes that write at the same
+time leave a complete file. `LEGROOM_CACHE=off` disables the cache; `LEGROOM_CACHE=PATH` sets its folder.
 """
 
 import contextlib

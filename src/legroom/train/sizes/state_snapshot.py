@@ -1,9 +1,9 @@
-"""A snapshot of everything that training steps change, in host memory. Restores it bit for bit.
+"""A snapshot of everything that training steps change, stored in host memory. Restores it bit for bit.
 
-`StateSnapshot(step, batch)` follows what a step references by name: its closure, its globals, the object it is bound to,
-arguments of partials, and from there containers and plain objects. `restore()` restores modules, optimizers, schedulers,
-scalers, tensors, random generators, counters and lists in place, so that the program's references stay valid. The copies are in
-host memory, because the device memory is needed for the trials.
+`StateSnapshot(step, batch)` follows the objects that a step references by name: its closure, its globals, the object it
+is bound to, and the arguments of partials. From there it follows containers and plain objects. `restore()` restores
+modules, optimizers, schedulers, scalers, tensors, random generators, counters and lists in place, so that the program's
+references stay valid. The copies are in host memory, because the device memory is needed for the trials.
 
 External effects of a step (files, network) are not restored.
 """

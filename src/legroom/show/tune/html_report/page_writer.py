@@ -1,8 +1,8 @@
-"""Assembles the report: text and tables are generated here, charts are drawn by the page's script, and everything is one file.
+"""Assembles the report as a single file. Text and tables are generated here, and the page's script draws the charts.
 
-The charts are plain SVG drawn by a few hundred lines of JavaScript instead of a plotting library. The page is kilobytes instead of megabytes, needs no
-network, supports light and dark themes, and its charts are linked. The results and tables are plain HTML, readable without
-scripts.
+The charts are plain SVG drawn by a few hundred lines of JavaScript instead of a plotting library. The page has a size
+of kilobytes instead of megabytes, needs no network, supports light and dark themes, and links its charts. The results
+and tables are plain HTML, readable without scripts.
 """
 
 import json

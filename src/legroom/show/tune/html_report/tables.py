@@ -13,7 +13,7 @@ MIN_SHOWN_IMPORTANCE = 0.005
 
 
 def lead(study: StudyFigures) -> str:
-    """The first sentence: the result."""
+    """Return the first sentence, which states the result."""
     best = study.best
     ran = format_count(_ran(study), "trial")
     if best is None:
@@ -92,7 +92,7 @@ def memory_text(study: StudyFigures) -> str:
 
 
 def memory_legend(study: StudyFigures) -> str:
-    """The legend, restricted to what the chart shows."""
+    """The legend for the elements that the chart shows."""
     drawn = _with_memory(study)
     marks = [
         ("○ predicted", any(trial.predicted is not None for trial in drawn)),
@@ -188,8 +188,8 @@ def _cell(text: str, value: Any) -> str:
 
 
 def _by_reason(trials: list[TrialFigures]) -> list[tuple[list[int], str]]:
-    """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are equal; the text of the first trial is
-    shown, and the table of all trials has the others."""
+    """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are treated as equal.
+    The text of the first trial is shown; the table of all trials contains the others."""
     grouped: dict[str, list[TrialFigures]] = {}
     for trial in trials:
         grouped.setdefault(re.sub(r"[\d.,]+", "0", trial.reason), []).append(trial)

@@ -1,7 +1,7 @@
 """Copies of tensors in host memory, in buffers of the block size of a file.
 
 The file is written from the copy, so training can continue. Copies from a GPU go into page-locked memory and are
-asynchronous: later work on the GPU is queued after them, and the host waits in `wait()`. Page-locked buffers are reused
+asynchronous. Later work on the GPU is queued after them, and the host waits in `wait()`. Page-locked buffers are reused
 for the next checkpoint, because allocating them takes longer than filling them.
 """
 

@@ -45,7 +45,7 @@ class TensorFile:
     """The copies of the tensors, if they were copied."""
 
     def copy(self, buffers: HostBuffers) -> None:
-        """Copy the tensors, which may change afterwards."""
+        """Copy the tensors, because they may change afterwards."""
         buffers.copy_from(self.tensors)
         self.buffers, self.tensors = buffers, []
 

@@ -1,4 +1,4 @@
-"""The loss weight of each micro-batch, with which losses and gradients add up to those of the whole batch.
+"""Computes the loss weight of each micro-batch, so that losses and gradients add up to those of the whole batch.
 
 For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, it is 1. For a mean over
 other elements, such as non-padding tokens, `weight(*batch)` counts them, and the weight is the count of the micro-batch

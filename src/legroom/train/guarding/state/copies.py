@@ -9,7 +9,8 @@ Group = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class TensorCopies:
-    """A copy of each tensor in a list. `save()` makes the copies, `restore()` writes them back, any number of times.
+    """A copy of each tensor in a list. `save()` makes the copies. `restore()` writes them back and can be called any
+    number of times.
 
     The memory of the copies is reused as long as the tensors are the same.
     """

@@ -1,4 +1,4 @@
-"""Restores what a forward and backward pass changes, if memory runs out in the middle.
+"""Restores the state that a forward and backward pass changes, if memory runs out before its end.
 
     transaction = Transaction(model, parameters, device)
     transaction.begin()                   # sets existing gradients aside
@@ -7,8 +7,8 @@
     transaction.rollback()                # or: restores the state at begin()
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
-Restores the random generators, the buffers and the gradients. Gradients from earlier passes are set aside rather than copied:
-once added to in place, they could not be separated from those of the failed pass.
+Restores the random generators, the buffers and the gradients. Gradients from earlier passes are set aside rather than
+copied. If a failed pass added to them in place, they could not be separated from its gradients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """One instance for the whole run; the memory of its copies is reused."""
+    """There is one instance for the whole run, and the memory of its copies is reused."""
 
     def __init__(
         self, model: nn.Module, parameters: Callable[[], Iterable[nn.Parameter]], device: torch.device
@@ -59,7 +59,7 @@ class Transaction:
         self._random_at_savepoint = None
 
     def commit(self) -> None:
-        """Finish the passes, and add the gradients from earlier ones."""
+        """Finish the passes, and add the gradients from earlier passes."""
         self._add_earlier()
         self._trainable = []
         self._random = self._random_at_savepoint = None
@@ -93,7 +93,8 @@ class Transaction:
         self._versions = self._gradient_versions()
 
     def can_rollback_to_savepoint(self) -> bool:
-        """Whether there is a savepoint, and neither gradients (a sample of them) nor NumPy's generator changed since.
+        """Whether there is a savepoint, and neither the gradients (a sample of them) nor NumPy's generator has changed
+        since.
 
         Savepoints do not include NumPy's generator.
         """
@@ -178,7 +179,8 @@ def _allocated(device: torch.device) -> int | None:
 
 
 def retry_after_release(make: Callable[[], T]) -> T:
-    """Call `make()`. If memory runs out, release cached memory and call it again, so it must be repeatable."""
+    """Call `make()`. Call the function. If memory runs out, release cached memory and call it again. The function must
+    therefore be repeatable."""
     try:
         return make()
     except RuntimeError as error:
