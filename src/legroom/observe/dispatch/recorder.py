@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Category, Event, Phase, Sink
@@ -124,6 +124,13 @@ class Recorder:
     def mode(self) -> TorchDispatchMode:
         """Return a dispatch mode for one thread that shares the state of this recorder."""
         return EagerMode(self) if self._eager else RecordingMode(self)
+
+    def is_recording(self) -> bool:
+        """Whether operations of this thread are recorded. They are not inside an operation, which counts as a whole."""
+        return any(
+            isinstance(mode, RecordingMode) and mode._recorder is self
+            for mode in _get_current_dispatch_mode_stack()
+        )
 
     # --- allocations and frees
 

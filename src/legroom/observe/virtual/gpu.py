@@ -29,6 +29,7 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Event, Sink
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.attribution import OpLocation
+from legroom.observe.dispatch.device_placement import HOST, INHERIT
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.host import VirtualDevice
@@ -38,16 +39,21 @@ from legroom.observe.virtual.placement import (
     PlacementMode,
     cuda_default_device,
     fake_tensors_report_device,
+    is_placement_active,
 )
 from legroom.observe.virtual.torch_api.callbacks import mode_in_callbacks
 from legroom.observe.virtual.torch_api.cuda_api import patches
 from legroom.observe.virtual.torch_api.devices import integers_name_devices
 from legroom.observe.virtual.torch_api.distributed import GLOO_RELEASE_SECONDS, is_rank
 from legroom.observe.virtual.torch_api.functions import lazy_parameters_without_data
+from legroom.observe.virtual.torch_api.operator_kernels import operator_kernels
 from legroom.observe.virtual.torch_api.streams import current_stream_id
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
+"""Enables function modes inside an operation. Without it, kernels that the program registers see CPU tensors."""
 
 
 class VirtualGPU:
@@ -137,6 +143,7 @@ class VirtualGPU:
                 entering.enter_context(fake_tensors_report_device(self))
                 entering.enter_context(lazy_parameters_without_data())
             entering.enter_context(mode_in_callbacks(lambda: PlacementMode(self, self.recorder)))
+            entering.enter_context(operator_kernels(self, self._user_code))
             entering.enter_context(PlacementMode(self, self.recorder))
             _discard_events_of_forks(self.recorder)
             self._exit = entering.pop_all()
@@ -158,6 +165,27 @@ class VirtualGPU:
         """Record the operations of a thread that the program started."""
         with self.recorder.mode(), PlacementMode(self, self.recorder):
             yield
+
+    @contextlib.contextmanager
+    def _user_code(self) -> Iterator[None]:
+        """Run a function of the program that torch calls inside an operation with the modes, which are off there."""
+        if VirtualGPU._active is not self:
+            yield
+            return
+        context = self.recorder.context
+        outer = context.factory_target, context.call, context.target, context.category
+        context.factory_target, context.call, context.target, context.category = HOST, None, INHERIT, None
+        try:
+            with contextlib.ExitStack() as modes:
+                if _enable_torch_function is not None:
+                    modes.enter_context(_enable_torch_function())
+                if not self.recorder.is_recording():
+                    modes.enter_context(self.recorder.mode())
+                if not is_placement_active():
+                    modes.enter_context(PlacementMode(self, self.recorder))
+                yield
+        finally:
+            context.factory_target, context.call, context.target, context.category = outer
 
     # --- injecting failures
 

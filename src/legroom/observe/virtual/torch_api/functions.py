@@ -20,7 +20,6 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
     yield from _autocast()
     yield from _transformer_fast_paths()
     yield from _nested_tensors()
-    yield from _custom_ops()
     yield from _jit_load()
     yield from _grouped_tensors(host)
     yield from _optimizers()
@@ -96,27 +95,6 @@ def _created_on_host(original: Any) -> Any:
         return made.requires_grad_() if requires_grad else made
 
     return make
-
-
-def _custom_ops() -> Iterable[Replacement]:
-    """Make `torch.library.custom_op(..., device_types="cuda")` register the kernel for the CPU too.
-
-    torch selects a kernel by the real device of a tensor. A kernel written in Python also runs on the CPU; one written
-    in Triton or C++ fails with its own error. Without torch's private class, the kernel is registered for CUDA only.
-    """
-    owner = getattr(optional_module("torch._library.custom_ops"), "CustomOpDef", None)
-    original = getattr(owner, "register_kernel", None)
-    if original is None:
-        return []
-
-    @functools.wraps(original)
-    def register_kernel(self: Any, device_types: Any, *arguments: Any, **options: Any) -> Any:
-        types = [device_types] if isinstance(device_types, str) else list(device_types or ())
-        if "cuda" in types and "cpu" not in types:
-            types.append("cpu")
-        return original(self, types or device_types, *arguments, **options)
-
-    return table(owner, {"register_kernel": register_kernel})
 
 
 def _jit_load() -> Iterable[Replacement]:

@@ -1,0 +1,182 @@
+"""Kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`, `torch.library.impl`).
+
+torch selects a kernel by the real device of the tensors, which is the CPU for all of them. So one function is registered for the
+CPU, and calls the program's kernel for CUDA or for the CPU by the virtual device. A kernel in Triton or C++ fails with its own
+error. Kernels are user code: they run with the modes of the virtual GPU, so they see its devices and their memory is counted.
+
+An operator that was defined before the virtual GPU was entered is included if it is a `custom_op`.
+"""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from legroom.observe.dispatch.storages import tensors_in
+from legroom.observe.virtual.host import VirtualHost
+from legroom.observe.virtual.patching import optional_module, replaced, table
+
+UserCode = Callable[[], AbstractContextManager[None]]
+"""Makes a context in which user code runs with the modes of the virtual GPU."""
+_BACKENDS = ("CPU", "CUDA")
+_COMPOSITE = ("", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+@contextlib.contextmanager
+def operator_kernels(host: VirtualHost, user_code: UserCode) -> Iterator[None]:
+    """Within the block, kernels that the program registers are selected by the virtual device."""
+    library: Any = torch.library.Library
+    original_impl = library.impl
+
+    @functools.wraps(original_impl)
+    def impl(
+        self: Any, op_name: Any, fn: Any, dispatch_key: str = "", *, with_keyset: bool = False, **options: Any
+    ) -> Any:
+        key = dispatch_key or self.dispatch_key
+        if callable(fn) and fn is not torch.library.fallthrough_kernel:
+            kernel = _as_user_code(fn, user_code)
+            if key in _COMPOSITE:
+                fn = kernel
+            elif key in _BACKENDS:
+                is_selected = _register(host, original_impl, self, op_name, key, kernel, with_keyset)
+                if is_selected and key == "CPU":
+                    return None
+        return original_impl(self, op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
+
+    definitions = optional_module("torch._library.custom_ops")
+    existing = list(getattr(definitions, "OPDEFS", {}).values())
+    with contextlib.ExitStack() as stack:
+        for definition in existing:
+            stack.enter_context(_existing_operator(definition, host, original_impl, user_code))
+        tables = table(library, {"impl": impl})
+        owner: Any = getattr(definitions, "CustomOpDef", None)
+        if (register := getattr(owner, "register_autograd", None)) is not None:
+            tables += table(owner, {"register_autograd": _autograd_as_user_code(register, user_code)})
+        stack.enter_context(replaced(tables))
+        yield
+
+
+def _as_user_code(function: Callable[..., Any], user_code: UserCode) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with user_code():
+            return function(*args, **kwargs)
+
+    return kernel
+
+
+def _autograd_as_user_code(register: Any, user_code: UserCode) -> Any:
+    @functools.wraps(register)
+    def register_autograd(self: Any, backward: Any, /, *, setup_context: Any = None) -> Any:
+        if setup_context is not None:
+            setup_context = _as_user_code(setup_context, user_code)
+        return register(self, backward, setup_context=setup_context)
+
+    return register_autograd
+
+
+@contextlib.contextmanager
+def _existing_operator(
+    definition: Any, host: VirtualHost, impl: Callable[..., Any], user_code: UserCode
+) -> Iterator[None]:
+    """Run the kernels of an operator that was defined earlier as user code. Its kernel for CUDA is registered permanently."""
+    kernels: dict[Any, Any] | None = getattr(definition, "_backend_fns", None)
+    if not kernels:
+        yield
+        return
+    before = dict(kernels)
+    for device_type, function in before.items():
+        kernels[device_type] = _as_user_code(function, user_code)
+    if "cuda" in kernels:
+        _register(host, impl, definition._lib, definition._name, "CUDA", kernels["cuda"], False)
+    try:
+        yield
+    finally:
+        kernels.update(before)
+
+
+# --- one function for both devices
+
+
+class _Kernels:
+    """The kernels of one operator, and the function that selects one of them."""
+
+    def __init__(self, name: str, host: VirtualHost, library: Any) -> None:
+        self.name = name
+        self.host = host
+        self.registered_by = weakref.ref(library)
+        self.kernels: dict[str, tuple[Any, Callable[..., Any], bool]] = {}
+        """By backend: a weak reference to the library, which owns its kernels, the kernel, and whether it receives the key set."""
+        self.previous = _kernel_before(name)
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        on_device = any(self.host.device_of(tensor) is not None for tensor in tensors_in((args, kwargs)))
+        backend = "CUDA" if on_device else "CPU"
+        library, kernel, with_keyset = self.kernels.get(backend, (None, None, False))
+        if kernel is not None and _is_alive(library):
+            return kernel(keyset, *args, **kwargs) if with_keyset else kernel(*args, **kwargs)
+        if self.previous is not None:
+            return self.previous.call_boxed(keyset, *args, **kwargs)
+        raise NotImplementedError(
+            f"Could not run '{self.name}' with arguments from the '{backend}' backend. "
+            f'Register a kernel for it with `Library.impl(..., "{backend}")`.'
+        )
+
+
+_operators: dict[str, _Kernels] = {}
+"""By qualified name. The selecting function stays registered until its library is deleted, so this outlives a virtual GPU."""
+
+
+def _register(
+    host: VirtualHost,
+    impl: Callable[..., Any],
+    library: Any,
+    op_name: Any,
+    backend: str,
+    kernel: Callable[..., Any],
+    with_keyset: bool,
+) -> bool:
+    """Add a kernel to the operator's selecting function; False if the operator has a kernel that cannot be called from there."""
+    name = op_name if isinstance(op_name, str) else getattr(op_name, "_name", str(op_name))
+    name = name if "::" in name else f"{library.ns}::{name}"
+    known = _operators.get(name)
+    if known is None or not _is_alive(known.registered_by):
+        fresh = _Kernels(name, host, library)
+        if fresh.previous is None and _has_kernel(name):
+            return False
+        if known is not None:
+            fresh.kernels = {key: entry for key, entry in known.kernels.items() if _is_alive(entry[0])}
+        known = _operators[name] = fresh
+        impl(library, op_name, known, "CPU", with_keyset=True)
+    known.host = host
+    known.kernels[backend] = (weakref.ref(library), kernel, with_keyset)
+    return True
+
+
+def _is_alive(library: Any) -> bool:
+    found = library()
+    return found is not None and found.m is not None
+
+
+def _has_kernel(name: str) -> bool:
+    """Whether the operator has a kernel for the CPU already, as those of torch have."""
+    has = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
+    try:
+        return bool(has is not None and has(name, "CPU"))
+    except RuntimeError:
+        return False
+
+
+def _kernel_before(name: str) -> Any:
+    """The kernel for the CPU that the program replaces; None if there is none, or in versions of torch without `get_kernel`."""
+    get: Any = getattr(torch.library, "get_kernel", None)
+    if get is None or not _has_kernel(name):
+        return None
+    try:
+        return get(name, "CPU")
+    except RuntimeError:
+        return None
