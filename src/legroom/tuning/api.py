@@ -61,12 +61,13 @@ def tune(
 
     `train_fn`: the training function, or a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt
     or optuna. `scheduler`: asha, median, pbt or None. `trials`: number of trials to start (default 10, or the whole grid). Configurations that can
-    never fit are not started and do not count. `gpu`: by default all GPUs of this machine, or the CPU if it has none; "8GiB,4GiB" for virtual GPUs;
-    "cpu" for the CPU. `time_budget`: seconds, or text such as "20min". `storage`: the folder of the study; `resume`: continue the study in that folder.
-    `engine`: local, ray or auto. `address`: of a Ray cluster. `parallel`: maximum number of trials at the same time. `ranks`: processes per trial.
-    `grace_period`, `reduction_factor`, `max_steps`: options of ASHA. `interval`: steps between decisions of population-based training.
-    `shape_parameters`: the parameters that memory depends on, if you know them. `callbacks`: objects that show or log the study; by default a live
-    table, `[]` for no output.
+    never fit are not started and do not count. `gpu`: by default all GPUs of this machine, or the CPU if it has none.
+    Use "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget`: seconds, or text such as "20min". `storage`:
+    the folder of the study; `resume`: continue the study in that folder. `engine`: local, ray or auto. `address`: the
+    address of a Ray cluster. `parallel`: maximum number of trials at the same time. `ranks`: processes per trial.
+    `grace_period`, `reduction_factor`, `max_steps`: options of ASHA. `interval`: steps between decisions of
+    population-based training. `shape_parameters`: the parameters that affect memory, if you know them. `callbacks`:
+    objects that show or log the study; by default a live table, `[]` for no output.
     """
     stop_if_imported()
     if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds
@@ -117,7 +118,7 @@ def tune(
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
-    """The GPUs with the memory that NCCL uses on real GPUs, in addition to PyTorch, if a trial has several ranks."""
+    """Return the GPUs with the memory that NCCL uses outside PyTorch on real GPUs, if a trial has several ranks."""
     if gpus and len(gpus) < ranks:
         raise UsageError(
             f"A trial with {ranks} ranks needs {ranks} GPUs, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}."
@@ -184,7 +185,7 @@ def _make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback])
 
 
 def _read(space: Any) -> Space:
-    """Read a space. It can contain Ray's domains only if Ray has been imported."""
+    """Read a space. Read the space. It can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 

@@ -121,7 +121,7 @@ class StudyStore:
         self._ids[record.number] = trial_id
 
     def report(self, record: TrialRecord, report: Report, metric: str) -> None:
-        """Write a new report, which `record` contains already."""
+        """Write a new report, which `record` already contains."""
         identity = self._ids[record.number]
         with _disk_full_as_store_error(self.folder):
             if metric in report.metrics:
@@ -158,7 +158,7 @@ class StudyStore:
             )
 
     def _rest(self, record: TrialRecord) -> dict[str, Any]:
-        """A record without its reports. `steps` is the number of valid reports, None if all are."""
+        """A record without its reports. `steps` is the number of valid reports, or None if all are valid."""
         stored = record.as_dict()
         reports = len(stored.pop("reports"))
         stored["steps"] = None if reports == self._reports.get(record.number, 0) else reports
@@ -189,7 +189,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
 
 
 def _let_go(storage: Any) -> None:
-    """Close the connections. Closing the last one merges the write-ahead log."""
+    """Close the connections. Close a connection. Closing the last one merges the write-ahead log."""
     with contextlib.suppress(Exception):
         storage.remove_session()
         storage.engine.dispose()
@@ -242,7 +242,7 @@ def _locked(folder: Path) -> IO[str]:
 
 @contextlib.contextmanager
 def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a `StoreError`. Data written earlier is not affected."""
+    """Convert an error about a full or read-only disk to a `StoreError`. Data written earlier is not affected."""
     try:
         yield
     except LegroomError:

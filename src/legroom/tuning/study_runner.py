@@ -1,7 +1,8 @@
-"""Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores everything.
+"""Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores
+everything.
 
 Engines only run the trials; all decisions are made here. It is called from a single thread. Every event is stored
-before it answers, so a `StudyRunner` that is created from that storage continues in the same way.
+before a call returns, so a `StudyRunner` that is created from that storage continues in the same way.
 """
 
 import math
@@ -143,7 +144,7 @@ class StudyRunner:
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
-        """The waiting trials, the preferred one first; None if the searcher has no preference."""
+        """Return the waiting trials, preferred ones first; None if the searcher has no preference."""
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
@@ -154,11 +155,11 @@ class StudyRunner:
         return self._runtimes.predict(configs, self.seconds)
 
     def estimate_again(self, number: int) -> None:
-        """Estimate a trial again, because it found no free memory although it was admitted."""
+        """Estimate a trial again, because there was no free memory for it although it was admitted."""
         self._requeued.append(number)
 
     def started(self, number: int, gpu: str, fit: Fit | None) -> None:
-        """A trial has started."""
+        """Record that a trial has started."""
         record = self.records[number]
         record.state, record.gpu, record.reason = TrialState.RUNNING, gpu, ""
         record.attempts += 1
@@ -212,7 +213,7 @@ class StudyRunner:
         self._measured(self.records[number], actual_bytes, ooms, None)
 
     def ended(self, number: int, ending: TrialOutcome) -> None:
-        """A trial has reached a final state."""
+        """Record that a trial has reached a final state."""
         record = self.records[number]
         state, reason = ending.state, ending.reason
         value = record.value(self.job.metric, self.job.mode)
@@ -238,7 +239,7 @@ class StudyRunner:
             self._raise_if_never_reported(record)
 
     def requeue(self, number: int, state: TrialState, reason: str) -> None:
-        """Queue a trial whose process has ended before the trial did. It continues from its last checkpoint."""
+        """Queue a trial whose process ended before the trial did. It continues from its last checkpoint."""
         record = self.records[number]
         record.state, record.reason = state, reason
         self._forget_after_checkpoint(record)
@@ -246,7 +247,8 @@ class StudyRunner:
         self._changed(record)
 
     def disk_is_full(self, number: int, reason: str) -> NoReturn:
-        """A trial could not write its checkpoint. The study ends, and the trial continues when the study is resumed."""
+        """Record that a trial could not write its checkpoint. The study ends, and the trial continues when the study is
+        resumed."""
         self.requeue(number, TrialState.WAITING, reason)
         raise StoreError(
             f"Trial {number} stopped: {reason}. Completed trials are saved. Free some space, then resume the study."
@@ -266,12 +268,13 @@ class StudyRunner:
         self._changed(record)
 
     def record_oom(self, number: int, fit: Fit | None, needed: int) -> None:
-        """A trial ran out of memory although its estimate fits."""
+        """Record that a trial ran out of memory although its estimate fits."""
         if fit is not None:
             self._gate.record_oom(self.records[number].config, fit, needed)
 
     def interrupt(self, reason: str) -> None:
-        """End the study. Trials that have not ended are stored as waiting, so that a resumed study continues them."""
+        """End the study. Interrupt the study. Trials that have not ended are stored as waiting, so that a resumed study
+        continues them."""
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING
@@ -295,7 +298,7 @@ class StudyRunner:
 
     @property
     def seconds(self) -> float:
-        """Running time of the study, over all sessions."""
+        """The running time of the study over all sessions."""
         return time.monotonic() - self._start
 
     @property
@@ -362,8 +365,8 @@ class StudyRunner:
         )
 
     def _drop_pending(self) -> None:
-        """Drop the queue when the time budget is used up. Trials that never ran stay in the waiting state,
-        for a resumed study.
+        """Drop the queue when the time budget is used up. Trials that never ran stay in the waiting state until the
+        study is resumed.
         """
         self._pending.clear()
         self._requeued.clear()
@@ -408,8 +411,8 @@ class StudyRunner:
         self._results_learned += 1
 
     def _record_runtime(self, record: TrialRecord) -> None:
-        """Record the runtime of a trial. The runtime of a failed trial is discarded, because it does not
-        predict that of others.
+        """Record the runtime of a trial. The runtime of a failed trial is discarded, because it does not help to
+        predict other runtimes.
         """
         if record.state in (TrialState.FINISHED, TrialState.STOPPED) and record.ended is not None:
             self._runtimes.ended(record.number, record.ended)

@@ -35,7 +35,7 @@ STUCK_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _RunningTrial:
-    """A trial that runs."""
+    """A running trial."""
 
     fit: Fit | None
     is_alone: bool
@@ -73,7 +73,7 @@ class TrialDispatcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing runs and nothing will start."""
+        """Whether no trial is running and no further trial will start."""
         return not self._running and not self._ready and self._runner.is_over
 
     def prepare_trials(self) -> None:
@@ -115,7 +115,7 @@ class TrialDispatcher:
         return decision.action
 
     def ended(self, number: int, end: TrialExit) -> None:
-        """The processes of a trial have ended. The trial is complete, or will be started again."""
+        """Handle the end of a trial's processes. The trial is either complete or will be started again."""
         trial = self._running.pop(number)
         self._divide_cpus()
         self._packer.release(number)
@@ -148,22 +148,23 @@ class TrialDispatcher:
             )
 
     def stop_on_timeout(self) -> None:
-        """All processes were killed because the time budget is used up. Trials with a value are complete; the others wait for a resumed study."""
+        """Record that all processes were killed because the time budget is used up. Trials with a value are complete;
+        the others wait for a resumed study."""
         for number in self._running:
             if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
                 self._runner.ended(number, TrialOutcome(TrialState.STOPPED, "The time budget was used up"))
         self.interrupt("The time budget was used up")
 
     def interrupt(self, reason: str = "Interrupted") -> None:
-        """All processes were killed. Trials that had not ended wait for a resumed study."""
+        """Record that all processes were killed. Trials that had not ended wait for a resumed study."""
         self._running.clear()
         self._runner.interrupt(reason)
 
     # ------------------------------------------------------------ choosing the next trial
 
     def _target_count(self) -> int:
-        """How many trials should be ready to start. If the search learns, one, plus one whenever none of them fits a free GPU. If the searcher
-        chooses the start order, all proposals."""
+        """The number of trials that should be ready to start. If the search learns, it is one, plus one whenever none
+        of them fits a free GPU. If the searcher chooses the start order, it is the number of all proposals."""
         if self._runner.startup_count is not None:
             return len(self._ready) + self._runner.startup_count
         if not self._runner.learns:
@@ -171,7 +172,8 @@ class TrialDispatcher:
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
     def _max_pending(self) -> int:
-        """How many proposals may wait for their estimates. If the searcher chooses the start order: first all random proposals, later one at a time."""
+        """The number of proposals that may wait for their estimates. If the searcher chooses the start order, all
+        random proposals may wait at first, and later one at a time."""
         among = self._runner.startup_count
         if among is None:
             return self._ahead - 1
@@ -201,14 +203,15 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether another trial would share a CPU core with an estimate that other trials wait for. That would delay all of them. (Estimates of micro-batches
-        have a lower priority than trials, so they do not count.)"""
+        """Whether another trial would share a CPU core with an estimate that other trials wait for. Sharing the core
+        would delay all of them. (Estimates of micro-batches have a lower priority than trials, so they are ignored
+        here.)"""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs
 
     def _next_placement(self, waiting: dict[int, Admission]) -> TrialPlacement | None:
-        """The next trial that can start. The order chosen by the searcher comes before the packer's plan."""
+        """The next trial that can start. An order chosen by the searcher takes precedence over the packer's plan."""
         if self._runner.startup_count is not None and self._is_crowded:
             return None
         if len(waiting) > 1 and self._packer.has_room(waiting, alone=self._alone):
@@ -224,7 +227,8 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """The minimum size of a GPU for a trial that ran out of memory: 0 for any GPU to itself, then a larger one; None if there is none."""
+        """The minimum size of a GPU for a trial that ran out of memory. First it is 0, which means any GPU that the
+        trial has to itself; then it is the size of a larger GPU. None if there is no such GPU."""
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes
@@ -236,7 +240,8 @@ class TrialDispatcher:
         return min(larger, default=None)
 
     def _estimate_again_if_stuck(self, waiting: Mapping[int, Admission]) -> None:
-        """Estimate waiting trials again if none of them fits although nothing runs: other programs use the memory."""
+        """Estimate waiting trials again if none of them fits although no trial is running, because other programs use
+        the memory."""
         if self._running or not waiting:
             self._stuck_since = None
         elif self._stuck_since is None:
@@ -279,7 +284,8 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """How many trials to prepare, to choose from. Few if proposals learn from results or if time is limited; without GPUs there is no choice to make."""
+    """The number of trials to prepare, among which the dispatcher can choose. The number is small if proposals learn
+    from results or if time is limited. Without GPUs, there is no choice to make."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 

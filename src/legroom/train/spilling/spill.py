@@ -8,13 +8,13 @@ Autograd passes each saved tensor to a hook, and requests it from another hook i
 are copied to the host, once per storage even if several operations save it. The device memory is freed as soon as nothing
 else references it. In the backward pass, the next tensors are prefetched.
 
-These stay on the device: parameters (leaves that require a gradient, and views of them), tensors smaller than `min_size`,
-a small part of a large storage (a slice of a data set on the GPU, where a copy would free nothing) and tensor subclasses. If
-the budget or the host memory is used up, the remaining tensors stay on the device too.
+These stay on the device: parameters (leaves that require a gradient, and views of them), tensors smaller than
+`min_size`, a small part of a large storage (a slice of a data set on the GPU, where a copy would free nothing) and
+tensor subclasses. If the budget or the host memory is used up, the remaining tensors stay on the device too.
 
-Autograd checks whether a saved tensor was modified in place, but not for tensors in hooks, so `Spill` checks it. A tensor
-that was modified after its copy was complete gives the correct gradient, where PyTorch would raise an error. Changes that PyTorch does
-not detect either (through `.data`) may or may not be included in the copy.
+Autograd checks whether a saved tensor was modified in place. It does not do so for tensors in hooks, so `Spill` checks
+them. If a tensor is modified after its copy is complete, the gradient is correct. PyTorch would raise an error. Changes
+that PyTorch does not detect (through `.data`) may or may not be included in the copy.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class Spill:
     """Moves saved activations to host memory. A context manager for the forward pass, reusable and thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
-        """`budget`: the limit of host memory (None: 80% of what is free at first use).
+        """`budget`: the limit of host memory. None means 80% of the free memory at the first use.
 
         `min_size`: smaller tensors stay on the device.
         """
@@ -96,7 +96,7 @@ class Spill:
     def all_threads(self) -> Iterator["Spill"]:
         """Spill in this thread and in threads started inside the block, because autograd's hooks are per thread.
 
-        The hooks are removed where torch allows none.
+        The hooks are removed where torch does not allow any.
         """
         original = threading.Thread.run
         spill = self
@@ -196,7 +196,7 @@ class Spill:
         return copy
 
     def _drop_pending(self, max_count: int, max_bytes: int = 0) -> None:
-        """Free the device memory of all but the latest pending copies. At least two stay, also if they are large."""
+        """Free the device memory of all but the latest pending copies. At least two stay, even if they are large."""
         pending = [copy for copy in (reference() for reference in self._pending) if copy is not None]
         total = sum(copy.bytes for copy in pending)
         while len(pending) > max_count or (total > max_bytes and len(pending) > min(max_count, 2)):

@@ -1,9 +1,9 @@
 """Copies between a device and the host for `Spill`, in parallel with the computation.
 
 A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block that memory
-until the GPU has caught up with the host, which undoes the saving. Instead, `Spill` keeps a reference while the copy is
-running, then makes the compute stream wait for the copy and drops the reference. Any later use of that memory is then
-ordered after the copy by the stream. Only a few copies run at once.
+until the GPU has caught up with the host, so no memory would be saved. Instead, `Spill` keeps a reference while the
+copy is running, then makes the compute stream wait for the copy and drops the reference. Any later use of that memory
+is then ordered after the copy by the stream. Only a few copies run at once.
 
 On a GPU, host memory is page-locked and each direction has its own stream. On other devices (Apple, Intel), copies are
 synchronous.
@@ -61,10 +61,10 @@ class _PlainLink:
         return source.to(self._device, copy=True), None
 
     def wait(self, after: Any) -> None:
-        """Do nothing: the copy was synchronous."""
+        """Do nothing, because the copy was synchronous."""
 
     def abandon(self, copy: torch.Tensor) -> None:
-        """Do nothing: the copy was synchronous."""
+        """Do nothing, because the copy was synchronous."""
 
 
 class _CudaLink:
@@ -81,7 +81,7 @@ class _CudaLink:
         return self._waited
 
     def host_bytes(self, size: int) -> int:
-        """Round up: page-locked memory is allocated in powers of two."""
+        """Round up, because page-locked memory is allocated in powers of two."""
         return 1 << (size - 1).bit_length()
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:

@@ -1,8 +1,8 @@
-"""Freezing: frozen parameters need no gradients and no optimizer state, and no saved activations below the first
-trainable one.
+"""Freezes parameters. Frozen parameters need no gradients and no optimizer state, and no activations are saved below
+the first trainable parameter.
 
-Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. Otherwise its running statistics,
-and with them the frozen features, would drift to the new data. `unfreeze` reverts that.
+Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. Otherwise its running
+statistics would adapt to the new data, and the frozen features would change. `unfreeze` reverts that.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,8 @@ class FreezeResult:
 
     @property
     def saved_bytes(self) -> int:
-        """The saving at the predicted peak, or without a prediction, of gradients and optimizer state only."""
+        """The bytes saved at the predicted peak. Without a prediction, only gradients and optimizer state are
+        included."""
         if self.peak_before is None or self.peak_after is None:
             return self.gradient_bytes + self.optimizer_state_bytes
         return self.peak_before - self.peak_after

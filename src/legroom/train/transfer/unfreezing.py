@@ -53,7 +53,8 @@ class GradualUnfreezing:
                 optimizer.add_param_group({"params": new, **options})
 
     def at(self, epoch: int) -> list[str]:
-        """Unfreeze the stages due at this epoch; none in the first. Returns the names of newly trainable parameters."""
+        """Unfreeze the stages that are due at this epoch. In the first epoch, none is due. Returns the names of newly
+        trainable parameters."""
         return self._unfreeze_to(min(len(self.stages), epoch // self._every_n_epochs))
 
     def advance(self) -> list[str]:
@@ -81,7 +82,8 @@ class GradualUnfreezing:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the frozen blocks of the model, last one first: layers of stacks, and other modules. Small ones are merged."""
+    """Return the frozen blocks of the model, last one first. Blocks are layers of stacks, and other modules. Small
+    blocks are merged."""
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     counted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []

@@ -1,9 +1,10 @@
 """Divides the CPU cores among the running trials: each uses as many threads as its share has cores.
 
-The dispatcher writes the number to a file whenever it changes. A trial's process reads it when it starts, after optimizer steps and after each report. So a
-single trial uses all cores, and two trials do not slow each other down: the threads of a trial wait for each other, so two trials with two threads each on two
-cores take nine times as long as one trial. For the same reason, one core is left free while a configuration is traced. A number set by the user
-(`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not changed.
+The dispatcher writes the number to a file whenever it changes. A trial's process reads it when it starts, after
+optimizer steps and after each report. A single trial therefore uses all cores, and two trials do not slow each other
+down. The threads of a trial wait for each other, so two trials with two threads each on two cores take nine times as
+long as one trial. For the same reason, one core is left free while a configuration is traced. A number of threads set
+by the user (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not changed.
 """
 
 import contextlib
@@ -77,8 +78,9 @@ class TrialThreads:
 
 
 def _allow_openmp_threads(allowed: bool) -> None:
-    """Allow or forbid OpenMP to use several threads. On ARM, linear layers and convolutions use all cores regardless of `torch.set_num_threads`, and two
-    parallel trials take 1.3 times as long as necessary. If no OpenMP library is found, nothing changes."""
+    """Allow or forbid OpenMP to use several threads. On ARM, linear layers and convolutions use all cores regardless of
+    `torch.set_num_threads`, so two parallel trials take 1.3 times as long as necessary. If no OpenMP library is found,
+    nothing changes."""
     for library, most in _openmp():
         library.omp_set_max_active_levels(most if allowed else 0)
 

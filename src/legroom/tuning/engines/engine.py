@@ -1,4 +1,4 @@
-"""The interface of an engine. It runs trials; the `StudyRunner` decides which ones.
+"""The interface of an engine. An engine runs trials; the `StudyRunner` decides which ones.
 
     while (ready := runner.next()) is not None:              # a trial whose memory has been estimated
         ... choose a GPU (packing), start the function there
@@ -6,8 +6,8 @@
         decision = runner.reported(number, metrics, ...)     # for each report of the function
         runner.ended(number, TrialOutcome(TrialState.FINISHED))
 
-An engine calls the runner from one thread. The runner stores everything before it answers, so a killed study can be resumed with any
-engine.
+An engine calls the runner from one thread. The runner stores everything before a call returns, so a killed study can be
+resumed with any engine.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""A server process that forks the processes of a study (trials and the tracing process). It has imported what they need, so a fork takes a
-fraction of a second.
+"""A server process that forks the processes of a study (trials and the tracing process). It has already imported the
+modules that they need, so a fork takes a fraction of a second.
 
-Each searching process has one server. It starts first, so that it imports while the rest is prepared, and is reused for further studies. The
-local engine and Ray's workers use it. It listens on a Unix socket. Each connection is either the pipe of one forked process, or a
-query about one. The server exits with the process that searches, and kills its children. Messages are sent with
-`multiprocessing.connection`; only the socket is ours, because `multiprocessing.forkserver` serves a single process, and each of Ray's workers
-would have to import everything again.
+Each searching process has one server. It starts first, so that it can import modules while the rest is prepared. It is
+reused for further studies. The local engine and Ray's workers use it. It listens on a Unix socket. Each connection is
+either the pipe to one forked process or a query about one. When the searching process exits, the server also exits and
+kills its children. Messages are sent with `multiprocessing.connection`. The socket is implemented here, because
+`multiprocessing.forkserver` serves a single process, and each of Ray's workers would have to import everything again.
 """
 
 import atexit
@@ -40,7 +40,7 @@ SECONDS_TO_END = 60
 
 @dataclass(frozen=True, slots=True)
 class ExitQuery:
-    """Query to the server: the exit code of a process, None while it runs."""
+    """A query to the server for the exit code of a process, which is None while the process runs."""
 
     process: int
     kill: bool = False
@@ -48,7 +48,7 @@ class ExitQuery:
 
 
 class ServerGone(LegroomError):  # noqa: N818
-    """The fork server does not answer."""
+    """The fork server does not respond."""
 
 
 def fork_server(function: TrainFunction) -> str:
@@ -61,7 +61,7 @@ def fork_server(function: TrainFunction) -> str:
 
 
 class _ForkServer:
-    """The server, as seen by the process that started it."""
+    """The server, from the perspective of the process that started it."""
 
     def __init__(self, function: TrainFunction) -> None:
         self._owner, self._path = os.getpid(), list(sys.path)
@@ -96,7 +96,8 @@ class _ForkServer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs, belongs to this process (a fork must not use its parent's server) and has the same `sys.path`."""
+        """Whether the server is running, belongs to this process (a fork must not use its parent's server) and has the
+        same `sys.path`."""
         return self._owner == os.getpid() and self._process.poll() is None and self._path == sys.path
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ _server: _ForkServer | None = None
 
 @dataclass
 class ForkedProcess:
-    """A process that the server forked, as seen by the process that requested it."""
+    """A process that the server forked, from the perspective of the process that requested it."""
 
     server: str
     """Socket path of its server."""
@@ -121,7 +122,7 @@ class ForkedProcess:
 
     @classmethod
     def start(cls, server: str, task: Any) -> Self:
-        """Fork a process that runs the task. Returns once it exists, that is, after the server's imports."""
+        """Fork a process that runs the task. Returns once the process exists, which is after the server's imports."""
         try:
             pipe = _connect(server)
         except OSError:
@@ -136,7 +137,7 @@ class ForkedProcess:
         return cls(server, number, pipe)
 
     def kill(self) -> None:
-        """Kill it. Its memory is free when this returns."""
+        """Kill it. Kill the process. Its memory is free when this returns."""
         wait_for_exit(self.server, self.number, kill=True)
         self.pipe.close()
 
@@ -156,7 +157,7 @@ class TrialProcess(ForkedProcess):
         return process
 
     def receive(self) -> ReportMessage | TrialExit:
-        """Return the next message of the process, or how the process ended."""
+        """Return the next message of the process, or how it ended."""
         try:
             message: ReportMessage | TrialExit = self.pipe.recv()
         except (EOFError, OSError):

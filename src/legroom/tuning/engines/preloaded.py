@@ -1,8 +1,8 @@
 """Modules that the fork server imports before it forks: everything that a trial or the tracing process would import anyway.
 
-Nothing here may use a GPU: a process that has initialized CUDA cannot be forked. torch loads the optional modules when the first optimizer
-is created and when a virtual GPU is entered, which takes nearly two seconds of CPU time per process. This is a separate module because only the
-server process may import it.
+Nothing here may use a GPU, because a process that has initialized CUDA cannot be forked. torch loads the optional
+modules when the first optimizer is created and when a virtual GPU is entered, which takes nearly two seconds of CPU
+time per process. This is a separate module because only the server process may import it.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ from legroom.tuning.trial.records import TrialRecord
 
 
 class Logger:
-    """A callback whose own errors end the log, not the study. The first error is reported.
+    """A callback whose own errors end the log but not the study. The first error is reported.
 
     Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """
@@ -23,7 +23,7 @@ class Logger:
         self._is_broken = False
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
-        """Skip what was logged before the study was interrupted."""
+        """Skip the reports that were logged before the study was interrupted."""
         self._written |= {record.number: len(record.reports) for record in records}
         self._ended |= {record.number for record in records if record.state.is_final}
 
@@ -40,7 +40,7 @@ class Logger:
             self._try(partial(self.end, record))
 
     def on_message(self, message: str) -> None:
-        """Messages are not logged: they are for the terminal."""
+        """Does nothing, because messages are only shown in the terminal."""
 
     def on_study_end(self) -> None:
         self._try(self.close)

@@ -1,4 +1,5 @@
-"""A study in Weights & Biases: one run per trial, all in one group. Offline by default; `wandb sync` uploads it later."""
+"""A study in Weights & Biases: one run per trial, all in one group. It is offline by default; `wandb sync` uploads it
+later."""
 
 import os
 from pathlib import Path
@@ -53,7 +54,7 @@ class WandbLog(Logger):
             self._runs.popitem()[1].finish()
 
     def _run(self, record: TrialRecord) -> "Run":
-        """The run of a trial. Several are open at the same time, so each is created with `reinit="create_new"`."""
+        """The run of a trial. Several runs are open at the same time, so each is created with `reinit="create_new"`."""
         import wandb
 
         if record.number not in self._runs:

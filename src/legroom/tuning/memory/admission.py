@@ -15,7 +15,7 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialGpu:
-    """A GPU for trials, real or virtual; with `memory` 0, the host without a GPU."""
+    """A GPU for trials, real or virtual. If `memory` is 0, it is the host without a GPU."""
 
     index: int
     memory: int
@@ -38,12 +38,12 @@ class TrialGpu:
 
     @property
     def spec(self) -> GpuSpec:
-        """The GPU model, generic if none was named."""
+        """The GPU model, or a generic one if none was named."""
         return self.named_spec or find_gpu(self.memory)
 
     @property
     def available(self) -> int:
-        """Bytes for PyTorch in a single process, if no other trial runs, as of the start of the study."""
+        """Bytes for PyTorch in a single process if no other trial runs, as of the start of the study."""
         return max(0, self.memory - self.used_by_others - self.context)
 
 
@@ -110,12 +110,14 @@ class Gate(Protocol):
 
     @property
     def has_unseen_configs(self) -> bool:
-        """Whether a configuration waits for its first estimate, of the full batch. Estimates of micro-batches do not count."""
+        """Whether a configuration waits for its first estimate, of the full batch. Estimates of micro-batches are
+        ignored."""
 
     def request(self, config: Config) -> "Future[Admission]": ...
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """A trial ran out of memory although its estimate fits: it needed at least `needed` bytes. Later estimates are corrected."""
+        """Record that a trial ran out of memory although its estimate fits. It needed at least `needed` bytes. Later
+        estimates are corrected."""
 
     def close(self) -> None: ...
 
@@ -151,7 +153,7 @@ def real_gpus() -> list[TrialGpu]:
 
 
 def gpus_for(gpu: str | None) -> list[TrialGpu]:
-    """The GPUs for trials. `None`: all GPUs of this machine, or the host if it has none; `cpu`: the host."""
+    """The GPUs for trials. `None` means all GPUs of this machine, or the host if it has none. `cpu` means the host."""
     if gpu is not None and gpu.strip().lower() == "cpu":
         return []
     return real_gpus() if gpu is None else virtual_gpus(gpu)

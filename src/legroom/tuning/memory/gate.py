@@ -1,19 +1,21 @@
-"""Estimates whether a configuration fits before it starts: in the background, and once for all configurations with the same memory use.
+"""Estimates in the background whether a configuration fits before it starts. Configurations with the same memory use
+share one estimate.
 
 A worker thread traces one configuration at a time. It traces the full batch first. If that does not fit, it traces the smallest micro-batch,
-and then searches for the largest one that fits, by linear interpolation. Full batches have priority over micro-batches, because configurations
-that fit unsplit can start soonest.
+and then searches for the largest one that fits, by linear interpolation. Full batches have priority over micro-batches,
+because configurations that fit unsplit can start first.
 
-Two configurations that differ only in parameters without influence on memory (a learning rate) share an estimate. These parameters are
-determined by tracing: if both ends of a float range request exactly the same memory as the first configuration, the range is ignored in the
-comparison. This happens once two configurations differ in such ranges alone, because it saves nothing before. Integers and choices always
-count, unless the user names the parameters that do.
+Two configurations that differ only in parameters that do not affect memory (a learning rate) share an estimate. These
+parameters are determined by tracing. If both ends of a float range request exactly the same memory as the first
+configuration, the range is ignored in the comparison. This is done once two configurations differ only in such ranges,
+because it has no benefit before. Integers and choices are always compared, unless the user names the parameters that
+affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
 If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and estimates are no longer
-shared. This may split a batch or prevent two trials from sharing a GPU, but it rejects nothing: a trial that fits by its own estimate
-runs, with a GPU to itself.
+shared. This may split a batch or prevent two trials from sharing a GPU, but no trial is rejected. A trial that fits
+according to its own estimate runs with a GPU to itself.
 """
 
 import contextlib
@@ -45,7 +47,7 @@ OOM_MARGIN = 1.05
 
 
 class OpenGate:
-    """Admits everything: trials run on the host."""
+    """Admits everything, because trials run on the host."""
 
     has_unseen_configs = False
 
@@ -63,7 +65,7 @@ class OpenGate:
 
 @dataclass(slots=True)
 class _TracedConfig:
-    """The traces of one configuration: micro-batch (None: full batch) → results."""
+    """The traces of one configuration. It maps a micro-batch (None for the full batch) to results."""
 
     config: Config
     traces: dict[int | None, dict[int, TraceResult]]
@@ -195,7 +197,7 @@ class MemoryGate:
         return known.traces[micro]
 
     def _matching(self, config: Config, names: set[str]) -> _TracedConfig | None:
-        """The traces of a configuration that agrees with this one in all parameters in `names`."""
+        """Return the traces of a configuration that agrees with this one in all parameters in `names`."""
         for known in self._known:
             if known.config.keys() == config.keys() and all(
                 known.config[name] == config[name] for name in config if name in names
@@ -269,7 +271,7 @@ class MemoryGate:
         return not correction and self._available(gpu) >= gpu.available and traced.fits[0]
 
     def _available(self, gpu: TrialGpu) -> int:
-        """Bytes for PyTorch next to the current use of other programs."""
+        """Bytes for PyTorch, after subtracting the current use by other programs."""
         return max(0, gpu.memory - self._other_processes.used(gpu) - gpu.context)
 
     def _fit(self, traced: TraceResult, gpu: TrialGpu, micro: int | None, correction: int) -> Fit:
@@ -345,7 +347,8 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
-    """The next size to try, by linear interpolation between the nearest traced sizes. None if that is below all of them and a size above the smallest already fits."""
+    """The next size to try, by linear interpolation between the nearest traced sizes. Returns None if that size is
+    below all of them and a size above the smallest already fits."""
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)
     wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2

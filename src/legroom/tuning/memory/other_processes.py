@@ -1,8 +1,8 @@
-"""GPU memory used by other programs: read at the start of a study and before each trial.
+"""Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
-Trials share the rest. The driver reports memory per process, which identifies our trials. If it does not (in a container that cannot see its own
-process IDs), other programs use at least what exceeds the memory reserved for trials, and at least what they used when no trial
-was running.
+Trials share the remaining memory. The driver reports memory per process, which shows which memory belongs to trials. In
+a container that cannot see its own process IDs, it does not. In that case, other programs are assumed to use at least
+the memory that exceeds the reservations of trials, and at least the memory that they used when no trial was running.
 """
 
 import math
@@ -106,7 +106,7 @@ class OtherProcessUsage:
 
 
 def _descendants() -> set[int]:
-    """All descendants of this process: trials, with every engine that runs on this machine."""
+    """All descendants of this process. They include the trials of every engine that runs on this machine."""
     import psutil
 
     try:

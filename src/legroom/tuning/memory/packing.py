@@ -1,8 +1,9 @@
-"""Assigns trials to GPUs: several share one if their safe bounds fit together.
+"""Assigns trials to GPUs. Several trials share a GPU if their safe bounds fit together.
 
-Every trial has its own process with a CUDA context, so the bounds that are added include it. Among the trials that fit now, the first one of the
-planned start order starts (the largest, until runtimes are known), on the GPU where it leaves the least memory free. A trial that was
-overtaken too often gets the next free GPU. A trial is placed where its batch need not be split, if such a GPU is free.
+Every trial has its own process with a CUDA context, so each bound includes a context. Among the trials that fit now,
+the first one of the planned start order starts. Until runtimes are known, this is the largest one. It starts on the GPU
+where it leaves the least memory free. A trial that was overtaken too often gets the next free GPU. A trial is placed on
+a GPU where its batch need not be split, if such a GPU is free.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ class TrialPlacement:
 
     @property
     def fit(self) -> Fit | None:
-        """How rank 0 runs."""
+        """The fit of rank 0."""
         return self.fits[0] if self.fits else None
 
 
@@ -192,7 +193,7 @@ class Packer:
         return [(option.gpu, replace(option.fit, micro_batch=min(sizes, default=None))) for option in best]
 
     def _by_machine(self, options: list[_GpuOption]) -> list[list[_GpuOption]]:
-        """Group the options by machine: the ranks of a trial run on one machine, unless none has enough GPUs."""
+        """Group the options by machine. The ranks of a trial run on one machine, unless no machine has enough GPUs."""
         counts = Counter(gpu.machine for gpu in self.gpus)
         if max(counts.values()) < self.ranks:
             return [options]
@@ -219,5 +220,5 @@ class Packer:
 
 
 def _margin(gpu: TrialGpu) -> int:
-    """Bytes beyond the bound: on a real GPU, a kernel may allocate memory that no rule models."""
+    """Bytes in addition to the bound, because a kernel on a real GPU may allocate memory that no rule models."""
     return 0 if gpu.virtual else gpu.memory // MARGIN

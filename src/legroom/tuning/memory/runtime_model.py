@@ -1,9 +1,10 @@
 """Predicts the runtimes of trials from those that run or have ended, for the start order.
 
-A trial's runtime is the time per report, times the number of reports. The time per report is known after the first report, the number of reports
-only at the end (ASHA may stop the trial early), so they are modeled separately. The logarithm of each is a linear function of the parameters and
-the memory, fitted by ridge regression. The residuals are kept: the prediction is not a single number but a set of equally likely samples.
-They need not be exact, because only the order of waiting trials depends on them.
+A trial's runtime is the time per report, times the number of reports. The time per report is known after the first
+report, but the number of reports only at the end (ASHA may stop the trial early). They are therefore modeled
+separately. The logarithm of each is a linear function of the parameters and the memory, fitted by ridge regression. The
+residuals are kept, so the prediction is a set of equally likely samples instead of a single number. Predictions need
+not be exact, because they only affect the order of waiting trials.
 """
 
 import math
@@ -63,7 +64,8 @@ class RuntimeModel:
         self._observations: dict[int, _Observation] = {}
 
     def started(self, number: int, config: Config, size: int, now: float, *, from_start: bool = True) -> None:
-        """`size`: bytes reserved on a GPU; 0 on the host. `from_start`: it does not continue from a checkpoint."""
+        """`size`: bytes reserved on a GPU; 0 on the host. `from_start`: the trial does not continue from a
+        checkpoint."""
         self._observations[number] = _Observation(self._features(config, size), now, now, from_start)
 
     def reported(self, number: int, now: float) -> None:
@@ -72,7 +74,7 @@ class RuntimeModel:
             observation.last = now
 
     def ended(self, number: int, now: float) -> None:
-        """A trial has finished or was stopped early."""
+        """Record that a trial has finished or was stopped early."""
         observation = self._observations.get(number)
         if observation is None or not observation.from_start or not observation.reports:
             self.forget(number)
@@ -84,7 +86,8 @@ class RuntimeModel:
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """Predict runtimes. `waiting`: configuration and bytes of each trial that could start. None until a trial has reported."""
+        """Predict runtimes. `waiting`: configuration and bytes of each trial that could start. Returns None until a
+        trial has reported."""
         reported = [
             observation
             for observation in self._observations.values()
@@ -118,7 +121,8 @@ class RuntimeModel:
         return RuntimeSamples(runtimes, left)
 
     def _features(self, config: Config, size: int) -> list[float]:
-        """A constant; log2 of the memory; the position in each range, centered at 0; one entry per option of a choice. Zeros for inactive parameters."""
+        """Return the features: a constant, log2 of the memory, the position in each range, centered at 0, and one entry
+        per option of a choice. Inactive parameters are zeros."""
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config
@@ -182,7 +186,8 @@ def _remaining(
     elapsed: float,
     rng: random.Random,
 ) -> list[float]:
-    """Remaining runtime of a running trial: samples below the elapsed time are dropped; if none is left, it is predicted to take as long again."""
+    """Return the remaining runtime of a running trial. Samples below the elapsed time are dropped. If none remains, the
+    trial is predicted to take the elapsed time once more."""
     known = [observation.pace] if observation.reports else paces.samples(observation.features)
     more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
     return rng.choices(more or [elapsed], k=SAMPLES)

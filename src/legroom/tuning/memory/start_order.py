@@ -1,4 +1,5 @@
-"""Plans the start order of waiting trials: simulates several orders with several sampled runtimes, and chooses the best on average.
+"""Plans the start order of waiting trials. It simulates several orders with several sampled runtimes, and chooses the
+one that is best on average.
 
 The best order for the most likely runtimes may be bad for others that are nearly as likely, so each order is evaluated with all samples of
 the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
@@ -50,7 +51,7 @@ class Capacity:
 
 
 def best_order(waiting: Mapping[int, Demand], capacity: Capacity) -> list[int]:
-    """The waiting trials in start order: of those that fit, the first one should start."""
+    """Return the waiting trials in start order. The first trial that fits should start."""
     oldest, others = sorted(waiting)[:MAX_PLANNED], sorted(waiting)[MAX_PLANNED:]
     return _planned({number: waiting[number] for number in oldest}, capacity) + others
 

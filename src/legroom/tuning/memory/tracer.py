@@ -22,7 +22,7 @@ TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceResult:
-    """The result of one trace. Bytes that PyTorch reserves, without the CUDA context."""
+    """The result of one trace. Sizes are the bytes that PyTorch reserves, without the CUDA context."""
 
     reserved: int
     safe: int
@@ -40,7 +40,7 @@ class TraceResult:
 
 
 class CannotEstimate(Exception):  # noqa: N818
-    """The function could not be traced; the message says why."""
+    """The function could not be traced. The message states the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,8 @@ class Tracer:
         self._is_killed = False
 
     def trace(self, config: Config, micro_batch: int | None, *, urgent: bool) -> TraceResult:
-        """Trace two steps. Raises `CannotEstimate`. Unless `urgent`, running trials have priority."""
+        """Trace two steps. Raises `CannotEstimate`. Trace a configuration. Unless `urgent` is set, running trials have
+        priority."""
         pipe, request = self._started_process().pipe, TraceRequest(config, micro_batch, urgent)
         reply: dict[str, Any] = {}
         try:

@@ -1,8 +1,9 @@
 """The process that traces configurations: the training function runs with fake tensors until it has taken two steps.
 
-It enters an unbounded virtual GPU, imports the function once, and then serves requests of a configuration and a micro-batch. Each is traced in a
-fork, which runs the function, replays its memory requests with the capacity of every GPU, and sends the result. The fork exits at the
-second step, so nothing after that runs. Files that the function writes, renames or deletes go to a sandbox and are discarded.
+It enters an unbounded virtual GPU and imports the function once. It then serves requests, each with a configuration and
+a micro-batch. Each is traced in a fork, which runs the function, replays its memory requests with the capacity of every
+GPU, and sends the result. The fork exits at the second step, so later code does not run. Files that the function
+writes, renames or deletes are changed only in a sandbox, which is discarded.
 """
 
 import contextlib
@@ -118,7 +119,8 @@ class _TracingServer:
         return device
 
     def _warm_up(self, device: VirtualGPU) -> None:
-        """Take a step now, so that what torch imports at its first step (about a second) is not imported in every fork."""
+        """Run one step now, so that modules that torch imports at the first step (about a second) are not imported in
+        every fork."""
         model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to(
             "cuda"
         )
@@ -224,7 +226,7 @@ class _TracedTrial(Trial):
         return guard
 
     def _save_checkpoint(self, checkpoint: Any) -> str | None:
-        """Does nothing: fake tensors have no data to save."""
+        """Does nothing, because fake tensors have no data to save."""
         return None
 
 
@@ -249,7 +251,7 @@ class _TracedGuard(Guard):
 
 
 class _AlwaysContinue:
-    """A channel that never stops the traced function."""
+    """A channel that always lets the traced function continue."""
 
     def report(self, message: ReportMessage) -> Action:
         return Action.CONTINUE
@@ -257,8 +259,8 @@ class _AlwaysContinue:
 
 @contextlib.contextmanager
 def _group(ranks: int) -> Iterator[None]:
-    """A process group with this process alone, for a function with several ranks. Sharded tensors are counted unsharded, which is
-    an upper bound."""
+    """Create a process group with only this process, for a function with several ranks. Sharded tensors are counted
+    unsharded, which is an upper bound."""
     if ranks == 1:
         yield
         return

@@ -1,11 +1,12 @@
 """Parameter importance: the fraction of the variation in the metric's rank that each parameter explains on its own.
 
-Trials are grouped by the value of the parameter (numbers into groups of equal size), and the variation between the groups is divided by the total
-variation: the correlation ratio. Ranks are used because a single diverged trial would outweigh all others. The epsilon-squared correction removes
-the differences that chance alone causes between small groups. Interactions of parameters are not included.
+Trials are grouped by the value of the parameter (numbers into groups of equal size). The variation between the groups
+is divided by the total variation, which gives the correlation ratio. Ranks are used because a single diverged trial
+would otherwise outweigh all others. The epsilon-squared correction removes the differences that chance alone causes
+between small groups. Interactions of parameters are not included.
 
-`optuna.importance` is not used: for 400 trials of pure noise, fANOVA takes 10 s and attributes 80% to one parameter, one diverged trial changes its
-order, and it omits conditional parameters.
+`optuna.importance` is not used. For 400 trials of pure noise, fANOVA takes 10 s and attributes 80% to one parameter,
+one diverged trial changes its order, and it omits conditional parameters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
 
 
 def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Epsilon squared; None if all trials are in one group, or each in its own."""
+    """Epsilon squared; None if all trials are in one group, or if each trial is its own group."""
     members: dict[int, list[float]] = {}
     for group, rank in zip(groups, ranks, strict=True):
         members.setdefault(group, []).append(rank)

@@ -38,12 +38,12 @@ CONTINUE = Decision()
 class Scheduler(Protocol):
     """Decides after each report whether a trial continues.
 
-    Like a searcher, it stores nothing: given the same reports in the same order, it makes the same decisions. A resumed study restores
-    its state that way.
+    Like a searcher, it stores nothing: given the same reports in the same order, it makes the same decisions. A resumed
+    study restores the state of the scheduler in this way.
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
-        """Trial `number` reported `value` at `step`, not negated for `mode="max"`."""
+        """Handle the report of trial `number`, with `value` at `step`. The value is not negated for `mode="max"`."""
 
     def ended(self, number: int) -> None:
-        """Trial `number` will not report any more."""
+        """Record that trial `number` will not report any more."""

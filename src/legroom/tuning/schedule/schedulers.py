@@ -53,7 +53,7 @@ class Asha:
         return Decision(Action.STOP, f"ASHA at step {rung}: rank {rank} of {len(others)}; {which}")
 
     def ended(self, number: int) -> None:
-        """Does nothing: the scores stay stored, for the comparison with later trials."""
+        """Does nothing. The scores stay stored for the comparison with later trials."""
 
     def _rung_at(self, step: int) -> int | None:
         """The highest rung at or below `step`."""
@@ -89,7 +89,7 @@ class MedianStopping:
         return Decision(Action.STOP, f"Worse than the median of {len(means)} other trials at step {step}")
 
     def ended(self, number: int) -> None:
-        """Does nothing: the values stay stored, for the comparison with later trials."""
+        """Does nothing. The values stay stored for the comparison with later trials."""
 
 
 SCHEDULERS = ("asha", "median", "pbt")

@@ -2,14 +2,14 @@
 
 With the same seed it proposes the same configurations as Ray, as long as everything fits and no other trial runs at the time of the proposal.
 
-It supports only numbers. Linear float ranges are used as they are; every other range is mapped to the interval from 0 to 1. (Ray treats
-logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed to have an average result; otherwise they would be proposed
-again.
+It supports only numbers. Linear float ranges are used as they are; every other range is mapped to the interval from 0
+to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed to have an
+average result, because otherwise they would be proposed again.
 
 Ray's searcher stops proposing once one of its ten random trials fails. This one also learns from configurations that can never fit: after the random
-points, it proposes the point with the best score among those that probably fit (see `expected_improvement`). The random points are the same as
-Ray's, but start in a different order: unsplit before split and small before large, because these finish soonest. Once a few results are known,
-the most promising one starts first.
+points, it proposes the point with the best score among those that probably fit (see `expected_improvement`). The random
+points are the same as Ray's, but start in a different order: unsplit before split and small before large, because
+unsplit and small trials finish first. Once a few results are known, the most promising one starts first.
 """
 
 import statistics
@@ -43,7 +43,8 @@ Point = dict[str, float]
 
 
 class BayesSearcher:
-    """Proposes the point with the highest upper confidence bound, or the highest score once configurations did not fit."""
+    """Proposes the point with the highest upper confidence bound, or the highest score once a configuration did not
+    fit."""
 
     startup_trials: int | None = STARTUP_TRIALS
 
@@ -72,8 +73,8 @@ class BayesSearcher:
         return self._config(self._running[number])
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """Unsplit before split trials. Within these, small before large, or by score once some configuration did not fit and a few results are known.
-        Without GPUs, in the order of their numbers."""
+        """Order unsplit trials before split ones. Within these groups, order small before large, or by score once a
+        configuration did not fit and a few results are known. Without GPUs, trials are ordered by their numbers."""
         is_split = {
             number: admission.verdict is AdmissionVerdict.SPLIT for number, admission in waiting.items()
         }
@@ -133,7 +134,8 @@ class BayesSearcher:
         )
 
     def _candidates(self, best: Points) -> Points:
-        """Candidates from the whole space and around the best points, in the unit cube. Rounded to values that exist."""
+        """Candidates from the whole space and around the best points, in the unit cube. They are rounded to values that
+        exist."""
         axes = len(self._ranges)
         near = [point + LOCAL_SPREAD * self._rng.normal(size=(LOCAL_CANDIDATES, axes)) for point in best]
         points: Points = numpy.vstack([self._rng.uniform(size=(GLOBAL_CANDIDATES, axes)), *near]).clip(
@@ -150,7 +152,7 @@ class BayesSearcher:
         return numpy.array(rows).reshape(len(points), len(self._ranges))
 
     def _fitted(self) -> BayesianOptimization:
-        """An optimizer with all results. Penalties depend on all results known now."""
+        """Return an optimizer with all results. Penalties depend on all results that are known now."""
         optimizer = BayesianOptimization(
             f=None, pbounds=self._bounds, random_state=self._rng, verbose=0, allow_duplicate_points=True
         )

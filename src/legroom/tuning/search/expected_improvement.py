@@ -1,16 +1,19 @@
-"""Scores candidates in a space where some configurations can never fit: expected improvement per time, weighted by the probability to fit.
+"""Scores candidates in a space where some configurations can never fit. The score is the expected improvement per time,
+weighted by the probability that the candidate fits.
 
-Points are in the unit cube. One Gaussian process models the losses of completed trials, another one whether a point fits (1) or not (-1). The
-score is the expected improvement on the best loss, times the probability to fit, divided by a power of the predicted runtime. Fast
-configurations are preferred, but slow ones that promise much are still tried.
+Points are in the unit cube. One Gaussian process models the losses of completed trials, and another one models whether
+a point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that the
+point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but slow ones with a high
+expected improvement are still tried.
 
-Losses are transformed to the logarithm of their distance from the best one, with an upper limit. A diverged trial then shows where not to search
-without hiding the differences between good trials. Every dimension has its own length scale, because the loss often depends on one of many parameters. Few
-results do not determine the length scales, so the prediction is an average over many samples of them, weighted by their likelihood.
-Running trials are assumed to end with their predicted loss, so that nothing is proposed twice.
+Losses are transformed to the logarithm of their distance from the best one, with an upper limit. A diverged trial then
+shows which region to avoid, without hiding the differences between good trials. Every dimension has its own length
+scale, because the loss often depends on one of many parameters. A few results do not determine the length scales, so
+the prediction is an average over many samples of length scales, weighted by their likelihood. Running trials are
+assumed to end with their predicted loss, so that no configuration is proposed twice.
 
-This is our own Gaussian process because scikit-learn's and BoTorch's fit a single set of length scales, which overfits four results, and because
-BoTorch is a large dependency.
+Legroom implements its own Gaussian process, because those of scikit-learn and BoTorch fit a single set of length
+scales, which overfits four results, and because BoTorch is a large dependency.
 """
 
 import math
@@ -84,7 +87,7 @@ def _compressed(losses: Sequence[float]) -> Numbers:
 
 
 def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
-    """The probability of each candidate to fit."""
+    """The probability that each candidate fits."""
     fits = numpy.concatenate([numpy.ones(len(observed.ran)), -numpy.ones(len(observed.too_large))])
     axes = candidates.shape[1]
     process = _GaussianProcesses(

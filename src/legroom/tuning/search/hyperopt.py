@@ -1,6 +1,7 @@
 """HyperOpt's tree-structured Parzen estimator, used like Ray Tune's `HyperOptSearch`: the same seed gives the same proposals.
 
-It ignores failed trials, so a configuration that can never fit gets a penalty: a loss above all others, and the higher, the larger it is.
+HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty: a loss above all others, which
+increases with its size.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ STARTUP_TRIALS, GAMMA = 20, 0.25
 
 
 class HyperoptSearcher:
-    """Every parameter is sampled in every trial; inactive parameters are omitted from the configuration."""
+    """Samples every parameter in every trial. Inactive parameters are omitted from the configuration."""
 
     startup_trials: int | None = STARTUP_TRIALS
 

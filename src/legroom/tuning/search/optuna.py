@@ -1,7 +1,7 @@
 """Optuna's tree-structured Parzen estimator, used like Ray Tune's `OptunaSearch`: the same seed gives the same proposals.
 
-A configuration that can never fit violates a constraint. It then ranks below all completed trials, and the further, the larger it is, so the
-estimator avoids that region.
+A configuration that can never fit violates a constraint. It then ranks below all completed trials, and larger
+configurations rank lower, so the estimator avoids that region.
 """
 
 from typing import Any

@@ -7,8 +7,8 @@ from legroom.tuning.trial.records import Mode
 
 
 class Penalties:
-    """Converts results to losses to be minimized. A configuration that never fits is worse than the worst result, and the loss grows with its
-    size, so that the slope leads back to configurations that fit."""
+    """Converts results to losses to be minimized. The loss of a configuration that never fits is higher than the worst
+    result and grows with its size. The slope therefore leads back to configurations that fit."""
 
     def __init__(self, mode: Mode) -> None:
         self._sign = 1.0 if mode == "min" else -1.0

@@ -28,8 +28,9 @@ class Result:
 class Searcher(Protocol):
     """Proposes configurations.
 
-    It receives the result of every trial, and proposes trials in the order of their numbers. It stores nothing: a resumed study creates a
-    new searcher and repeats all calls in the same order, after which it must continue in the same way.
+    It receives the result of every trial, and proposes trials in the order of their numbers. A searcher stores nothing.
+    A resumed study creates a new searcher and repeats all calls in the same order. After that, the searcher must
+    continue in the same way.
     """
 
     startup_trials: int | None
@@ -39,7 +40,7 @@ class Searcher(Protocol):
         """The configuration of trial `number`; None if there are no more."""
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """A trial has ended, or was rejected because it can never fit."""
+        """Handle the result of a trial that has ended, or that was rejected because it can never fit."""
 
 
 @runtime_checkable
@@ -47,4 +48,4 @@ class OrderingSearcher(Protocol):
     """A searcher that also chooses the start order of waiting trials. Its random proposals are all requested at once."""
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """The waiting trials, the one to start first in front."""
+        """Return the waiting trials in start order."""

@@ -1,9 +1,9 @@
 """Searchers that learn nothing (random and grid), and the creation of all searchers by name.
 
 With the same seed, all of them propose the same configurations as Ray Tune's (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`),
-given the same results. They differ if a configuration can never fit: Ray's searchers receive an error; these
-receive the amount by which it exceeds the memory. Proposals start in the same order, unless the searcher
-is an `OrderingSearcher`.
+given the same results. They differ if a configuration can never fit: Ray's searchers receive an error; these receive
+the amount by which it exceeds the memory. Proposals start in the same order, unless the searcher is an
+`OrderingSearcher`.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,9 @@
 """The domain of one parameter: a range or a list of choices.
 
 Every domain can be sampled (`draw`) and listed for a grid (`grid`; None if it has infinitely many values). Ranges (`is_range`: values have an order
-and a distance) can also be mapped to the interval from 0 to 1 and back (`to_unit`, `from_unit`), which searchers for numbers need. So a searcher need
-not distinguish the kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and gives the same values.
+and a distance) can also be mapped to the interval from 0 to 1 and back (`to_unit`, `from_unit`), which searchers for
+numbers need. A searcher therefore need not distinguish the kinds of ranges. `draw` consumes random numbers in the same
+way as Ray Tune's domains and gives the same values.
 """
 
 import math
@@ -143,9 +144,9 @@ AnyDomain = FloatRange | IntRange | PowerRange | Categorical
 def read_domain(name: str, written: Any) -> AnyDomain | None:
     """Read a domain as the user writes it, in TOML or Python; None for a plain value, which is the same in every trial.
 
-    `[2, 4, 8]` and `{choice = [...]}`: one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1, 8]}`,
-    `{int_log = [16, 1024]}`: a range, both ends included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and `points` make a range
-    usable in a grid.
+    `[2, 4, 8]` and `{choice = [...]}`: one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1,
+    8]}`, `{int_log = [16, 1024]}`: a range with both bounds included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and
+    `points` make a range usable in a grid.
     """
     if isinstance(written, FloatRange | IntRange | PowerRange | Categorical):
         return written

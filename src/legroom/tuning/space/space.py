@@ -44,7 +44,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The parameters, each after those that its condition depends on, and the constants."""
+    """The parameters and the constants. Each parameter comes after those that its condition depends on."""
 
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]

@@ -1,8 +1,9 @@
 """The training function, in a form that another process can load.
 
 A function at the top level of a file is identified by the file and its name, and the file is imported where it is needed. As with
-`multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls `legroom.tune` at the top level, the import ends
-there. Other functions (lambdas, nested functions, functions of a notebook) are pickled with cloudpickle.
+`multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls `legroom.tune` at the top
+level, the import ends at that call. Other functions (lambdas, nested functions, functions of a notebook) are pickled
+with cloudpickle.
 """
 
 import ast
@@ -123,7 +124,8 @@ class TrainFunction:
 
     @property
     def takes_trial(self) -> bool:
-        """Whether the file defines it with a second argument for the trial. A function of the configuration alone reports to Ray itself."""
+        """Whether the file defines the function with a second argument for the trial. A function of the configuration
+        alone reports to Ray itself."""
         if self.pickled:
             return False
         try:

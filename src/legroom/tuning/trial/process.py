@@ -1,7 +1,7 @@
 """The process of one trial: it limits its GPU memory, loads the training function, runs it, and reports how it ended.
 
-Every trial has its own process, so its memory is freed whatever it does. `set_per_process_memory_fraction` limits its memory: a trial whose
-estimate was too low cannot take memory from other trials on the same GPU.
+Every trial has its own process, so its memory is always freed. `set_per_process_memory_fraction` limits its memory: a
+trial whose estimate was too low cannot take memory from other trials on the same GPU.
 """
 
 import contextlib
@@ -138,7 +138,7 @@ def run_trial_process(task: TrialTask, pipe: Connection) -> None:
 
 
 def _exit_when_closed(pipe: Connection) -> None:
-    """Exit when the other end of the pipe is closed: without an engine, a trial must not keep its GPU."""
+    """Exit when the other end of the pipe is closed, because a trial without an engine must not keep its GPU."""
     watched = select.poll()
     watched.register(pipe.fileno(), getattr(select, "POLLRDHUP", select.POLLHUP))
     watched.poll()
@@ -251,7 +251,7 @@ def _failure(error: BaseException) -> TrialExit:
 
 
 def _one_line(error: BaseException) -> str:
-    """An error in one line; Legroom's own errors without their class."""
+    """Format an error in one line. Legroom's own errors are shown without their class."""
     if isinstance(error, LegroomError):
         return str(error)
     shown = next(part for part in traceback.format_exception_only(error) if not part.startswith(" "))
@@ -260,7 +260,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _location(error: BaseException) -> str:
-    """The user's line that raised the error, after a comma."""
+    """Return the user's line that raised the error, prefixed with a comma."""
     from legroom.observe.dispatch.attribution import user_frame
 
     innermost = error.__traceback__

@@ -1,6 +1,7 @@
-"""Combines the ranks of a trial: rank 0's report decides for all of them, and a rank that fails ends all.
+"""Combines the ranks of a trial. The report of rank 0 decides for all ranks, and if one rank fails, all of them end.
 
-An engine passes on the messages of each rank and returns the answers. Ranks wait for the decision about a step, but not for a rank that has ended.
+An engine passes on the messages of each rank and returns the answers. Ranks wait for the decision about a step, but do
+not wait for a rank that has ended.
 """
 
 import time
@@ -35,7 +36,8 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report. Returns the ranks that are answered. `decide` is called once per step, with rank 0's report."""
+        """Handle a report. Handle a report of a rank. Returns the ranks that are answered. `decide` is called once per
+        step, with rank 0's report."""
         ranks = [rank]
         if rank == 0:
             self._decided[message.step] = decide(message)
@@ -59,14 +61,16 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks have ended, or one failed: the others would wait for it forever."""
+        """Whether all ranks have ended or one has failed. If one has failed, the others would wait for it
+        indefinitely."""
         return len(self.ends) == self.ranks or (
             self._deadline is not None and time.monotonic() >= self._deadline
         )
 
     @property
     def end(self) -> TrialExit:
-        """How the trial ended: like the rank that failed first, or like rank 0. The memory is the maximum over the ranks."""
+        """Return how the trial ended. The result is that of the rank that failed first, or of rank 0. The memory is the
+        maximum over the ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]

@@ -71,7 +71,7 @@ class Channel(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """A trial, as seen by the training function."""
+    """A trial, from the perspective of the training function."""
 
     number: int
     config: Config
@@ -95,7 +95,8 @@ class Trial:
 
     @property
     def micro_batch(self) -> int | None:
-        """Samples per micro-batch that fit, for a loop that accumulates gradients itself; None if the full batch fits."""
+        """The number of samples per micro-batch that fit, for a loop that accumulates gradients itself; None if the
+        full batch fits."""
         self.can_split = True
         return self._micro_batch
 
@@ -115,7 +116,8 @@ class Trial:
     def report(self, *, checkpoint: Any = None, **metrics: Any) -> None:
         """Report the progress of the training: `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
 
-        `checkpoint`: an object that `torch.save` can save, or the path of a file or folder. Ends the trial here if the scheduler stops it.
+        `checkpoint`: an object that `torch.save` can save, or the path of a file or folder. Ends the trial if the
+        scheduler stops it.
         """
         self.step += 1
         message = ReportMessage(
@@ -174,7 +176,8 @@ class Trial:
 
 @contextlib.contextmanager
 def _disk_full_as_error(partial: Path) -> Iterator[None]:
-    """Turn a full disk into `DiskFull` and delete the incomplete file. torch's error does not mention the disk."""
+    """Convert an error about a full disk to `DiskFull` and delete the incomplete file. torch's error does not mention
+    the disk."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -198,7 +201,7 @@ def remove(path: Path) -> None:
 
 
 def reserved_peak() -> int | None:
-    """Peak of the memory that PyTorch reserved on the GPU in this process; None if no GPU was used."""
+    """The peak memory that PyTorch reserved on the GPU in this process; None if no GPU was used."""
     cuda = _cuda_in_use()
     return None if cuda is None else int(cuda.max_memory_reserved())
 

@@ -1,7 +1,8 @@
-"""The interfaces through which Ray Tune asks what to do: a searcher and a scheduler that call the dispatcher.
+"""The interfaces through which Ray Tune requests decisions: a searcher and a scheduler that call the dispatcher.
 
-Ray manages processes, resources and machines. All other decisions are made as in the local engine. One of our trials can correspond to
-several of Ray's: each restart (after a pause, an out-of-memory error or a copied checkpoint) is a new trial for Ray.
+Ray manages processes, resources and machines. All other decisions are made in the same way as with the local engine.
+One trial of a study can correspond to several trials of Ray. Each restart (after a pause, an out-of-memory error or a
+copied checkpoint) is a new trial for Ray.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ class DispatchSearcher(Searcher):
         self._shared = shared
 
     def suggest(self, trial_id: str) -> Any:
-        """The tasks of the next trial; None if none fits now; `FINISHED` if there will be no more."""
+        """Return the tasks of the next trial, None if none fits now, or `FINISHED` if there will be no more."""
         dispatcher, runner = self._shared.dispatcher, self._shared.runner
         with self._shared.record_error():
             tasks = dispatcher.next_tasks()
@@ -72,13 +73,13 @@ class DispatchSearcher(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Does nothing: the scheduler handles the end of a trial."""
+        """Does nothing, because the scheduler handles the end of a trial."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Saves nothing: a search is resumed from the study's storage."""
+        """Saves nothing, because a search is resumed from the study's storage."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Never called: Ray's restore is not used."""
+        """Never called: Not supported, because a search is resumed from the study's storage."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Ray saves a copy of its settings to disk. The study is not part of it."""

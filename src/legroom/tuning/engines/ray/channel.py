@@ -11,7 +11,7 @@ TASKS, REPORTED, ENDED, PROCESS = "tasks", "legroom_report", "legroom_end", "leg
 
 
 class TuneChannel:
-    """Reports to Ray Tune, which answers by continuing or by ending the thread."""
+    """Reports to Ray Tune, which then continues the trial or ends its thread."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -30,7 +30,7 @@ class TuneChannel:
 
 
 def adapt_to_worker(task: TrialTask) -> TrialTask:
-    """Prepare this worker for a trial. If Ray chose the GPU, it is the only visible one, so its index is 0."""
+    """Prepare this worker for a trial. If Ray chose the GPU, only that GPU is visible, so its index is 0."""
     import ray
 
     redirect_output(task)

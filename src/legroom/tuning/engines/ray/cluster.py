@@ -1,4 +1,5 @@
-"""Starts Ray for a study: without GPU resources, because the study packs GPUs itself, and without Ray Tune's terminal output."""
+"""Starts Ray for a study without GPU resources, because the study packs GPUs itself, and without Ray Tune's terminal
+output."""
 
 import contextlib
 import logging

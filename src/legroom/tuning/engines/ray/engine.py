@@ -37,7 +37,8 @@ MAX_STARTUP_WORKERS = 4
 
 
 class RayEngine:
-    """Runs trials with Ray Tune. `address`: of a cluster; None starts Ray on this machine and stops it afterwards."""
+    """Runs trials with Ray Tune. `address`: the address of a cluster. None starts Ray on this machine and stops it
+    afterwards."""
 
     name = "ray"
 
@@ -116,7 +117,8 @@ def _missing(error: ImportError) -> MissingExtra:
 
 
 def _can_fork(job: TuneJob) -> bool:
-    """Whether trials can be forked next to Ray's workers. A plain Ray function cannot: it reports from within its worker."""
+    """Whether trials can be forked while Ray's workers run. A plain Ray function cannot be forked, because it reports
+    from within its worker."""
     return job.ranks == 1 and job.function.takes_trial
 
 

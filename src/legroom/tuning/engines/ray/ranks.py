@@ -1,7 +1,8 @@
 """A trial with several ranks on Ray: one worker per rank, each in a bundle of the trial's placement group, and a coordinator.
 
-The coordinator is the training function that Ray Tune sees. It starts the ranks, passes their messages to their `RankGroup`, and returns
-the answers, as the local engine does. The ranks connect to an address on rank 0's machine, so they may be on several machines.
+The coordinator is the training function that Ray Tune calls. It starts the ranks, passes their messages to their
+`RankGroup`, and returns the answers, as the local engine does. The ranks connect to an address on rank 0's machine, so
+they may be on several machines.
 """
 
 import queue
@@ -45,7 +46,7 @@ class RankActor:
         self._answers: queue.Queue[Action] = queue.Queue()
 
     def free_address(self) -> str:
-        """A free address on this machine."""
+        """Return a free address on this machine."""
         import ray
 
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -66,7 +67,7 @@ class RankActor:
         self._answers.put(action)
 
     def report(self, message: ReportMessage) -> Action:
-        """Called by the training function: this worker is its channel."""
+        """Called by the training function, for which this worker is the channel."""
         self._messages.put(message)
         return self._answers.get()
 

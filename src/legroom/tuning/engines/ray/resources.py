@@ -55,7 +55,7 @@ def strategy_for(ranks: int) -> str:
 
 
 def cluster_gpus() -> list[TrialGpu]:
-    """The GPUs of the cluster, numbered consecutively, as each machine sees them."""
+    """The GPUs of the cluster, numbered consecutively, with the memory that each machine reports."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

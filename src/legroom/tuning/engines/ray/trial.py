@@ -1,7 +1,7 @@
 """A trial inside a Ray worker. The function runs as in the local engine; its reports go through Ray Tune.
 
-Every trial has its own process, so its memory is freed whatever it does. This is either the worker, which exits with the trial, or a process
-forked next to a worker that Ray reuses.
+Every trial has its own process, so its memory is always freed. This process is either the worker, which exits with the
+trial, or a process that is forked while Ray reuses its worker.
 """
 
 import os
@@ -17,7 +17,7 @@ from legroom.tuning.trial.trial import ReportMessage
 
 
 def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
-    """The training function that Ray Tune sees. `server`: the fork server, if the trial runs in a forked process."""
+    """The training function that Ray Tune calls. `server`: the fork server, if the trial runs in a forked process."""
     from ray import tune
 
     tasks: list[TrialTask] = config[TASKS]
@@ -50,15 +50,16 @@ def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit
 
 
 def kill_process(result: dict[str, Any], server: str | None) -> None:
-    """Kill the forked process that sent a result, if it is one. Ray notifies a reused worker only when the next trial starts; until then, the
-    trial would keep its memory."""
+    """Kill the process that sent a result, if it was forked. Ray notifies a reused worker only when the next trial
+    starts; until then, the trial would keep its memory."""
     number = result.get(PROCESS)
     if number is not None and server is not None:
         wait_for_exit(server, number, kill=True)
 
 
 def read_result(result: dict[str, Any]) -> ReportMessage | TrialExit:
-    """The message in a Ray result: one of ours, or metrics that a plain Ray function passed to `ray.tune.report`."""
+    """Return the message in a Ray result: a message of Legroom, or the metrics that a plain Ray function passed to
+    `ray.tune.report`."""
     if REPORTED in result:
         message: ReportMessage = result[REPORTED]
         return message

@@ -1,8 +1,8 @@
 """Converts a `ray.tune.Tuner` into arguments of `legroom.tune`.
 
-Its function runs unchanged and calls `ray.tune.report`. Space, metric, number of samples, search algorithm and scheduler are taken from the
-Tuner. Legroom's searcher and scheduler of the same name replace Ray's, because Ray's learn nothing from configurations that cannot fit. Further
-settings of Ray's searchers are ignored.
+The function of the Tuner runs unchanged and calls `ray.tune.report`. The space, metric, number of samples, search
+algorithm and scheduler come from the Tuner. Legroom's searcher and scheduler of the same name replace those of Ray,
+because Ray's learn nothing from configurations that cannot fit. Further settings of Ray's searchers are ignored.
 """
 
 from collections.abc import Callable

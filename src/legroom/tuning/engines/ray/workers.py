@@ -1,4 +1,4 @@
-"""Reuse of Ray's workers for trials that are forked next to them.
+"""Reuses Ray's workers for trials that run in forked processes.
 
 Starting a worker takes one to two seconds of CPU time. This module uses private parts of Ray.
 """
@@ -13,8 +13,8 @@ from legroom.observe.virtual.patching import Replacement, replaced
 
 
 def keep_idle(controller: Any, trial: Trial, count: int) -> None:
-    """Let Ray keep `count` idle workers. By default, it keeps one and stops the others unless a trial is queued, and the dispatcher never
-    queues trials in Ray.
+    """Let Ray keep `count` idle workers. By default, Ray keeps one and stops the others unless a trial is queued. The
+    dispatcher never queues trials in Ray.
 
     If Ray's internals differ, most trials that run in parallel start a new worker.
     """
@@ -51,8 +51,9 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Replace the placement groups of Ray Tune. It reserves one per trial and waits for it with a task, which occupies an idle worker, so that a
-    new worker is started for the trial. The dispatcher has already counted the resources, so a fixed count is enough.
+    """Replace the placement groups of Ray Tune. Ray Tune reserves one placement group per trial and waits for it with a
+    task. This task occupies an idle worker, so a new worker is started for the trial. The dispatcher has already
+    reserved the resources, so a fixed count is enough.
 
     If Ray's internals differ, up to two additional workers are started for each trial that runs in parallel.
     """
