@@ -1,30 +1,28 @@
-"""A file system overlay in Python. A script writes to a scratch folder and reads its own changes.
+"""A file system overlay: what a script writes goes to a scratch folder, and the script reads back what it wrote.
 
 The user's files are the lower layer and never change. Everything that the script writes goes to the upper layer, a folder with
-the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Deleted and renamed files of the lower layer
-are recorded in memory. Only calls through Python are redirected (`open`, `os`, and everything in the standard library
-that is built on them). If the kernel supports it, `landlock` denies all other writes.
+the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of the lower layer that the script deleted or
+renamed are recorded in memory.
+
+`resolve` returns the path that a script means, without links; `find` returns where its content is. Links are resolved here and not by
+the kernel, because a link of the script can point to a file that is only in the upper layer.
 """
 
-import builtins
 import contextlib
 import errno
 import functools
-import io
 import os
 import shutil
-import sqlite3
-import stat
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PASSED = ("/dev", "/proc", "/sys")
-"""Folders without files of the user: devices, shared memory, the kernel's own folders."""
+KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
+"""Folders without files of the user: devices, shared memory, the kernel's own files."""
 
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_MAX_LINKS = 40
+"""Links that Linux follows in one path before it reports a loop."""
 
 
 class Overlay:
@@ -32,7 +30,7 @@ class Overlay:
 
     def __init__(self, upper: Path, *, scratch: Path) -> None:
         self.upper = os.path.realpath(upper)
-        self._passed = (os.path.realpath(scratch), *_PASSED)
+        self._scratch = os.path.realpath(scratch)
         os.makedirs(self.upper, exist_ok=True)
         self._deleted: set[str] = set()
         self._moved: dict[str, str] = {}
@@ -54,65 +52,136 @@ class Overlay:
     def is_plain(self) -> bool:
         return bool(getattr(self._threads, "depth", 0))
 
+    @contextlib.contextmanager
+    def with_opener(self, file: Any) -> Iterator[None]:
+        """The block calls `open` with an opener for `file`. Python reports that as an open file, but only the opener opens one."""
+        self._threads.has_opener = file
+        try:
+            yield
+        finally:
+            self._threads.has_opener = None
+
+    def was_left_to_opener(self, file: Any) -> bool:
+        """Whether an opener is about to be called for `file`. True once per call of `open`."""
+        is_left = file is not None and getattr(self._threads, "has_opener", None) is file
+        if is_left:
+            self._threads.has_opener = None
+        return is_left
+
     def continue_in(self, upper: Path) -> None:
-        """Use a copy of the upper layer from now on. This is for a fork, because other forks write to the same
-        paths."""
+        """Use a copy of the upper layer from now on: for a fork, whose siblings write to the same paths."""
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)
         if self._directory is not None:
             os.chdir(self._upper(self._directory))
 
-    def allow(self, path: str) -> bool:
-        """Whether a path is not redirected: it is in the scratch folder, or not a file of the user."""
-        return path in self._passed or path.startswith(tuple(f"{folder}/" for folder in self._passed))
-
     # --- where a path is
 
-    def absolute(self, path: Any) -> str:
-        """The absolute path, with links in its folders resolved."""
+    def is_scratch(self, path: str) -> bool:
+        """Whether a resolved path is used as it is: it is in the scratch folder, or not a file of the user."""
+        return _is_below(path, self._scratch) or _is_kernel(path)
+
+    def resolve(self, path: Any, *, follow: bool = True, folder: int | None = None) -> str:
+        """The absolute path without links, as the script sees the file system.
+
+        `follow` resolves a link that the path itself is, not only those in its folders. `folder` is an open directory, which a
+        relative path starts from.
+        """
         text = os.fsdecode(path)
-        if self._directory is not None and not os.path.isabs(text):
-            text = os.path.join(self._directory, text)
-        parent, name = os.path.split(os.path.abspath(text))
-        return os.path.join(_real_folder(parent), name)
+        if os.path.isabs(text):
+            start = "/"
+        else:
+            start = self.directory_of(folder) if folder is not None else self._directory or os.getcwd()
+        parts = text.split("/")[::-1]
+        current, links, may_be_upper = start, 0, True
+        while parts:
+            part = parts.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                self.require(current)
+                current, may_be_upper = os.path.dirname(current), True
+                continue
+            candidate = os.path.join(current, part)
+            if _is_kernel(candidate):
+                return os.path.join(candidate, *parts[::-1])
+            if parts or follow:
+                target, may_be_upper = self._link(candidate, may_be_upper)
+                if target is not None:
+                    links += 1
+                    if links > _MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                    parts.extend(target.split("/")[::-1])
+                    current, may_be_upper = ("/" if os.path.isabs(target) else current), True
+                    continue
+            current = candidate
+        return current
+
+    def _link(self, path: str, may_be_upper: bool) -> tuple[str | None, bool]:
+        """What a link points to (None for anything else), and whether the path is in the upper layer."""
+        if may_be_upper:
+            try:
+                return os.readlink(self._physical(path)), True
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    return None, True
+        lower = self._lower(path)
+        return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """The location of the content of an absolute path; None if it does not exist."""
-        upper = self._upper(path)
+        """Where the content of a resolved path is; None if it does not exist."""
+        upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
         lower = self._lower(path)
         return lower if lower is not None and os.path.lexists(lower) else None
 
-    def names(self, path: str) -> dict[str, str]:
-        """Maps the names in a directory to the locations of their content."""
-        entries: dict[str, str] = {}
+    def location(self, path: str) -> str:
+        """Where the content of a resolved path is, or would be if the script wrote it."""
+        found = self.find(path)
+        if found is None:
+            parent = self.find(os.path.dirname(path))
+            if parent is not None and not os.path.isdir(parent):
+                return os.path.join(
+                    parent, os.path.basename(path)
+                )  # the kernel reports that this is not a directory
+        return found or self._physical(path)
+
+    def require(self, path: str) -> str:
+        """Where the content of a resolved path is. Raises what the kernel raises if it does not exist."""
+        location = self.location(path)
+        os.lstat(location)
+        return location
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory."""
+        found: dict[str, None] = {}
         lower = self._lower(path)
         if lower is not None and os.path.isdir(lower):
-            for name in os.listdir(lower):
-                if self._lower(os.path.join(path, name)) is not None:
-                    entries[name] = os.path.join(lower, name)
-        upper = self._upper(path)
+            found.update((name, None) for name in os.listdir(lower) if self._lower(os.path.join(path, name)))
+        upper = self._physical(path)
         if os.path.isdir(upper):
-            entries.update((name, os.path.join(upper, name)) for name in os.listdir(upper))
-        for target, source in self._moved.items():
-            if os.path.dirname(target) == path:
-                entries[os.path.basename(target)] = source
-        return entries
+            found.update((name, None) for name in os.listdir(upper))
+        found.update((os.path.basename(each), None) for each in self._moved if os.path.dirname(each) == path)
+        return list(found)
 
     def is_changed(self, path: str) -> bool:
-        """Whether a directory has entries that were written, moved or deleted."""
-        return (
-            os.path.isdir(self._upper(path))
-            or any(os.path.dirname(each) == path for each in (*self._deleted, *self._moved))
-            or self._lower(path) != path
+        """Whether a directory is not as it is in the lower layer: entries were written, moved or deleted."""
+        return self.find(path) != path or any(
+            os.path.dirname(each) == path for each in (*self._deleted, *self._moved)
         )
 
     def _upper(self, path: str) -> str:
         return self.upper + path
 
+    def _physical(self, path: str) -> str:
+        """The path in the upper layer; a path in the scratch folder is in no layer."""
+        return path if self.is_scratch(path) else self._upper(path)
+
     def _lower(self, path: str) -> str | None:
         """The path in the lower layer; None if the script deleted it or a folder above it."""
+        if not self._moved and not self._deleted:
+            return path
         below = path
         while True:
             if below in self._moved:
@@ -127,45 +196,62 @@ class Overlay:
     # --- changes
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
-        """Return the upper path of a file that is about to be written. If `keep_content` is set, it has the file's
-        content."""
-        upper = self._upper(path)
+        """Where to write a file. It has the file's content if `keep_content` is set."""
+        upper = self._physical(path)
         if not os.path.lexists(upper):
             self._make_parents(path)
             lower = self._lower(path)
-            if keep_content and lower is not None and os.path.isfile(lower):
+            if lower is not None and os.path.isdir(lower):
+                os.mkdir(upper)
+            elif keep_content and lower is not None and os.path.isfile(lower):
                 shutil.copyfile(lower, upper)
-        self._moved.pop(path, None)
-        self._deleted.discard(path)
+        if not os.path.isdir(upper):
+            self._moved.pop(path, None)
         return upper
 
     def make_directory(self, path: str, mode: int) -> None:
         if self.find(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._make_parents(path)
-        os.mkdir(self._upper(path), mode)
+        os.mkdir(self._physical(path), mode)
+
+    def make_link(self, path: str, target: str) -> None:
+        """Make a symbolic link with the text that the script gave: `resolve` reads it."""
+        if self.find(path) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        self._make_parents(path)
+        os.symlink(target, self._physical(path))
 
     def remove(self, path: str) -> None:
-        """Delete a file or an empty directory from both layers, as the script sees them."""
-        upper = self._upper(path)
+        """Delete a file, a link or a directory from both layers, as the script sees them."""
+        upper = self._physical(path)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.remove(upper)
         self._moved.pop(path, None)
-        if os.path.lexists(path):
+        self._deleted = {each for each in self._deleted if not each.startswith(path + "/")}
+        lower = self._lower(path)
+        if lower is not None and os.path.lexists(lower):
             self._deleted.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or a directory, as the script sees it. Content of the lower layer is not copied."""
+        """Move a file or a directory, as the script sees it. Content of the lower layer is not copied if it stays in a layer."""
+        self._make_parents(target)
+        self._check_rename(source, target)
+        if source == target:
+            return
+        if self.is_scratch(source) or self.is_scratch(target):
+            self._discard(target)
+            self.copy(source, self._physical(target))
+            self.remove(source)
+            return
         lower, upper = self._lower(source), self._upper(source)
+        holding = self.upper + f".moved-{os.getpid()}-{threading.get_ident()}"
         was_upper = os.path.lexists(upper)
-        holding = self._upper(os.path.dirname(source)) + f"/.moved-{os.getpid()}"
         if was_upper:
             os.rename(upper, holding)
-        if self.find(target) is not None:
-            self.remove(target)
-        self._make_parents(target)
+        self._discard(target)
         below = [(path, origin) for path, origin in self._moved.items() if path.startswith(source + "/")]
         gone = [path for path in self._deleted if path.startswith(source + "/")]
         if lower is not None and os.path.lexists(lower):
@@ -175,299 +261,93 @@ class Overlay:
         for path, origin in below:
             del self._moved[path]
             self._moved[target + path[len(source) :]] = origin
-        for path in gone:
-            self._deleted.add(target + path[len(source) :])
-        self._moved.pop(source, None)
-        if os.path.lexists(source):
-            self._deleted.add(source)
-        if target not in self._moved:
-            self._deleted.discard(target)
+        self.remove(source)
+        self._deleted.update(target + path[len(source) :] for path in gone)
 
-    def change_directory(self, path: str) -> str:
-        """The directory to change to."""
-        found = self.find(path)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    def copy(self, source: str, destination: str) -> None:
+        """Copy a file, a link or a directory, as the script sees it, to a place outside of both layers."""
+        found = self.location(source)
+        if os.path.isdir(found) and not os.path.islink(found):
+            os.mkdir(destination)
+            for name in self.names(source):
+                self.copy(os.path.join(source, name), os.path.join(destination, name))
+        else:
+            shutil.copy2(found, destination, follow_symlinks=False)
+
+    def _check_rename(self, source: str, target: str) -> None:
+        """Raise what the kernel raises if `target` exists and cannot be replaced by `source`."""
+        old, new = self.require(source), self.find(target)
+        code = 0
+        if target == source:
+            return
+        if target.startswith(source + "/"):
+            code = errno.EINVAL if os.path.isdir(old) and not os.path.islink(old) else errno.ENOTDIR
+        elif source.startswith(target + "/"):
+            code = errno.ENOTEMPTY
+        elif new is not None:
+            old_is_folder, new_is_folder = (
+                os.path.isdir(each) and not os.path.islink(each) for each in (old, new)
+            )
+            if old_is_folder and not new_is_folder:
+                code = errno.ENOTDIR
+            elif new_is_folder and not old_is_folder:
+                code = errno.EISDIR
+            elif new_is_folder and self.names(target):
+                code = errno.ENOTEMPTY
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    def _discard(self, path: str) -> None:
+        if self.find(path) is not None:
+            self.remove(path)
+
+    def _make_parents(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        if not os.path.isdir(self.require(parent)):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        os.makedirs(self._physical(parent), exist_ok=True)
+
+    # --- directories
+
+    def change_directory(self, path: str) -> None:
+        found = self.require(path)
+        os.chdir(found)
         self._directory = None if found == path else path
-        return found
 
     @property
     def directory(self) -> str | None:
         return self._directory
 
-    def _make_parents(self, path: str) -> None:
-        parent = os.path.dirname(path)
-        found = self.find(parent)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not os.path.isdir(found):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        os.makedirs(self._upper(parent), exist_ok=True)
+    def directory_of(self, descriptor: int) -> str:
+        """The path of an open directory, as the script sees it."""
+        physical = _path_of(descriptor)
+        return physical[len(self.upper) :] if _is_below(physical, self.upper) else physical
 
 
-@functools.lru_cache(maxsize=4096)
-def _real_folder(path: str) -> str:
-    return os.path.realpath(path)
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
 
 
-def install(overlay: Overlay) -> None:
-    """Redirect `open` and the functions of `os` for the rest of this process. Forks inherit it."""
-    plain = overlay.plain
-
-    def resolve(path: Any) -> str | None:
-        """The absolute path, or None for one that is not redirected."""
-        if overlay.is_plain or not isinstance(path, str | bytes | os.PathLike):
-            return None
-        with plain():
-            absolute = overlay.absolute(path)
-            return None if overlay.allow(absolute) else absolute
-
-    def redirect(name: str, how: Callable[..., Any]) -> None:
-        """Replace `os.NAME`: `how(plain_function, absolute_path, *arguments)` handles paths of the user."""
-        function = getattr(os, name, None)
-        if function is None:
-            return
-
-        @functools.wraps(function)
-        def call(path: Any = ".", *args: Any, **options: Any) -> Any:
-            absolute = resolve(path) if options.get("dir_fd") is None else None
-            if absolute is None:
-                return function(path, *args, **options)
-            try:
-                with plain():
-                    return how(function, absolute, *args, **options)
-            except OSError as error:
-                if error.filename is not None or error.filename2 is not None or not error.args[2:]:
-                    error.filename, error.filename2 = path, None
-                raise
-
-        setattr(os, name, call)
-
-    def read(function: Any, path: str, *args: Any, **options: Any) -> Any:
-        return function(overlay.find(path) or overlay.upper + path, *args, **options)
-
-    def change(function: Any, path: str, *args: Any, **options: Any) -> Any:
-        found = overlay.find(path)
-        if found is not None and os.path.isdir(found):
-            return None  # modes and times of directories do not matter to a trace
-        return function(overlay.prepare(path, keep_content=True), *args, **options)
-
-    def create(function: Any, path: str, *args: Any, **options: Any) -> Any:
-        if overlay.find(path) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        return function(overlay.prepare(path, keep_content=False), *args, **options)
-
-    def remove(function: Any, path: str, **options: Any) -> None:
-        found = overlay.find(path)
-        if found is None or (os.path.isdir(found) and not os.path.islink(found)):
-            function(overlay.upper + path if found is None else found)  # raises what it always raises
-        overlay.remove(path)
-
-    def remove_directory(function: Any, path: str, **options: Any) -> None:
-        found = overlay.find(path)
-        if found is None or not os.path.isdir(found):
-            function(overlay.upper + path if found is None else found)
-        if overlay.names(path):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-        overlay.remove(path)
-
-    def rename(function: Any, path: str, target: Any, **options: Any) -> None:
-        new = overlay.absolute(target)
-        if overlay.find(path) is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        if not overlay.allow(new):
-            overlay.rename(path, new)
-        else:
-            shutil.copy2(overlay.find(path) or path, new)
-            overlay.remove(path)
-
-    def make_directory(function: Any, path: str, mode: int = 0o777, **options: Any) -> None:
-        overlay.make_directory(path, mode)
-
-    def link(function: Any, path: str, target: Any, **options: Any) -> None:
-        new = overlay.absolute(target)
-        if overlay.find(new) is not None:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        shutil.copy2(overlay.find(path) or path, overlay.prepare(new, keep_content=False))
-
-    def open_descriptor(function: Any, path: str, flags: int, *args: Any, **options: Any) -> int:
-        if not flags & _WRITING:
-            return int(read(function, path, flags, *args, **options))
-        exists = overlay.find(path) is not None
-        if flags & os.O_CREAT and flags & os.O_EXCL and exists:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        if not flags & os.O_CREAT and not exists:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        target = overlay.prepare(path, keep_content=not flags & os.O_TRUNC)
-        return int(function(target, flags, *args, **options))
-
-    def change_directory(function: Any, path: str) -> None:
-        function(overlay.change_directory(path))
-
-    for name in ("stat", "lstat", "access", "readlink", "listxattr", "getxattr", "statvfs", "pathconf"):
-        redirect(name, read)
-    for name in ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr"):
-        redirect(name, change)
-    for name in ("mkfifo", "mknod"):
-        redirect(name, create)
-    for name in ("remove", "unlink"):
-        redirect(name, remove)
-    for name in ("rename", "replace"):
-        redirect(name, rename)
-    redirect("rmdir", remove_directory)
-    redirect("mkdir", make_directory)
-    redirect("link", link)
-    redirect("open", open_descriptor)
-    redirect("chdir", change_directory)
-    plain_symlink, plain_cwd, plain_list, plain_scan = os.symlink, os.getcwd, os.listdir, os.scandir
-
-    def entries(path: Any) -> dict[str, str] | None:
-        """The entries of a directory that the script changed; None for any other."""
-        absolute = resolve(path)
-        if absolute is None:
-            return None
-        with plain():
-            if not overlay.is_changed(absolute):
-                return None
-            found = overlay.find(absolute)
-            if found is None or not os.path.isdir(found):
-                code = errno.ENOENT if found is None else errno.ENOTDIR
-                raise OSError(code, os.strerror(code), os.fsdecode(path))
-            return overlay.names(absolute)
-
-    @functools.wraps(plain_list)
-    def list_directory(path: Any = ".") -> Any:
-        names = entries("." if path is None else path)
-        if names is None:
-            return plain_list(path)
-        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else list(names)
-
-    @functools.wraps(plain_scan)
-    def scan_directory(path: Any = ".") -> Any:
-        names = entries("." if path is None else path)
-        if names is None:
-            return plain_scan(path)
-        return _Entries([_Entry(path, name, found) for name, found in names.items()])
-
-    @functools.wraps(plain_symlink)
-    def symlink(source: Any, target: Any, *args: Any, **options: Any) -> None:
-        absolute = resolve(target)
-        if absolute is None:
-            return plain_symlink(source, target, *args, **options)
-        with plain():
-            if overlay.find(absolute) is not None:
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(target))
-            pointed = os.path.join(os.path.dirname(absolute), os.fsdecode(source))
-            found = overlay.find(overlay.absolute(pointed))
-            return plain_symlink(found or source, overlay.prepare(absolute, keep_content=False))
-
-    def current_directory() -> str:
-        return overlay.directory or plain_cwd()
-
-    for name, redirected in (
-        ("symlink", symlink), ("getcwd", current_directory), ("listdir", list_directory), ("scandir", scan_directory),
-    ):  # fmt: skip
-        setattr(os, name, redirected)
-    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # rmtree by paths, which are redirected
-    plain_open = io.open
-
-    @functools.wraps(plain_open)
-    def open_file(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
-        opens_itself = (
-            options.get("opener") is not None or len(args) > 5
-        )  # with `os.open`, which is redirected
-        path = None if opens_itself else resolve(file)
-        if path is None:
-            return plain_open(file, mode, *args, **options)
-        with plain():
-            found = overlay.find(path)
-            where = found or overlay.upper + path
-            try:
-                if found is not None and os.path.isdir(found):
-                    where = found
-                elif set(mode) & set("wax+"):
-                    if "x" in mode and found is not None:
-                        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
-                    if "r" in mode and found is None:
-                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
-                    if found is not None and not stat.S_ISREG(os.stat(found).st_mode):
-                        return plain_open(found, mode, *args, **options)  # a pipe or a device
-                    where = overlay.prepare(path, keep_content="w" not in mode)
-                return plain_open(where, mode, *args, **options)
-            except OSError as error:
-                error.filename = file
-                raise
-
-    builtins.open = io.open = open_file
-    plain_unlink = functools.reduce(getattr, ("unlink", "__wrapped__"), os)
-    for method in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
-        defaults = getattr(method, "__defaults__", None) or ()
-        if plain_unlink in defaults:  # it was bound when the module was imported
-            method.__defaults__ = tuple(os.unlink if each is plain_unlink else each for each in defaults)
-    plain_connect = sqlite3.connect
-
-    @functools.wraps(plain_connect)
-    def connect(database: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(database, str) and (database == ":memory:" or database.startswith("file:")):
-            return plain_connect(database, *args, **options)
-        path = resolve(database)
-        if path is not None:
-            with plain():
-                database = overlay.prepare(path, keep_content=True)
-        return plain_connect(database, *args, **options)
-
-    sqlite3.connect = connect
+def _is_kernel(path: str) -> bool:
+    return path.startswith(KERNEL_FOLDERS) and any(_is_below(path, folder) for folder in KERNEL_FOLDERS)
 
 
-class _Entry:
-    """One entry of a directory, like `os.DirEntry`."""
-
-    def __init__(self, folder: Any, name: str, found: str) -> None:
-        given = os.fspath(folder)
-        self.name: Any = os.fsencode(name) if isinstance(given, bytes) else name
-        self.path: Any = os.path.join(given, self.name)
-        self._found = found
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isdir(self._found) and (follow_symlinks or not self.is_symlink())
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isfile(self._found) and (follow_symlinks or not self.is_symlink())
-
-    def is_symlink(self) -> bool:
-        return os.path.islink(self._found)
-
-    def is_junction(self) -> bool:
-        return False
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self._found, follow_symlinks=follow_symlinks)
-
-    def inode(self) -> int:
-        return os.lstat(self._found).st_ino
-
-    def __fspath__(self) -> Any:
-        return self.path
-
-    def __repr__(self) -> str:
-        return f"<DirEntry {self.name!r}>"
+@functools.lru_cache(maxsize=65536)
+def _link_of_user(path: str) -> str | None:
+    """What a link of the lower layer points to. It is cached because nothing changes that layer while a script is traced."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
 
 
-class _Entries:
-    """The result of `os.scandir`: an iterator that can be closed."""
+def _path_of(descriptor: int) -> str:
+    """The path of an open file or directory."""
+    if os.path.isdir("/proc/self/fd"):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    import fcntl
 
-    def __init__(self, entries: list[_Entry]) -> None:
-        self._entries = iter(entries)
-
-    def __iter__(self) -> "_Entries":
-        return self
-
-    def __next__(self) -> _Entry:
-        return next(self._entries)
-
-    def __enter__(self) -> "_Entries":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def close(self) -> None: ...
+    command = getattr(fcntl, "F_GETPATH", None)
+    if command is None:
+        raise OSError(errno.ENOTSUP, "this system does not give the path of an open directory")
+    return os.fsdecode(fcntl.fcntl(descriptor, command, b"\0" * 1024).rstrip(b"\0"))

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from legroom.predict.sandbox.changes import refuse_changes
 from legroom.predict.sandbox.landlock import forbid_writes_outside
-from legroom.predict.sandbox.overlay import Overlay, install
+from legroom.predict.sandbox.overlay import Overlay
 from legroom.predict.sandbox.programs import refuse_programs
+from legroom.predict.sandbox.redirect import redirect_files
 
 _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1"}
 """Environment variables that stop experiment trackers from reporting a run that did not take place."""
@@ -30,7 +32,8 @@ class Sandbox:
         os.environ.update(_TRACKERS)
         sys.dont_write_bytecode = True
         self.overlay = Overlay(folder / "files", scratch=folder)
-        install(self.overlay)
+        redirect_files(self.overlay)
+        refuse_changes(self.overlay)
         self.is_enforced = forbid_writes_outside([str(folder), "/dev", "/proc"])
         """Whether the kernel refuses what Python cannot redirect."""
         if not self.is_enforced:
@@ -47,5 +50,4 @@ class Sandbox:
         redirected inside the block.
         """
         with self.overlay.plain():
-            absolute = self.overlay.absolute(path)
-            yield path if self.overlay.allow(absolute) else self.overlay.find(absolute) or path
+            yield self.overlay.location(self.overlay.resolve(path))

@@ -110,6 +110,43 @@ WRITES = {
 }  # fmt: skip
 
 
+ESCAPES = {
+    "temporary file replaces": ("import tempfile; f = tempfile.NamedTemporaryFile(delete=False); f.write(b'new'); f.close(); os.replace(f.name, 'best.pt'); print(open('best.pt').read())", "new"),
+    "temporary file moves": ("import tempfile; f = tempfile.NamedTemporaryFile(delete=False); f.write(b'new'); f.close(); shutil.move(f.name, 'log.csv'); print(open('log.csv').read(), os.path.exists(f.name))", "new False"),
+    "temporary folder moves": ("import tempfile; d = tempfile.mkdtemp(); open(d + '/a', 'w').close(); shutil.move(d, 'moved'); print(os.listdir('moved'))", "['a']"),
+    "temporary file linked": ("import tempfile; f = tempfile.NamedTemporaryFile(); os.link(f.name, 'linked'); print(os.path.exists('linked'))", "True"),
+    "through a new link": ("os.symlink('best.pt', 'newest'); open('newest', 'w').write('x'); print(open('best.pt').read(), os.path.islink('newest'))", "x True"),
+    "through a link to a folder": ("os.symlink('runs', 'latest'); open('latest/a', 'w').write('x'); os.remove('latest/old/events'); print(sorted(os.listdir('runs')), os.listdir('latest/old'))", "['a', 'old'] []"),
+    "through the user's link": ("open('link', 'a').write('x'); print(open('log.csv').read()[-1])", "x"),
+    "link to a new folder": ("os.mkdir('r1'); os.symlink('r1', 'latest'); open('latest/a', 'w').close(); os.remove('latest'); os.symlink('runs', 'latest'); print(os.listdir('r1'), os.listdir('latest'), os.readlink('latest'))", "['a'] ['old'] runs"),
+    "link loop": ("os.symlink('b', 'a'); os.symlink('a', 'b')\ntry: open('a', 'w')\nexcept OSError as e: print(e.errno == 40 or e.errno == 62)", "True"),
+    "folder descriptor": ("d = os.open('.', os.O_RDONLY); os.close(os.open('best.pt', os.O_WRONLY | os.O_TRUNC, dir_fd=d)); os.unlink('log.csv', dir_fd=d); os.mkdir('n', dir_fd=d); os.rename('link', 'l', src_dir_fd=d, dst_dir_fd=d); print(os.path.getsize('best.pt'), os.path.exists('log.csv'), os.path.isdir('n'), os.path.lexists('l'))", "0 False True True"),
+    "sqlite by URI": ("import sqlite3; c = sqlite3.connect('file:log.csv?mode=rwc', uri=True); c.close(); c = sqlite3.connect('file:n.db?mode=rwc', uri=True); c.execute('create table t (a)'); c.commit(); print(os.path.exists('n.db'))", "True"),
+    "remove in a moved folder": ("os.rename('runs', 'kept'); os.remove('kept/old/events'); print(os.listdir('kept/old'))", "[]"),
+    "file in place of a folder": ("shutil.rmtree('runs'); open('runs', 'w').close(); print(os.path.exists('runs/old/events'))", "False"),
+    "folder moved to a removed one": ("shutil.copytree('runs', 'new'); shutil.rmtree('runs'); os.rename('new', 'runs'); print(open('runs/old/events').read())", "events"),
+    "user's folder moved to a removed one": ("os.makedirs('a/old'); os.rmdir('a/old'); shutil.rmtree('a'); os.rename('runs', 'a'); print(os.listdir('a'))", "['old']"),
+    "rename over a full folder": ("os.mkdir('n')\ntry: os.rename('n', 'runs')\nexcept OSError as e: print(e.errno in (39, 66), e.filename, e.filename2)", "True n runs"),
+    "moved to temporary folder": ("import tempfile; d = tempfile.mkdtemp(); shutil.move('runs', d); os.rename('log.csv', d + '/l'); print(os.listdir(d + '/runs/old'), os.path.exists('runs'), os.path.exists(d + '/l'))", "['events'] False True"),
+    "link in a temporary folder": ("import tempfile; p = tempfile.mkdtemp() + '/link'; os.symlink(os.path.abspath('best.pt'), p); open(p, 'w').write('x'); os.chmod(p, 0o600); print(open('best.pt').read())", "x"),
+    "unnamed temporary file": ("import tempfile; f = tempfile.TemporaryFile(dir='runs'); f.write(b'x'); f.seek(0); print(f.read())", "b'x'"),
+    "change folder by descriptor": ("os.mkdir('w'); d = os.open('w', os.O_RDONLY); os.fchdir(d); open('f', 'w').close(); print(os.listdir(d), os.path.basename(os.getcwd()))", "['f'] w"),
+    "walk by descriptor": ("open('runs/old/new', 'w').close(); print([sorted(f) for _, _, f, _ in os.fwalk('runs')])", "[[], ['events', 'new']]"),
+    "real path": ("os.symlink('runs', 'latest'); print(os.path.relpath(os.path.realpath('latest/old'), os.path.realpath('.')), sorted(e.path for e in os.scandir('latest')))", "runs/old ['latest/old']"),
+    "not following": ("os.utime('link', (1, 1), follow_symlinks=False); os.remove('link'); print(os.path.exists('log.csv'), os.path.lexists('link'))", "True False"),
+    "sqlite with a journal": ("import sqlite3; c = sqlite3.connect('s.db'); c.execute('pragma journal_mode=wal'); c.execute('create table t (a)'); c.commit(); d = sqlite3.connect('file:s.db?mode=ro', uri=True); print(d.execute('select count(*) from t').fetchone())", "(0,)"),
+    "link over an existing file": ("try: os.symlink('log.csv', 'best.pt')\nexcept FileExistsError as e: print(e.filename, e.filename2)", "log.csv best.pt"),
+}  # fmt: skip
+
+REFUSED_CHANGES = {
+    "refused FileIO": "import _io\ntry: _io.FileIO('log.csv', 'w')\nexcept PermissionError as error: print(error)",
+    "refused posix": "import posix\ntry: posix.remove('log.csv')\nexcept PermissionError as error: print(error)",
+    "refused open": "import posix\ntry: posix.open('log.csv', os.O_WRONLY)\nexcept PermissionError as error: print(error)",
+    "refused current folder": "try: open('/proc/self/cwd/log.csv', 'w')\nexcept PermissionError as error: print(error)",
+    "refused descriptor": "d = os.open('log.csv', os.O_RDONLY)\ntry: os.chmod(d, 0)\nexcept PermissionError as error: print(error)",
+    "refused chmod": "import posix\ntry: posix.chmod('log.csv', 0)\nexcept PermissionError as error: print(error)",
+}
+
 NOT_PYTHON = {
     "os.system": "os.system('echo x >> log.csv; rm -f best.pt; touch made')",
     "subprocess": "import subprocess; subprocess.run(['rm', '-rf', 'runs'])",
@@ -163,7 +200,9 @@ REFUSED = {
 HARMLESS = "import subprocess; print(subprocess.run(['echo', 'hi'], capture_output=True, text=True).stdout)"
 
 PROGRAMS = {
-    **{name: (program, True) for name, (program, _) in WRITES.items()},
+    **{name: (program, True) for name, (program, _) in {**WRITES, **ESCAPES}.items()},
+    **{f"{name}, no Landlock": (program, False) for name, (program, _) in {**WRITES, **ESCAPES}.items()},
+    **{name: (program, False) for name, program in REFUSED_CHANGES.items()},
     **{name: (program, True) for name, program in NOT_PYTHON.items()},
     **{name: (program, False) for name, program in REFUSED.items()},
     "forks": (FORKS, True),
@@ -190,11 +229,18 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return printed
 
 
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("landlock", [True, False])
+@pytest.mark.parametrize("name", [*WRITES, *ESCAPES])
 def test_a_script_reads_back_what_it_wrote_and_no_file_changes(
-    name: str, printed: Callable[[str], str]
+    name: str, landlock: bool, printed: Callable[[str], str]
 ) -> None:
-    assert printed(name) == WRITES[name][1]
+    expected = {**WRITES, **ESCAPES}[name][1]
+    assert printed(name if landlock else f"{name}, no Landlock") == expected
+
+
+@pytest.mark.parametrize("name", REFUSED_CHANGES)
+def test_python_calls_below_the_overlay_are_refused(name: str, printed: Callable[[str], str]) -> None:
+    assert "estimate does not change" in printed(name)
 
 
 def has_landlock() -> bool:

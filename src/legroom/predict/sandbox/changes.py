@@ -1,0 +1,59 @@
+"""The last check before a file of the user would change.
+
+Python reports every change of a file to its audit hooks, also those of code that calls below the redirected functions (`_io.FileIO`,
+`posix.remove`, a function that was imported by name before the redirection). A change outside of the scratch folder is refused. Landlock refuses most of these
+as well, but not changes of modes and times, and not on every system.
+"""
+
+import os
+import sys
+from typing import Any
+
+from legroom.errors import LegroomError
+from legroom.predict.sandbox.overlay import Overlay
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+_CHANGED_PATHS = {
+    "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
+    "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,), "os.removexattr": (0,),
+}  # fmt: skip
+"""Audit event → the positions of the paths that it changes."""
+
+_ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
+"""Events that change the entry of a directory and do not follow a link there."""
+
+
+class RefusedChange(LegroomError, PermissionError):  # noqa: N818
+    """A change of a file that cannot be redirected to the scratch folder."""
+
+
+def refuse_changes(overlay: Overlay) -> None:
+    """Raise `RefusedChange` from now on before a file outside of the scratch folder is changed."""
+
+    def check(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            changed = arguments[:1] if arguments[2] & _WRITING else ()
+        elif event in _CHANGED_PATHS:
+            changed = tuple(arguments[position] for position in _CHANGED_PATHS[event])
+        else:
+            return
+        for path in changed:
+            if event == "open" and (isinstance(path, int) or overlay.was_left_to_opener(path)):
+                continue
+            with overlay.plain():
+                where = _physical(path, follow=event not in _ACTS_ON_LINK)
+            if not overlay.is_scratch(where):
+                raise RefusedChange(
+                    f"estimate does not change {where}: this call cannot be redirected to a scratch file"
+                )
+
+    sys.addaudithook(check)
+
+
+def _physical(path: Any, *, follow: bool) -> str:
+    text = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
+    if follow:
+        return os.path.realpath(text)
+    folder, name = os.path.split(os.path.abspath(text))
+    return os.path.join(os.path.realpath(folder), name)

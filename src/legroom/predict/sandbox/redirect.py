@@ -1,0 +1,386 @@
+"""Python's file functions, redirected to the overlay: `open`, the functions of `os`, `sqlite3.connect`.
+
+Everything in the standard library that is built on them (pathlib, shutil, tempfile, logging, zipfile, …) is redirected with them.
+"""
+
+import builtins
+import errno
+import functools
+import io
+import os
+import shutil
+import sqlite3
+import tempfile
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from legroom.predict.sandbox.overlay import Overlay
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def redirect_files(overlay: Overlay) -> None:
+    """Redirect Python's file functions for the rest of this process. Forks inherit it."""
+    before = dict(vars(os))
+    _redirect_os(overlay)
+    _redirect_directories(overlay)
+    for supported in (
+        os.supports_dir_fd,
+        os.supports_fd,
+        os.supports_follow_symlinks,
+        os.supports_effective_ids,
+    ):
+        supported.update(
+            getattr(os, name) for name, function in before.items() if _is_in(function, supported)
+        )
+    _redirect_open(overlay)
+    _redirect_sqlite(overlay)
+
+
+def _is_in(value: Any, functions: set[Any]) -> bool:
+    return callable(value) and value in functions
+
+
+def _redirect_os(overlay: Overlay) -> None:
+    def redirect(names: str, how: Callable[..., Any], *, follow: bool = True) -> None:
+        """Replace functions of `os` that have a path: `how(plain_function, resolved_path, *arguments)` handles it.
+
+        `follow` says that the function acts on what a link points to.
+        """
+        for name in names.split():
+            if hasattr(os, name):
+                setattr(os, name, _redirected(overlay, getattr(os, name), how, follow))
+
+    def read(function: Any, path: str, *args: Any, **options: Any) -> Any:
+        return function(overlay.location(path), *args, **options)
+
+    def change(function: Any, path: str, *args: Any, **options: Any) -> Any:
+        found = overlay.require(path)
+        if os.path.isdir(found) or os.path.islink(found):
+            return None  # modes and times of directories and links do not matter to a trace
+        return function(overlay.prepare(path, keep_content=True), *args, **options)
+
+    def create(function: Any, path: str, *args: Any, **options: Any) -> Any:
+        if overlay.find(path) is not None:
+            _fail(errno.EEXIST)
+        return function(overlay.prepare(path, keep_content=False), *args, **options)
+
+    def remove(function: Any, path: str) -> None:
+        found = overlay.require(path)
+        if os.path.isdir(found) and not os.path.islink(found):
+            _fail(errno.EISDIR)
+        overlay.remove(path)
+
+    def remove_directory(function: Any, path: str) -> None:
+        found = overlay.require(path)
+        if not os.path.isdir(found) or os.path.islink(found):
+            _fail(errno.ENOTDIR)
+        if overlay.names(path):
+            _fail(errno.ENOTEMPTY)
+        overlay.remove(path)
+
+    def make_directory(function: Any, path: str, mode: int = 0o777) -> None:
+        overlay.make_directory(path, mode)
+
+    def open_descriptor(function: Any, path: str, flags: int, *args: Any, **options: Any) -> int:
+        if not flags & _WRITING:
+            return int(read(function, path, flags, *args, **options))
+        exists = overlay.find(path) is not None
+        if flags & os.O_CREAT and flags & os.O_EXCL and exists:
+            _fail(errno.EEXIST)
+        if not flags & os.O_CREAT:
+            overlay.require(path)
+        target = overlay.prepare(path, keep_content=not flags & os.O_TRUNC)
+        return int(function(target, flags | os.O_CREAT, *args, **options))  # a truncated file was not copied
+
+    redirect("stat access listxattr getxattr statvfs pathconf", read)
+    redirect("lstat readlink", read, follow=False)
+    redirect("chmod chown utime truncate setxattr removexattr", change)
+    redirect("lchown lchmod", change, follow=False)
+    redirect("mkfifo mknod", create, follow=False)
+    redirect("remove unlink", remove, follow=False)
+    redirect("rmdir", remove_directory, follow=False)
+    redirect("mkdir", make_directory, follow=False)
+    redirect("open", open_descriptor)
+
+    def redirect_pair(name: str, how: Callable[[str, str], None]) -> None:
+        """Replace a function of `os` that has a source and a target."""
+        function = getattr(os, name)
+
+        @functools.wraps(function)
+        def call(
+            src: Any,
+            dst: Any,
+            *,
+            src_dir_fd: int | None = None,
+            dst_dir_fd: int | None = None,
+            **options: Any,
+        ) -> Any:
+            if overlay.is_plain:
+                return function(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, **options)
+            with overlay.plain(), _as_given(src, dst):
+                source = overlay.resolve(src, follow=False, folder=src_dir_fd)
+                target = overlay.resolve(dst, follow=False, folder=dst_dir_fd)
+                if overlay.is_scratch(source) and overlay.is_scratch(target):
+                    return function(source, target)
+                return how(source, target)
+
+        setattr(os, name, call)
+
+    def link(source: str, target: str) -> None:
+        found = overlay.require(source)
+        if overlay.find(target) is not None:
+            _fail(errno.EEXIST)
+        prepared = overlay.prepare(target, keep_content=False)
+        if os.path.isdir(found) and not os.path.islink(found):
+            _fail(errno.EPERM)
+        shutil.copy2(found, prepared, follow_symlinks=False)
+
+    redirect_pair("rename", overlay.rename)
+    redirect_pair("replace", overlay.rename)
+    redirect_pair("link", link)
+    plain_symlink = os.symlink
+
+    @functools.wraps(plain_symlink)
+    def symlink(src: Any, dst: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        if overlay.is_plain:
+            return plain_symlink(src, dst, target_is_directory, dir_fd=dir_fd)
+        with overlay.plain(), _as_given(src, dst):
+            return overlay.make_link(overlay.resolve(dst, follow=False, folder=dir_fd), os.fsdecode(src))
+
+    os.symlink = symlink
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # rmtree by paths, which are redirected
+    plain_unlink = functools.reduce(getattr, ("unlink", "__wrapped__"), os)
+    for method in vars(tempfile._TemporaryFileCloser).values():  # type: ignore[attr-defined]
+        defaults = getattr(method, "__defaults__", None) or ()
+        if plain_unlink in defaults:  # it was bound when the module was imported
+            method.__defaults__ = tuple(os.unlink if each is plain_unlink else each for each in defaults)
+
+
+def _redirected(overlay: Overlay, function: Any, how: Callable[..., Any], follow: bool) -> Any:
+    @functools.wraps(function)
+    def call(
+        path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = True, **options: Any
+    ) -> Any:
+        if overlay.is_plain or not isinstance(path, str | bytes | os.PathLike):
+            if dir_fd is not None:
+                options["dir_fd"] = dir_fd
+            if not follow_symlinks:
+                options["follow_symlinks"] = False
+            return function(path, *args, **options)
+        follows = follow and follow_symlinks
+        if function is _PLAIN_OPEN and args and args[0] & (os.O_NOFOLLOW | os.O_EXCL):
+            follows = False
+        if not follow_symlinks:
+            options["follow_symlinks"] = False
+        with overlay.plain(), _as_given(path):
+            resolved = overlay.resolve(path, follow=follows, folder=dir_fd)
+            if overlay.is_scratch(resolved):
+                return function(resolved, *args, **options)
+            return how(function, resolved, *args, **options)
+
+    return call
+
+
+_PLAIN_OPEN = os.open
+
+
+class _as_given:  # noqa: N801
+    """Errors name the paths that the script gave."""
+
+    def __init__(self, path: Any, second: Any = None) -> None:
+        self._paths = (path, second)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError) and error.errno is not None:
+            error.filename, second = self._paths
+            if second is not None:
+                error.filename2 = second
+
+
+def _fail(code: int) -> None:
+    raise OSError(code, os.strerror(code))
+
+
+def _redirect_directories(overlay: Overlay) -> None:
+    plain_list, plain_scan, plain_cwd, plain_change = os.listdir, os.scandir, os.getcwd, os.chdir
+
+    def changed(path: Any) -> str | None:
+        """The resolved path of a directory that the script changed or reaches by a link of its own; None for any other."""
+        if overlay.is_plain:
+            return None
+        with overlay.plain(), _as_given(path):
+            resolved = overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
+            is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
+            if is_reached and not overlay.is_changed(resolved):
+                return None
+            if not os.path.isdir(overlay.require(resolved)):
+                _fail(errno.ENOTDIR)
+            return resolved
+
+    def names_in(folder: str) -> list[str]:
+        with overlay.plain():
+            return overlay.names(folder)
+
+    @functools.wraps(plain_list)
+    def list_directory(path: Any = None) -> Any:
+        folder = changed("." if path is None else path)
+        if folder is None:
+            return plain_list(path)
+        return [os.fsencode(name) if isinstance(path, bytes) else name for name in names_in(folder)]
+
+    @functools.wraps(plain_scan)
+    def scan_directory(path: Any = None) -> Any:
+        folder = changed("." if path is None else path)
+        given = "." if path is None else path
+        if folder is not None:
+            return _Entries(_Entry(given, folder, name) for name in names_in(folder))
+        if overlay.is_plain:
+            return plain_scan(path)
+        return _Entries(_with_redirected_links(plain_scan(path), given))
+
+    @functools.wraps(os.chdir)
+    def change_directory(path: Any) -> None:
+        if overlay.is_plain:
+            return plain_change(path)
+        with overlay.plain(), _as_given(path):
+            resolved = overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
+            return overlay.change_directory(resolved)
+
+    @functools.wraps(plain_cwd)
+    def current_directory() -> str:
+        return plain_cwd() if overlay.is_plain else overlay.directory or plain_cwd()
+
+    os.listdir, os.scandir = list_directory, scan_directory
+    os.chdir, os.getcwd = change_directory, current_directory
+    os.fchdir = lambda fd: change_directory(fd if isinstance(fd, int) else fd.fileno())
+    os.getcwdb = lambda: os.fsencode(current_directory())
+
+
+def _redirect_open(overlay: Overlay) -> None:
+    plain_open = io.open
+
+    @functools.wraps(plain_open)
+    def open_file(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        if options.get("opener") is not None or len(args) > 5:
+            with overlay.with_opener(file):  # it uses `os.open`, which is redirected
+                return plain_open(file, mode, *args, **options)
+        if overlay.is_plain or not isinstance(file, str | bytes | os.PathLike):
+            return plain_open(file, mode, *args, **options)
+        with overlay.plain(), _as_given(file):
+            path = overlay.resolve(file, follow="x" not in mode)
+            where = overlay.location(path)
+            if set(mode) & set("wax+") and not overlay.is_scratch(path):
+                found = overlay.find(path)
+                if "x" in mode and found is not None:
+                    _fail(errno.EEXIST)
+                if "r" in mode:
+                    overlay.require(path)
+                where = overlay.prepare(path, keep_content="w" not in mode)
+            return plain_open(where, mode, *args, **options)
+
+    builtins.open = io.open = open_file
+
+
+def _redirect_sqlite(overlay: Overlay) -> None:
+    plain_connect = sqlite3.connect
+
+    def prepare(path: Any, *, read_only: bool = False) -> str:
+        resolved = overlay.resolve(path)
+        if overlay.is_scratch(resolved) or read_only:
+            return overlay.location(resolved)
+        for suffix in ("-journal", "-wal"):  # changes that are not yet in the database
+            if overlay.find(resolved + suffix) is not None:
+                overlay.prepare(resolved + suffix, keep_content=True)
+        return overlay.prepare(resolved, keep_content=True)
+
+    @functools.wraps(plain_connect)
+    def connect(database: Any, *args: Any, **options: Any) -> Any:
+        text = os.fsdecode(database)
+        if not overlay.is_plain and text not in ("", ":memory:"):
+            with overlay.plain(), _as_given(database):
+                database = (
+                    prepare_uri(text) if options.get("uri") and text.startswith("file:") else prepare(text)
+                )
+        return plain_connect(database, *args, **options)
+
+    def prepare_uri(text: str) -> str:
+        path, _, query = text.removeprefix("file:").partition("?")
+        mode = urllib.parse.parse_qs(query).get("mode", [""])[0]
+        path = urllib.parse.unquote(path.partition("#")[0])
+        if path.startswith("//"):  # an authority, which is empty or `localhost`
+            path = "/" + path[2:].partition("/")[2]
+        if mode == "memory" or path in ("", ":memory:"):
+            return text
+        return f"file:{urllib.parse.quote(prepare(path, read_only=mode == 'ro'))}?{query}"
+
+    sqlite3.connect = sqlite3.dbapi2.connect = connect
+
+
+class _Entry:
+    """One entry of a directory, like `os.DirEntry`."""
+
+    def __init__(self, given: Any, folder: str, name: str) -> None:
+        given = given if isinstance(given, int) else os.fspath(given)
+        self.name: Any = os.fsencode(name) if isinstance(given, bytes) else name
+        self.path: Any = self.name if isinstance(given, int) else os.path.join(given, self.name)
+        self._resolved = os.path.join(folder, name)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self._resolved) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self._resolved) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self._resolved)
+
+    def is_junction(self) -> bool:
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self._resolved, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return os.lstat(self._resolved).st_ino
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __repr__(self) -> str:
+        return f"<DirEntry {self.name!r}>"
+
+
+def _with_redirected_links(scan: Any, given: Any) -> Iterator[Any]:
+    """The entries of an unchanged directory. What its links point to may be changed."""
+    with scan:
+        for entry in scan:
+            is_link = entry.is_symlink() and not isinstance(given, int)
+            yield (
+                _Entry(given, os.path.realpath(os.fsdecode(given)), os.fsdecode(entry.name))
+                if is_link
+                else entry
+            )
+
+
+class _Entries:
+    """The result of `os.scandir`: an iterator that can be closed."""
+
+    def __init__(self, entries: Iterator[Any]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> "_Entries":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> "_Entries":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def close(self) -> None: ...
