@@ -254,7 +254,7 @@ def _load_file(name: str) -> CodeType:
     _set_up_main(path, None, loader, package=None)
     if compiled:
         code = loader.get_code("__main__")
-        assert code is not None, "a file with the magic number contains code"
+        assert code is not None, "a byte-code file must contain code"
         return code
     return compile(
         source, path, "exec", dont_inherit=True

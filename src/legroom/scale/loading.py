@@ -166,7 +166,7 @@ def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) ->
     active = sum(share > 0 for share in shares)
     if batch_size < active:
         raise UsageError(
-            f"batch_size={batch_size} is less than one sample for each of {active} ranks. It is the batch size of all ranks together."
+            f"batch_size={batch_size} is less than one sample for each of {active} ranks. `batch_size` is the total over all ranks."
         )
     for name in ("sampler", "batch_sampler", "generator"):
         if name in options:

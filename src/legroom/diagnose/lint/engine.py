@@ -137,7 +137,7 @@ def _lint_document(
             findings = [finding for finding, _ in found]
             return LintReport(findings=findings, files=1, fixed=fixed), document
         document, fixed = changed, fixed + applied
-    raise AssertionError("the last pass must not apply fixes, so the loop must have returned")
+    raise AssertionError("unreachable: the last pass applies no fixes and returns")
 
 
 def _still_parses(document: Document) -> bool:

@@ -69,7 +69,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG201",
         message=f"{batches} batches ran without a backward pass, but autograd saved {format_size(size)} of activations "
-        "for one.",
+        "for a backward pass.",
         fix="Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`).",
         **location(frame),
         bytes=size,

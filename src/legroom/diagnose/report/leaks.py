@@ -97,12 +97,12 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         )
     if detected.how == "cycle":
         return "LG121", (
-            f"{name} is part of a reference cycle, and Python's garbage collector, which frees cycles, did not run. "
+            f"{name} is part of a reference cycle. Only Python's garbage collector frees cycles, and it did not run. "
             "Break the cycle (use a weak reference or set the attribute to None), or call `gc.collect()` every few steps."
         )
     if detected.kind == "larger":
         return "LG120", (
-            f"{name} is concatenated with itself and recreated larger in each step. Collect `.cpu()` tensors in a list and "
+            f"{name} is concatenated with new data in each step, so it keeps growing. Collect `.cpu()` tensors in a list and "
             "concatenate once at the end, or limit its length (`[-1000:]`)."
         )
     if detected.kind == "tensor" and detected.on_host:

@@ -59,7 +59,7 @@ class CaptureWriter:
         """
         if max_bytes < _MIN_MAX_BYTES:
             raise UsageError(
-                f"A capture needs at least {format_size(_MIN_MAX_BYTES)}, not {format_size(max_bytes)}."
+                f"The maximum size of a capture must be at least {format_size(_MIN_MAX_BYTES)}, not {format_size(max_bytes)}."
             )
         try:
             to_json(run)

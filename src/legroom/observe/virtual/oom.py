@@ -99,7 +99,7 @@ class Faults:
     def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
         if number < 1 or times < 1:
             raise UsageError(
-                f"Allocations are counted from 1, but got number={number}, times={times}. "
+                f"`number` and `times` must be 1 or more, but got number={number}, times={times}. "
                 "`fail_allocation(1)` fails the next one."
             )
         self._allocators: list[Any] = list(allocators)

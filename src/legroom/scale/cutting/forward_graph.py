@@ -357,7 +357,7 @@ class _Recorder(TorchFunctionMode):
                     return ModelTensor(self._tensor_names[id(leaf)])
                 raise CannotSplitModel(
                     _location(owner),
-                    "a tensor is used that is neither an input nor a parameter or buffer of the model",
+                    "it uses a tensor that is not an input, a parameter or a buffer of the model",
                 )
             if isinstance(leaf, torch.device):
                 return STAGE_DEVICE

@@ -81,7 +81,7 @@ def _check(
         closest = closest_name(missing[0], available)
         raise CheckpointError(
             f"{contents.info.path} contains no '{missing[0]}'{f' (closest: {closest})' if closest else ''}. It contains "
-            f"{', '.join(contents.info.parts)}. Track these, or call resume(strict=False) to keep the initial state of the others."
+            f"{', '.join(contents.info.parts)}. Track only these objects, or call resume(strict=False) to keep the initial state of the others."
         )
     for name in all_ranks[0]:
         if name not in contents.modules:

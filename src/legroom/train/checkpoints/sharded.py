@@ -151,4 +151,6 @@ class _MetadataUnpickler(pickle.Unpickler):
             found = super().find_class(module, name)
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
                 return found
-        raise pickle.UnpicklingError(f"it references {module}.{name}, which is not allowed in it")
+        raise pickle.UnpicklingError(
+            f"it references {module}.{name}, which a metadata file must not reference"
+        )

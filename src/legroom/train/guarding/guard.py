@@ -189,7 +189,7 @@ class Guard:
         """
         if self._reduction == "sum":
             raise UsageError(
-                "join() requires a loss that is a mean. With reduction='sum', a repeated batch would count again."
+                "join() requires a loss that is a mean. With reduction='sum', a repeated batch would be counted twice."
             )
         return self._ranks.join(batches)
 
@@ -246,7 +246,7 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the splits of a checkpoint, so that rounding is the same."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
-            raise UsageError("This is not a state of a Guard. Pass what state_dict() returned.")
+            raise UsageError("This is not a state of a Guard. Pass the result of state_dict().")
         if state["sizes"].get("micro_batch_size") is not None:
             self.sizer = MicroBatchSizer(max_size=self._max_micro_batch_size, state=state["sizes"])
             if self._plan_cache is not None:

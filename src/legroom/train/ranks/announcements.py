@@ -55,7 +55,7 @@ class Announcements:
             if time.monotonic() > deadline:
                 raise RankMissing(
                     f"No rank reached collective {index} of the step within {self._timeout:.0f} s, and none finished. "
-                    "A rank hangs or died. Check the output of the other ranks."
+                    "A rank hangs or has died. Check the output of the other ranks."
                 )
             time.sleep(_POLL_SECONDS)
 

@@ -360,7 +360,7 @@ def _as_batch_function(batch: Any) -> Callable[[int], Any]:
         )
     if not batch_size_of(batch):
         raise UsageError(
-            "The batch has no batch size to vary. Pass a batch whose tensors have it as their first dimension, or a function of a size."
+            "The batch contains no tensor with samples, so its size cannot be changed. Pass a batch of tensors whose first dimension is the batch size, or a function that takes a size and returns a batch."
         )
     return lambda size: resized(batch, size)
 

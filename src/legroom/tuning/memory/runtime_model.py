@@ -187,7 +187,7 @@ def _remaining(
     rng: random.Random,
 ) -> list[float]:
     """Return the remaining runtime of a running trial. Samples below the elapsed time are dropped. If none remains, the
-    trial is predicted to take the elapsed time once more."""
+    trial is predicted to need the same time again."""
     known = [observation.pace] if observation.reports else paces.samples(observation.features)
     more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
     return rng.choices(more or [elapsed], k=SAMPLES)

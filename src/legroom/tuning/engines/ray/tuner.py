@@ -41,7 +41,7 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
     function = getattr(inside, "trainable", None)
     if settings is None or function is None:
         raise UsageError(
-            "This version of Ray has an unsupported Tuner. Pass its function and space to `legroom.tune` instead."
+            "The Tuner of this version of Ray is not supported. Pass its function and space to `legroom.tune` instead."
         )
     if isinstance(function, type) or not callable(function):
         raise UsageError(
