@@ -44,7 +44,7 @@ def parse_size(text: str | int) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Whether `text` is a number with a unit, such as `8GiB`. `8` and `train.py` are not."""
+    """Whether `text` is a number with a unit, such as `8GiB`. `8` and `train.py` are not sizes."""
     match = _SIZE.fullmatch(text)
     return match is not None and match.group(2) != "" and match.group(2).lower() in _UNITS
 

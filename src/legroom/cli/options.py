@@ -39,7 +39,7 @@ WITHOUT_VALUE = "all"
 
 
 def script_to_run(command: str, arguments: list[str] | None, module: str | None) -> "Script":
-    """The script that the user named, or a usage error."""
+    """Return the script that the user named, or raise a usage error."""
     from legroom.observe.script import Script
 
     words = tuple(arguments or ())
@@ -101,7 +101,7 @@ class ScriptCommand(Command):
         return super().parse_args(ctx, self.mark_script(ctx, args))
 
     def mark_script(self, ctx: Any, args: list[str]) -> list[str]:
-        """`args` with `--` after `-m MODULE`, and with a value for options whose optional value is omitted."""
+        """Return `args` with `--` after `-m MODULE`, and with a value for options whose optional value is omitted."""
         options = {
             name: option
             for option in self.get_params(ctx)

@@ -58,7 +58,7 @@ class CodePage:
 
 
 def find_page(code: str) -> CodePage:
-    """The page of a code; case-insensitive."""
+    """Return the page of a code, which may be in upper or lower case."""
     page = all_pages().get(code.strip().upper())
     if page is None:
         raise UsageError(f"unknown code {code}. Codes range from LG101 to {max(all_pages())}.")

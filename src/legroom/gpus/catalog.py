@@ -1,4 +1,4 @@
-"""GPU specifications: what `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
+"""GPU specifications: the values that `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
 A size (`8GiB`) is the memory that PyTorch's allocator can use: nothing is subtracted. A name (`t4`) stands for that
 card, with its total memory minus the CUDA context. `find_gpu` converts either to a `GpuSpec`, which the rest of Legroom
@@ -36,7 +36,7 @@ class GpuSpec:
 
     @property
     def is_size(self) -> bool:
-        """Whether it was given as a size rather than by name."""
+        """Whether the GPU was given as a size rather than by name."""
         return self.name[:1].isdigit()
 
     @property
@@ -80,7 +80,8 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
     """Return the GPU for the user's input: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number
     of bytes.
 
-    A size has compute capability 8.0 (Ampere) unless it says otherwise: most GPUs in use have these kernels.
+    A size has compute capability 8.0 (Ampere) unless it includes another one, because most GPUs in use have these
+    kernels.
     """
     if isinstance(value, GpuSpec):
         return value
@@ -170,7 +171,7 @@ _UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B"))
 
 
 def _first_with(capability: tuple[int, int]) -> GpuSpec:
-    """The first GPU of the table with this capability, or else an A100."""
+    """The first GPU in the table with this capability, or an A100 if there is none."""
     same = [gpu for gpu in GPUS if gpu.capability == capability]
     return same[0] if same else next(gpu for gpu in GPUS if gpu.capability == DEFAULT_CAPABILITY)
 
@@ -178,8 +179,8 @@ def _first_with(capability: tuple[int, int]) -> GpuSpec:
 def _context(capability: tuple[int, int]) -> int:
     """Bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are loaded.
 
-    Measured on an H200 (767 MiB with torch 2.11 for CUDA 13). Not measured on other GPUs: older generations have fewer
-    kernels to load, so less is assumed for them.
+    The value was measured on an H200 (767 MiB with torch 2.11 for CUDA 13). It was not measured on other GPUs. Older
+    generations have fewer kernels to load, so a smaller value is assumed for them.
     """
     for generation, size in ((9, 770), (8, 550), (7, 400)):
         if capability[0] >= generation:

@@ -212,7 +212,8 @@ def _from_torch(cuda: Any, index: int) -> VisibleGpu:
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
-    """Total and used bytes. The newer call reports driver-reserved memory separately; the older one counts it as used."""
+    """Total and used bytes. The newer call reports driver-reserved memory separately, while the older one includes it
+    in the used memory."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version is not None else NA
     if memory is not NA:
@@ -280,7 +281,7 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
 
 
 def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int]]:
-    """Limits and usage of a control group and its parents. A container sees its own group as the root."""
+    """Limits and usage of a control group and its parents. In a container, its own group is the root."""
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
         with contextlib.suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
-"""How much memory of each GPU is in use, and by which processes.
+"""Determines how much memory of each GPU is in use, and by which processes.
 
-In some containers NVML reports the size of a GPU but says that none of it is used. CUDA reports the correct value, but
-only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is queried in a
+In some containers, NVML reports the size of a GPU, but reports that none of it is used. CUDA reports the correct value,
+but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is queried in a
 short-lived process. The first query checks whether NVML reports at least the memory of that context. Later queries are
 made only if it does not.
 """
@@ -93,7 +93,8 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
 
 
 def other_processes(device: int) -> str:
-    """`process 4242 (python) uses 2.10 GiB of this GPU`; "" if there are none or the driver does not report them."""
+    """Return text such as `process 4242 (python) uses 2.10 GiB of this GPU`, or "" if there are none or the driver does
+    not report them."""
     gpu = _gpu_of(device, gpus())
     if gpu is None or isinstance(gpu.processes, NotAvailable):
         return ""

@@ -1,8 +1,8 @@
 """The rare events of a run: leaks that were found, gaps in the recording, how the run ended.
 
 Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order
-(see `capture.lines`), so a change to either requires a new capture version. They have no `slots`: that would create
-a second class of each, and `Annotation.__subclasses__()` would list both.
+(see `capture.lines`), so a change to either requires a new capture version. The classes have no `slots`, because slots
+would create a second version of each class, and `Annotation.__subclasses__()` would list both.
 """
 
 from collections.abc import Sequence

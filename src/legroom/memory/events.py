@@ -1,4 +1,4 @@
-"""Memory events: what a running program does to memory, as a stream of small tuples.
+"""Memory events: the memory operations of a running program, as a stream of small tuples.
 
 There are two producers: a dispatch mode over CPU or fake tensors, and the history of the CUDA allocator. All analysis
 reads these events. A long run has millions of them, so the frequent ones are tuples.
@@ -116,7 +116,7 @@ class Step(NamedTuple):
 
 
 class Oom(NamedTuple):
-    """An allocation failed. All sizes are bytes of the device on which it failed."""
+    """An allocation failed. All sizes are bytes of the device on which the allocation failed."""
 
     time: float
     device: int

@@ -1,7 +1,7 @@
 """Finds lines whose memory grows from step to step.
 
 A training loop without leaks has the same memory at the end of every step. If the memory allocated by a line grows at
-every step end, something retains it. Categories are those known at the end of each step.
+the end of every step, an object retains it. Categories are those known at the end of each step.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Line = tuple[Frame | None, Category]
 
 
 class Growth(NamedTuple):
-    """A line whose memory grew at every one of the last step ends."""
+    """A line whose memory grew at the end of each of the last steps."""
 
     file: str | None
     """None if no line of the user's code is known; likewise `line` and `function`."""
@@ -36,7 +36,7 @@ class _Streak(NamedTuple):
 
 
 class GrowthTracker:
-    """Tracks the memory of the lines of one device at step ends."""
+    """Tracks the memory of the lines of one device at the end of each step."""
 
     def __init__(self) -> None:
         self._streaks: dict[Line, _Streak] = {}
@@ -54,7 +54,7 @@ class GrowthTracker:
                 self._streaks[line] = _Streak(1, step, size, step, size)
 
     def growing(self, min_steps: int) -> list[Growth]:
-        """The lines that grew at the last `min_steps` step ends or more, fastest first."""
+        """The lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
         growths = []
         for (frame, category), streak in self._streaks.items():
             if streak.steps >= max(min_steps, 2):

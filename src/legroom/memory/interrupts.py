@@ -1,4 +1,4 @@
-"""Delays Ctrl-C while a block runs that must not be interrupted."""
+"""Delays Ctrl-C during a block that must not be interrupted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -35,7 +35,7 @@ class Ledger:
     """The memory of a run. `apply` is a Sink."""
 
     def __init__(self, events: Iterable[Event] = (), *, keep_events: int | None = None) -> None:
-        """`keep_events`: about how many events to keep; None keeps all."""
+        """`keep_events`: the approximate number of events to keep; None keeps all."""
         self._keep_events = keep_events
         self._pending: list[Event] = []
         self._lock = Lock()
@@ -89,7 +89,7 @@ class Ledger:
             return totals.peak_allocated if of == "allocated" else totals.peak_reserved
 
     def peak_of_steps(self, device: int = 0) -> tuple[int, int]:
-        """The highest allocated and reserved memory of all steps, which includes events that were dropped."""
+        """The highest allocated and reserved memory of all steps, including events that were dropped."""
         with self._up_to_date():
             return self._totals.get(device, _DeviceTotals()).peak_of_steps
 
@@ -180,7 +180,7 @@ class Ledger:
             return builder.samples()
 
     def growth(self, device: int = 0, *, min_steps: int = 5) -> list[Growth]:
-        """The lines that grew at the last `min_steps` step ends or more, fastest first."""
+        """The lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
         with self._up_to_date():
             return self._totals.get(device, _DeviceTotals()).growth.growing(min_steps)
 

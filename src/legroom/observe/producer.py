@@ -1,4 +1,4 @@
-"""The interface of a producer of events, as a session requires it.
+"""The interface that a session requires from a producer of events.
 
 There are two producers: the dispatch recorder, for a virtual GPU or host memory, and the history of the CUDA allocator.
 """

@@ -29,7 +29,7 @@ from legroom.memory.annotations import ExitReason
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The program to run: a file, a folder or zip file with a `__main__.py`, or (`is_module`) a module as with `-m`."""
+    """The program to run: a file, a folder or zip file with a `__main__.py`, or a module as with `-m` (`is_module`)."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -73,10 +73,10 @@ traceback. `hooked`: the script has set `sys.excepthook`, which will show it too
 
 
 def execute(script: Script, *, uncaught: Describe) -> Outcome:
-    """Run `script` as `__main__` (see `installed`) to its end.
+    """Run `script` as `__main__` (see `installed`) until it ends.
 
     `uncaught` is called with an uncaught exception of the script, before it is dropped. If the script has set
-    `sys.excepthook`, that is called afterwards. Raises `UsageError` for a module that cannot be run.
+    `sys.excepthook`, the hook is called afterwards. Raises `UsageError` for a module that cannot be run.
     """
     hook = sys.excepthook
     try:
@@ -147,8 +147,8 @@ _TORCH_DISPATCH = tuple(os.path.join("torch", name) for name in ("_ops.py", "ove
 def user_line_warnings() -> Iterator[None]:
     """Show warnings with the user's line, as without Legroom. A program that replaces `warnings.showwarning` is not affected.
 
-    Python attributes a warning from C++ to the innermost Python frame. In a recorded program, that is a frame of
-    Legroom or of torch's dispatch code.
+    Python attributes a warning from C++ to the innermost Python frame. In a recorded program, this frame belongs to
+    Legroom or to torch's dispatch code.
     """
     original = warnings.showwarning
 

@@ -1,4 +1,4 @@
-"""A recorded run: selects the producer of events for this machine and reports the current memory use.
+"""A recorded run. It selects the producer of events for this machine and reports the current memory use.
 
 with virtual GPUs       → the dispatch recorder over the virtual GPUs
 with a CUDA device      → the history of the CUDA allocator
@@ -59,7 +59,7 @@ class Status:
 
 
 class Session:
-    """Records what runs inside it and sends every event to `sink`."""
+    """Records everything that runs inside the block and sends every event to `sink`."""
 
     def __init__(self, sink: Sink, *, gpus: Sequence[GpuSpec] | None = None) -> None:
         """`gpus`: virtual GPUs; None uses the devices of this machine."""
@@ -155,14 +155,14 @@ class _AllocatorFigures(Protocol):
 
 
 class _DispatchProducer:
-    """The parts that recording over a virtual GPU and over host memory share."""
+    """The common parts of recording on a virtual GPU and in host memory."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.progress = 0, 0.0
 
     def finish(self) -> None:
-        """Does nothing: every event was sent when it happened."""
+        """Does nothing, because every event is sent when it occurs."""
 
     def memory_stats(self, device: int) -> MemoryStats:
         allocator = self._allocator(device)
@@ -180,7 +180,7 @@ class _DispatchProducer:
 
 
 class _VirtualProducer(_DispatchProducer):
-    """Records over virtual GPUs."""
+    """Records a run on virtual GPUs."""
 
     def __init__(self, sink: Sink, gpus: Sequence[GpuSpec]) -> None:
         super().__init__(sink)
@@ -200,7 +200,7 @@ class _VirtualProducer(_DispatchProducer):
 
 
 class _HostProducer(_DispatchProducer):
-    """Records over host memory. All storages are recorded, and there is no limit."""
+    """Records a run in host memory. All storages are recorded, and there is no limit."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)

@@ -1,4 +1,4 @@
-"""Counts the steps of a training loop, with torch's hooks on optimizers and loaders.
+"""Counts the steps of a training loop with torch's hooks on optimizers and loaders.
 
 A step ends with an optimizer step. With several optimizers (a GAN), the steps of the one that stepped first are
 counted. In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
@@ -77,7 +77,7 @@ class TrainingClock:
 
     @property
     def in_optimizer(self) -> bool:
-        """Whether an optimizer steps on this thread."""
+        """Whether an optimizer step is running on this thread."""
         return self._this_thread.in_optimizer
 
     def went_backward(self) -> None:

@@ -1,4 +1,4 @@
-"""The threads of this process that train, and scans that run only while no other thread trains.
+"""Tracks the threads of this process that train, and runs scans only while no other thread trains.
 
 A backward pass runs without the GIL. It replaces `.grad`, frees saved tensors and releases graph nodes. Another thread that reads
 them at the same time can crash the process. Therefore a thread registers before its first backward pass or optimizer
@@ -45,7 +45,7 @@ def thread_serial() -> int:
 
 
 def register_training_thread() -> None:
-    """Call before a backward pass and after an optimizer step. Fast after the first call of a thread."""
+    """Call before a backward pass and after an optimizer step. The call is fast after the first call on a thread."""
     if not _this_thread.is_registered:
         _register()
 
@@ -67,7 +67,8 @@ def other_threads_train() -> bool:
 
 @contextlib.contextmanager
 def exclusive_scan() -> Iterator[bool]:
-    """Yields whether objects of the whole process can be scanned now: no other thread trains, runs a model or scans."""
+    """Yields whether objects of the whole process can be scanned now, which requires that no other thread trains, runs
+    a model or scans."""
     if not _scan_lock.acquire(blocking=False):
         yield False
         return
@@ -107,8 +108,8 @@ def _is_training_code(frame: FrameType | None) -> bool:
 
 
 def _forget_other_threads() -> None:
-    """Reset the state in a forked child: only the calling thread exists there, and another thread may have
-    held the lock.
+    """Reset the state in a forked child, because only the calling thread exists there, and another thread may have held
+    the lock.
     """
     global _scan_lock
     _scan_lock = threading.RLock()

@@ -34,7 +34,8 @@ def estimate(
 
     `estimate(model, batch, gpu="24GiB")` builds a standard step (`optimizer`: a function of the parameters, AdamW by
     default); `estimate(step, *args, gpu="a100-40gb")` traces your own step. `gpu` is a name or a size, as for `--gpu`.
-    Your objects do not change, because the trace uses copies without data. `search=False` skips the largest batch size.
+    Your objects do not change, because the trace uses copies without data. `search=False` skips the search for the
+    largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()

@@ -70,7 +70,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """Allocated bytes over the traced steps, by category, downsampled."""
+        """Allocated bytes over the traced steps by category, in a limited number of samples."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:

@@ -51,8 +51,9 @@ def largest_batch(
     """Search from `start`. `known`: the trace of the current size, if there is one. `safe`: the safe bound must fit
     too.
 
-    A size fits only if it fits in every uncertain case of its trace (see `uncertainty`): workspace sizes of some kernels, and the
-    addresses of segments. After `max_traces` traces, the largest size that was found to fit is the result.
+    A size fits only if it fits in every uncertain case of its trace (see `uncertainty`). The workspace sizes of some
+    kernels and the addresses of segments are uncertain. After `max_traces` traces, the largest size that was found to
+    fit is the result.
     """
     searcher = _Searcher(trace_at, capacity, multiple_of, safe)
     if known is not None and start % multiple_of == 0:
@@ -127,7 +128,7 @@ class _Searcher:
         return low
 
     def _bisect(self, low: int, high: int, fits: Callable[[int], bool]) -> int:
-        """The largest size that fits, given that `low` does and `high` does not."""
+        """Return the largest size that fits, given that `low` fits and `high` does not."""
         step = self._multiple_of
         while high - low > max(step, low * TOLERANCE):
             middle = max(low + step, (low + high) // 2 // step * step)

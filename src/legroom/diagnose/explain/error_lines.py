@@ -77,7 +77,7 @@ def shorten(line: str) -> str:
 
 
 def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """The first line after a traceback's first line that is neither indented nor decoration.
+    """The first line after a traceback's first line that is neither indented nor a decoration.
 
     A notebook names the exception class in the first line.
     """

@@ -1,11 +1,12 @@
-"""Explains an error: its kind, its possible causes, how to check each, and the fix.
+"""Explains an error: its kind, its possible causes, and a check and a fix for each cause.
 
     explanation = explain(error)        # an exception or a text
     explanation = explain_file(path)    # a log of any length, or a capture
 
-`oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The text comes from the code's
-page. If the message contains sizes, causes that follow from them come first. `machine_checks` adds facts about this
-machine that are relevant to the causes (free memory, versions, limits), from the checks of `legroom doctor`.
+`oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The explanation comes
+from the code's page. If the message contains sizes, causes that follow from them come first. `machine_checks` adds
+facts about this machine that are relevant to the causes (free memory, versions, limits), from the checks of `legroom
+doctor`.
 """
 
 import builtins
@@ -340,7 +341,7 @@ def _code_of(classified: ErrorClassification) -> str:
 
 
 def _headlines(error: BaseException) -> Iterator[str]:
-    """The error lines of an exception and of its chain."""
+    """The error lines of an exception and of all exceptions in its chain."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

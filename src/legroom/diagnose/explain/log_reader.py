@@ -48,7 +48,7 @@ class LogMatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogResult:
-    """The error that a log is about."""
+    """The error that was found in a log."""
 
     error: LogMatch | None
     unknown: ErrorLine | None
@@ -94,8 +94,8 @@ def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
 
 
 def _distinct_lines(lowered: str) -> bytes:
-    """The distinct lines of a text without digits. Most lines of a training log differ only in digits, so few lines
-    remain to be searched."""
+    """Return the distinct lines of a text after removing all digits. Most lines of a training log differ only in
+    digits, so few lines remain to be searched."""
     lines = lowered.encode("utf-8", "replace").translate(None, _DIGITS).split(b"\n")
     return b"\n".join(dict.fromkeys(lines))
 
@@ -271,7 +271,7 @@ def _is_reported_as_error(found: LogMatch) -> bool:
 
 
 def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
-    """Whether a launcher only reports the exit of the process whose traceback comes before."""
+    """Whether a launcher only reports the exit of a process whose traceback comes earlier."""
     return found.code == _EXIT_CODES[0] and found.line > error.line and bool(error.frames)
 
 

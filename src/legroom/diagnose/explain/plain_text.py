@@ -1,4 +1,4 @@
-"""Removes what terminals, loggers and notebooks add to a log: colors, carriage returns, JSON escapes.
+"""Removes formatting that terminals, loggers and notebooks add to a log: colors, carriage returns, JSON escapes.
 
 The result is the text as the program printed it. A JSON string with escaped newlines is split into lines; `INNER` marks such a line
 break, so that line numbers still refer to the file.
@@ -33,7 +33,7 @@ def lines_before(text: str, position: int) -> int:
 
 
 def printed_chunks(chunks: Iterable[str]) -> tuple[Iterable[str], bool]:
-    """The chunks of a log, or the cell outputs of a notebook file; and whether it is a notebook."""
+    """Return the chunks of a log, or the cell outputs of a notebook, and whether the file is a notebook."""
     rest = iter(chunks)
     read = [next(rest, "")]
     if not (read[0].lstrip()[:1] == "{" and '"cells"' in read[0]):

@@ -22,7 +22,7 @@ def summarize_sizes(sizes: ReportedSizes) -> str:
 
 
 def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
-    """Causes that the sizes show, most obvious first, each as cause, check and fix."""
+    """Return the causes that the sizes indicate, most obvious first. Each one has a check and a fix."""
     limit = sizes.allowed if sizes.allowed is not None else sizes.capacity
     if limit is None or sizes.requested is None:
         return
@@ -80,7 +80,8 @@ def _unused(sizes: ReportedSizes) -> int | None:
 
 
 def summarize_shapes(message: str) -> str:
-    """`A linear layer expects 256 input features but got 512.`; "" if the message contains no shapes."""
+    """Return a summary such as `A linear layer expects 256 input features but got 512.`, or "" if the message contains
+    no shapes."""
     for pattern, sentence in _SHAPES:
         match = pattern.search(message)
         if match is not None:

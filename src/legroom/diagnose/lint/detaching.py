@@ -1,4 +1,5 @@
-"""How to store a value without its graph: the parts of an expression that have a graph, and the method to append."""
+"""Determines how to store a value without its graph: the parts of an expression that have a graph, and the method to
+append."""
 
 import re
 

@@ -21,7 +21,7 @@ MAX_BYTES = 8 * 1024 * 1024
 
 
 class Unreadable(UsageError):  # noqa: N818  (a reason, shown to the user)
-    """Why a file cannot be checked."""
+    """The reason why a file cannot be checked."""
 
 
 class Document(Protocol):
@@ -31,7 +31,7 @@ class Document(Protocol):
         ...
 
     def locate(self, line: int) -> tuple[int | None, int]:
-        """The cell of a line of the text, and the line within that cell; a script has no cells."""
+        """Return the cell that contains a line of the text, and the line within that cell. A script has no cells."""
         ...
 
     def edited(self, edits: Sequence[Edit]) -> "Document": ...

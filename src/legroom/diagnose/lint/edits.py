@@ -24,7 +24,7 @@ def replace(program: Program, node: cst.CSTNode, text: str) -> Edit:
 
 
 def append_to(program: Program, node: cst.BaseExpression, suffix: str) -> list[Edit]:
-    """`loss` → `loss.item()`, with parentheses if the expression needs them."""
+    """Append a method to an expression, such as `loss` → `loss.item()`. Parentheses are added if needed."""
     start, end = program.span(node)
     needs_parentheses = (
         cst.BinaryOperation,
@@ -82,7 +82,7 @@ def line_after(program: Program, statement: cst.CSTNode, code: str) -> Edit:
 
 
 def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
-    """Remove a statement that is alone on its line; no edits otherwise."""
+    """Remove a statement that is alone on its line. Returns no edits otherwise."""
     line = program.statement_line(node)
     if line is None or len(line.body) != 1:
         return []
@@ -96,7 +96,7 @@ def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
 
 
 def wrap_in_with(program: Program, statement: cst.CSTNode, context: str) -> list[Edit]:
-    """Indent a statement under `with ...:`; no edits if it contains a multi-line string."""
+    """Indent a statement under `with ...:`. Returns no edits if it contains a multi-line string."""
     (first, column), _ = program.span(statement)
     last = max(program.span(each)[1][0] for each in walk(statement))
     if has_multiline_string(program, statement):
@@ -128,7 +128,7 @@ def has_multiline_string(program: Program, node: cst.CSTNode) -> bool:
 
 
 def apply_edits(text: str, edits: Iterable[Edit]) -> str:
-    """The text with the edits applied; they must not overlap."""
+    """Return the text with the edits applied. The edits must not overlap."""
     starts = [0, *(found.end() for found in NEWLINE.finditer(text))]
     for edit in sorted(set(edits), reverse=True):
         begin = starts[edit.start[0] - 1] + edit.start[1]

@@ -67,7 +67,7 @@ class LintFinding(Finding):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileError:
-    """A file or directory that was not checked, and why."""
+    """A file or directory that was not checked, and the reason."""
 
     file: str
     message: str

@@ -1,4 +1,4 @@
-"""The code cells of a notebook, and how to replace their source without changing the rest of the file.
+"""Reads the code cells of a notebook, and replaces their source without changing the rest of the file.
 
 The source is replaced in the raw JSON and written in the style of the notebook (a string or a list of lines, indentation, escaping of
 non-ASCII characters), so that a diff shows only the changed lines.
@@ -16,7 +16,7 @@ _OTHER_LANGUAGES = re.compile(r"^\s*%%(?!time\b|timeit\b|capture\b|prun\b)\w+")
 
 
 class NotebookError(Exception):
-    """Why a file is not a notebook."""
+    """The reason why a file is not a notebook."""
 
 
 @dataclass(frozen=True, slots=True)

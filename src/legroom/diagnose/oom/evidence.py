@@ -54,7 +54,8 @@ class Evidence:
 
     @property
     def in_first_forward(self) -> bool:
-        """Whether the failure was in the first forward pass, when the memory for the rest of it is unknown."""
+        """Whether the failure was in the first forward pass, in which case the memory needed for the rest of the pass
+        is unknown."""
         return self.oom.step == 0 and self.oom.phase is Phase.FORWARD
 
     def retained_by(self, leak: Leak) -> int:
@@ -67,7 +68,7 @@ class Evidence:
 
     @cached_property
     def fixed(self) -> int:
-        """Bytes that do not depend on the batch size, including those that the first step has yet to allocate."""
+        """Bytes that do not depend on the batch size, including those that the first step will still allocate."""
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
         optimizer = self.live_bytes(Category.OPTIMIZER_STATE)
@@ -92,7 +93,7 @@ def block_of(oom: Oom) -> int:
 
 
 def stem_of(name: str) -> str:
-    """`history` for `self.history["loss"]` and for `trainer.history (dict, 2 items)`."""
+    """Return `history` for `self.history["loss"]` and for `trainer.history (dict, 2 items)`."""
     return name.partition(" ")[0].partition("[")[0].rpartition(".")[2]
 
 

@@ -1,9 +1,9 @@
 """Messages of out-of-memory errors: from PyTorch, drivers, GPU libraries, Python and the operating system.
 
-The table is read from the top and the first match decides. Patterns for page-locked memory therefore come before CUDA's
-general messages. Messages that mention memory but have another cause come before vague messages. `disguised` messages
-also have other causes, so the caller must check the free memory. All patterns match a bounded span, because a text may
-be a log of many megabytes.
+The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
+CUDA's general messages. Messages that mention memory but have another cause come before vague messages. `disguised`
+messages also have other causes, so the caller must check the free memory. All patterns match a bounded span, because a
+text may be a log of many megabytes.
 """
 
 import re
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Certainty(StrEnum):
-    """How an error relates to memory."""
+    """The relation of an error to memory."""
 
     SURE = "sure"
     """Device memory ran out."""

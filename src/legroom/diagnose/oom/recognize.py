@@ -79,8 +79,8 @@ def classify(
 ) -> ErrorClassification:
     """Classify an exception or a text.
 
-    `free_memory` is called only for an ambiguous error. A text may come from another machine, so the default is not used for
-    texts.
+    `free_memory` is called only for an ambiguous error. A text may come from another machine, so the default function
+    is not used for texts.
     """
     if isinstance(error, str):
         result = _classify_text(error)
@@ -221,7 +221,8 @@ _GPU_LIBRARIES = ("cupy", "pycuda", "rmm", "numba")
 
 
 def _was_pinning(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame was pinning memory. CUDA's message does not distinguish it from device memory."""
+    """Whether the innermost frame was pinning memory. CUDA's message does not distinguish page-locked memory from
+    device memory."""
     innermost = traceback
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

@@ -1,7 +1,7 @@
 """Parses the memory sizes in the text of an out-of-memory error, in bytes.
 
-Every allocator has its own wording, which has changed over the years. Whatever a library calls its units (GB, G, GiB), it
-divides by 1024. A size near 2^64 is an unsigned underflow and is ignored.
+Every allocator has its own wording, which has changed over the years. All libraries divide by 1024, regardless of the
+unit that they print (GB, G, GiB). A size near 2^64 is an unsigned underflow and is ignored.
 """
 
 import re

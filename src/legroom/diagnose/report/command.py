@@ -51,7 +51,8 @@ class RunCommand:
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> "RunCommand":
-        """Read from a capture's header. The file may be untrusted, so values that are not strings are ignored."""
+        """Read the command from a capture's header. The file may be untrusted, so values that are not strings are
+        ignored."""
         verb = "launch" if header.get("verb") == "launch" else "run"
         return cls(
             _strings(header.get("options")),

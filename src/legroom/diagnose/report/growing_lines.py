@@ -20,7 +20,7 @@ _Line = tuple[str | None, int | None, Category]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leak:
-    """Memory that a training loop retains, growing with each step."""
+    """Memory that a training loop retains and that grows with each step."""
 
     file: str | None
     line: int | None
@@ -73,8 +73,8 @@ def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> l
 def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
     """Whether the growing memory was allocated in several steps.
 
-    Results may also be one tensor that is recreated larger in each step (`history = torch.cat(...)`). Activations and
-    inputs that only get larger come from a loop whose batches happen to grow.
+    Results may also be one tensor that is replaced by a larger one in each step (`history = torch.cat(...)`).
+    Activations and inputs that only get larger come from a loop whose batches happen to grow.
     """
     may_be_recreated = line.category in (Category.RESULT, Category.TEMPORARY)
     return may_be_recreated or len(allocated_in.get((line.file, line.line, line.category), ())) >= 3
@@ -118,7 +118,7 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
 
 
 def graph_advice(owner: str) -> str:
-    """What to change if `owner` retains the graph of every step."""
+    """Return advice for the case that `owner` retains the graph of every step."""
     return (
         f"{owner} retains the autograd graph of every step. Store numbers (`loss.item()`) or detached tensors "
         "(`output.detach()`) instead."
@@ -132,6 +132,6 @@ def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
 
 
 def describe_holder(holder: Holder) -> str:
-    """`losses` (list, 412 items)."""
+    """Return text such as `losses` (list, 412 items)."""
     name, _, kind = holder.path.partition(" ")
     return f"`{name}` {kind}"

@@ -1,7 +1,8 @@
 """Leaks that the leak detector found during the run, with advice.
 
-The detector inspected the live objects, so it knows the holder, the line that stores the reference, and graphs that use no
-device memory. If the detector ran, its findings are used; the ledger only adds the number of device bytes.
+The detector inspected the live objects, so its findings include the holder, the line that stores the reference, and
+graphs that use no device memory. If the detector ran, its findings are used; the ledger only adds the number of device
+bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,7 @@ def leaks_from(
 
 
 def holder_path(detected: DetectedLeak) -> str:
-    """`train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step`."""
+    """Return a path such as `train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step`."""
     location = f"{PurePath(detected.file).name}:{detected.line} " if detected.file and detected.line else ""
     name = detected.name or "no user variable"
     parts = [f"{location}{name} ({detected.described})" if detected.described else f"{location}{name}"]

@@ -65,7 +65,7 @@ class DeviceSummary:
 
     @property
     def title(self) -> str:
-        """`virtual GPU 0`, `GPU 0 (NVIDIA H200)`, `host memory`."""
+        """Return a title such as `virtual GPU 0`, `GPU 0 (NVIDIA H200)` or `host memory`."""
         if self.kind == "virtual":
             return f"virtual GPU {self.index}"
         return f"GPU {self.index} ({self.name})" if self.kind == "cuda" else "host memory"
@@ -217,7 +217,7 @@ class RunReport:
 
 
 def report_from_capture(capture: Capture, *, path: str | None = None) -> RunReport:
-    """The report of a recorded run. `path`: the capture; None if it was not kept."""
+    """The report of a recorded run. `path`: the capture; None if there is none."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
     return report_from_ledger(
@@ -233,8 +233,8 @@ def report_from_ledger(
     truncated: bool = False,
     dropped: int = 0,
 ) -> RunReport:
-    """The report of a run with the given ledger. `run`: the capture's header; `dropped`: the number of events that the
-    capture lacks."""
+    """The report of a run with the given ledger. `run`: the capture's header; `dropped`: the number of events that are
+    missing in the capture."""
     annotations = ledger.annotations()
     ending = find_ending(annotations)
     spills = [each for each in annotations if isinstance(each, SpillTotals)]

@@ -37,7 +37,8 @@ from legroom.memory.allocator.statistics import Statistics
 
 
 class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
-    """The device is full, even after the cache was released. Callers raise `torch.OutOfMemoryError` from this."""
+    """The device is full, even after the cache was released. Callers raise `torch.OutOfMemoryError` from this
+    exception."""
 
     def __init__(self, requested: int, segment_bytes: int) -> None:
         super().__init__(
@@ -221,7 +222,7 @@ class Allocator:
             block.stream_uses.add(stream)
 
     def complete_free(self, block: Block) -> None:
-        """Complete the pending free of a block: the other streams are done with it."""
+        """Complete the pending free of a block, after the other streams are done with it."""
         with self._busy():
             self._complete_free(block)
 
@@ -265,7 +266,7 @@ class Allocator:
         self._space.library_loaded()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
-        """Change the settings, also during a run, like torch. Existing blocks are not changed."""
+        """Change the settings. As in torch, this is possible during a run. Existing blocks are not changed."""
         self.settings = settings
         self._source.change_settings(settings)
         self._max_split_size = self._source.max_split_size
@@ -345,7 +346,7 @@ class Allocator:
 
     @property
     def num_alloc_retries(self) -> int:
-        """How often the cache was released for a request."""
+        """The number of times that the cache was released for a request."""
         return self._statistics.num_alloc_retries
 
     def reset_peaks(self) -> None:

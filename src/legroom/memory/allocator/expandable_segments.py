@@ -32,7 +32,8 @@ class ExpandableSegments:
         """Called with (size, pool, stream, page). Returns the block of a new segment."""
 
     def reserve(self, pool: Pool, size: int, stream: int, page: int) -> Block | None:
-        """Grow a segment, and return a free block of at least `size` that is not in a free list. None if memory runs out.
+        """Grow a segment, and return a free block of at least `size` that is not in a free list. Returns None if memory
+        runs out.
 
         Pages that were mapped before memory ran out stay mapped. The caller releases them with all other free pages.
         """
@@ -73,7 +74,8 @@ class ExpandableSegments:
             del self.segments[block.segment.address]
 
     def _find_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
-        """The first of consecutive free and unmapped blocks with room for `size`, in a new segment if necessary."""
+        """Return the first of several consecutive free and unmapped blocks with room for `size`. A new segment is
+        created if necessary."""
         for entry in pool.unmapped.get(stream, ()):
             unmapped: Block = entry[1]
             before = unmapped.previous

@@ -161,7 +161,7 @@ class AllocatorSettings:
 
 
 def ties_of(torch_version: str) -> str:
-    """How a version of torch selects among free blocks of equal size.
+    """Return how a version of torch selects among free blocks of equal size.
 
     >>> ties_of("2.12.1+cu130"), ties_of("2.13.0")
     ('address', 'age')

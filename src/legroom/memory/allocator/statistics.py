@@ -2,7 +2,8 @@
 
 Each allocation and each free changes three values: the count, the bytes and the requested bytes. Only running totals
 are updated. A current value is the difference between two totals. A peak can only occur at the end of an increase, so
-peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are a `Stat`.
+peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are stored as a
+`Stat`.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """Writes a capture file: the events of a run on disk.
 
-Events are written during the run, so a run that is killed loses only its last events. It has a maximum size, so a run
-of several days does not fill the disk. It is gzipped JSON (`zcat run.legroom` shows it), so reading a capture cannot
-run code. `lines` describes the format. `trim` selects the events to remove when the file grows too large.
+Events are written during the run, so a run that is killed loses only its last events. The file has a maximum size, so a
+run of several days does not fill the disk. The format is gzipped JSON (`zcat run.legroom` shows it), so reading a
+capture cannot run code. `lines` describes the format. `trim` selects the events to remove when the file grows too
+large.
 
 `write` is called during training, so it only appends the event to a list. One thread at a time encodes the events in
 batches. A storage can be freed at any moment, even while a batch is encoded, so `write` must not be reentered. If the
@@ -87,7 +88,7 @@ class CaptureWriter:
 
     @property
     def dropped(self) -> int:
-        """How many events were removed to limit the size of the file."""
+        """The number of events that were removed to limit the size of the file."""
         return self._file.dropped if self._file is not None else 0
 
     def write(self, event: Event) -> None:

@@ -39,7 +39,7 @@ class ChunkFile:
 
     @property
     def dropped(self) -> int:
-        """How many events were removed by trimming."""
+        """The number of events that were removed by trimming."""
         return sum(dropped_events(chunk) for chunk in self._chunks)
 
     def write(self, events: Sequence[Event]) -> None:
@@ -57,7 +57,7 @@ class ChunkFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file as it is. The file is unbuffered, so this writes nothing."""
+        """Close the file without writing. The file is unbuffered, so this writes nothing."""
         with suppress(OSError):
             self._file.close()
 

@@ -4,7 +4,7 @@ An incomplete file, for example after a crash, is read up to its last valid line
 size of the file, the events continue from the state at the start of the next chunk. The steps of the dropped chunks
 come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that lead to that state.
 
-A capture may come from an untrusted source: every value is checked, and decompression bombs are rejected.
+A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
 """
 
 import json
@@ -256,7 +256,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
-    """The values of `lines` up to the first invalid one, and whether all are valid."""
+    """Return the values of `lines` up to the first invalid one, and whether all of them are valid."""
     try:  # several times as fast as one by one
         return list(json.loads("[" + b",".join(lines).decode() + "]")), True
     except (ValueError, RecursionError):

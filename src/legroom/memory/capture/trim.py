@@ -94,7 +94,7 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
 
 
 def dropped_events(chunk: Chunk) -> int:
-    """How many events of the chunk are not in the file."""
+    """The number of events of the chunk that are not in the file."""
     return 0 if chunk.is_complete else chunk.events - zlib.decompress(chunk.step_lines).count(b"\n")
 
 

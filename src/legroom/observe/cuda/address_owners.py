@@ -58,7 +58,7 @@ class AddressOwners:
             self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the gradients before an optimizer step, when all of them exist."""
+        """Record the gradients before an optimizer step, because all of them exist at that time."""
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
@@ -84,9 +84,7 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the optimizer state, which is allocated in the first step, or in the second if the first
-        was skipped.
-        """
+        """Record the optimizer state. It is allocated in the first step, or in the second one if the first was skipped."""
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1
@@ -160,7 +158,7 @@ class AddressOwners:
 
 
 class _Optimizer:
-    """An optimizer that has stepped."""
+    """An optimizer that has made a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.reference = weakref.ref(optimizer)

@@ -1,6 +1,7 @@
 """Determines the category and the code location of a block from its whole lifetime.
 
-The allocator's history is read afterwards, so the whole lifetime of a block is known. Categories, in this order:
+The allocator's history is read afterwards, so the whole lifetime of a block is known. The categories are checked in
+this order:
 
 - A *recorded* category (`address_owners`) is certain: parameter, gradient, optimizer state, buffer, input. When memory
   runs out, Legroom also examines what holds each block of the forward pass (`apply_holder_categories`): a graph, a
@@ -20,9 +21,9 @@ The allocator's history is read afterwards, so the whole lifetime of a block is 
 Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
 to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
 in the same pass. That block is a gradient or a freed activation (the result or input of an operation). The reason is
-the order in a backward operation: it allocates, then sets gradients, then frees saved tensors. If no such block
-follows, the previous one is used. The line may therefore be wrong by one operation, but by no more than the distance
-between two parameters.
+the order within a backward operation, which allocates memory, then sets gradients, then frees saved tensors. If no such
+block follows, the previous one is used. The line may therefore be off by one operation, but not by more than the
+distance between two parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ PRECEDENCE = (
 
 
 class BlockLifetime:
-    """One block, from its allocation to its free."""
+    """A block from its allocation until it is freed."""
 
     __slots__ = (
         "activity",
@@ -181,7 +182,7 @@ class CodeLocation(NamedTuple):
 
 
 class ModuleLines:
-    """The line that last called each module."""
+    """Records the line that last called each module."""
 
     def __init__(self) -> None:
         self._lines: dict[str, Frame] = {}

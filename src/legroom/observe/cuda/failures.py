@@ -54,7 +54,7 @@ class FailureObserver:
             self._restore()
 
     def take_hidden_failures(self) -> int:
-        """The number of failures since the last call that did not become errors."""
+        """The number of failures since the last call of this method that did not become errors."""
         number, self._hidden = self._hidden + (self._last is not None), 0
         self._last = None
         return number
@@ -119,7 +119,7 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """The frame of the script: on this thread, or on the main thread if this is another one."""
+    """The frame of the script, on this thread or otherwise on the main thread."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)

@@ -279,7 +279,7 @@ class CudaHistory:
     # --- when to read
 
     def _resize_rings(self) -> None:
-        """Adjust the length of the rings to the largest step: increase it now, or reduce it at the next reading."""
+        """Adjust the length of the rings to the largest step. It is increased now, or reduced at the next reading."""
         if not self._is_recording:
             return
         self._max_per_step = max([self._max_per_step, *(ring.last for ring in self._rings.values())])
@@ -390,7 +390,7 @@ class CudaHistory:
         return events
 
     def _is_overwritten(self, device: int, trace: Sequence[Any]) -> bool:
-        """Whether entries are missing: the ring was full, or the script changed the history settings."""
+        """Whether entries are missing because the ring was full or the script changed the history settings."""
         ring = self._rings.get(device)
         made = 0 if ring is None else self._api.stats(device).entries - ring.read_at
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
@@ -483,7 +483,8 @@ def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
 
 
 def _belongs_to(record: TickRecord, device: int) -> bool:
-    """Whether a record belongs to `device`. Addresses are unique; events without a device belong to the first one."""
+    """Whether a record belongs to `device`. Addresses are unique. Events without a device belong to the first
+    device."""
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 

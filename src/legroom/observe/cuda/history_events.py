@@ -120,8 +120,8 @@ class DeviceHistory:
         """The events since the last reading.
 
         `trace` and `segments` of this device come from a snapshot. `started`: the start of the run in Unix seconds.
-        `records`: in the order of their ticks. `failure`: the failure of the last `oom` entry. Earlier failures were
-        hidden by a library. `after_gap`: entries before these are missing.
+        `records`: the records in the order of their ticks. `failure`: the failure of the last `oom` entry. Earlier
+        failures were hidden by a library. `after_gap`: entries before these are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)

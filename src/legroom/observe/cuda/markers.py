@@ -6,7 +6,7 @@ increases at every event that must be found again in the history: a root module 
 The position of such an event among the entries is therefore exact. Before torch 2.9, entries cannot be marked. In that
 case, every change is a tick that is found by its time. Two changes within about a microsecond may be confused.
 
-The text belongs to one thread. Entries of the autograd engine's threads have no text, which identifies these threads.
+The text belongs to one thread. Entries of the autograd engine's threads can be identified, because they have no text.
 """
 
 import re
@@ -37,7 +37,7 @@ _STAMP = re.compile(r"L(\d+)([fnbpo])(\d+)")
 
 
 class Marker(NamedTuple):
-    """The activity of the training loop from a tick on."""
+    """The activity of the training loop, starting at a tick."""
 
     tick: int
     step: int
@@ -66,7 +66,7 @@ class Markers:
         self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
-        """Start marking. `stamp` sets the text of this thread; None if torch does not support it."""
+        """Start marking. `stamp`: a function that sets the text of this thread; None if torch does not support it."""
         self._stamp = stamp
         self._recording = True
         self.advance(OTHER)
@@ -118,7 +118,7 @@ class Markers:
         return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
     def clear_stamps(self) -> None:
-        """Clear the cache after a history was read, because its stamps do not occur again."""
+        """Clear the cache after a history was read, because the same texts do not occur again."""
         self._known.clear()
 
     @property

@@ -26,7 +26,8 @@ class ModuleMarkers:
     """Marks the path of the innermost running module. Compiled code is not affected."""
 
     def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
-        """`on_root` is called when a root module starts. `activity_outside()` returns the activity after it ends."""
+        """`on_root` is called when a root module starts. `activity_outside()` returns the activity after the root
+        module ends."""
         self._markers = markers
         self._on_root = on_root
         self._activity_outside = activity_outside

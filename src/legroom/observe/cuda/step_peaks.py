@@ -2,8 +2,8 @@
 
 Torch keeps one peak per statistic since the last reset. To measure a single step, the peak must be reset at every step.
 However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore the peaks
-before a reset are saved here. While this is installed, torch's functions return the maximum of both, until the script
-resets the peaks itself.
+before a reset are saved here. While this object is installed, torch's functions return the maximum of both, until the
+script resets the peaks itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -97,7 +97,7 @@ class StepPeaks:
 def _leaves(
     statistics: dict[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Every statistic with a peak, with its path in the nested dictionary."""
+    """Yield every statistic that has a peak, with its path in the nested dictionary."""
     for name, value in statistics.items():
         if isinstance(value, dict):
             if "peak" in value:

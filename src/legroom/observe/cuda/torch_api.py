@@ -85,7 +85,8 @@ class CudaApi:
         return None
 
     def grow(self, entries: int) -> None:
-        """Increase the length of the history. Only valid before entries are overwritten, or torch returns them in the wrong order."""
+        """Increase the length of the history. This is only valid before entries are overwritten. After that, torch
+        would return them in the wrong order."""
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)
 
@@ -146,7 +147,8 @@ class CudaApi:
     # --- failures
 
     def on_failed_allocation(self, observer: Observer) -> None:
-        """Call `observer` at each failed allocation, before an exception is raised. It cannot be removed again."""
+        """Call `observer` at each failed allocation, before an exception is raised. The observer cannot be removed
+        again."""
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
         if attach is not None:
             attach(observer)
@@ -177,7 +179,8 @@ class CudaApi:
 def _without_compiler_import() -> Iterator[None]:
     """Prevent `_snapshot` from importing torch's compiler, which takes seconds.
 
-    It checks for the compiler to name the frames of compiled code. If the compiler is not imported, there are none.
+    `_snapshot` uses the compiler to name the frames of compiled code. If the compiler is not imported, there are no
+    such frames.
     """
     if "torch._inductor" in sys.modules:
         yield

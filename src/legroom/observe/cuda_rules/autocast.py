@@ -89,8 +89,8 @@ def installed(overrides: Overrides) -> Iterator[None]:
 
 
 def _registered(key: str) -> set[str]:
-    """The registered operations; empty without torch's private list of registrations. Autocast then follows
-    the CPU's lists.
+    """The registered operations. The result is empty without torch's private list of registrations. In that case,
+    autocast follows the CPU's lists.
     """
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None:

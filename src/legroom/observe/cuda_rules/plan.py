@@ -1,4 +1,4 @@
-"""The memory plan of an operation: what it allocates and frees on CUDA, step by step.
+"""The memory plan of an operation: the memory that it allocates and frees on CUDA, step by step.
 
 The order matters as much as the sizes. The caching allocator serves each request from the blocks that are free at that
 moment. An operation that allocates scratch memory before its result therefore leaves different free blocks than one

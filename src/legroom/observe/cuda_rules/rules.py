@@ -38,7 +38,7 @@ MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
 
 
 class CudaRules:
-    """The differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
+    """Models the differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
 
     def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] = MEASURED_RELEASE) -> None:
         self.gpu = gpu
@@ -80,7 +80,8 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Library → its installed version, if the rules were measured with another one and the program uses it."""
+        """Maps each library to its installed version, if the rules were measured with another version and the program
+        uses the library."""
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 

@@ -24,9 +24,9 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Library → its installed version, for the libraries that the rules do not cover.
+        """Maps each library to its installed version, for the libraries that the rules do not cover.
 
-        `cudnn`: None if it is not installed, or if the program does not use it.
+        `cudnn`: The version is None if the library is not installed, or if the program does not use it.
         """
         found = {} if self.covers_torch(torch) else {"torch": torch}
         if cudnn is not None and not self.covers_cudnn(cudnn):

@@ -15,7 +15,7 @@ from legroom.observe.training import TrainingClock
 
 
 class AllocatorProtocol(Protocol):
-    """Serves memory requests: a replayed CUDA caching allocator, or host memory."""
+    """Serves memory requests. It is a replayed CUDA caching allocator, or host memory."""
 
     @property
     def allocated(self) -> int: ...
@@ -142,7 +142,7 @@ class DeviceAllocations:
         raise error from None
 
     def free_storage(self, storage: LiveStorage) -> None:
-        """Free the memory of a storage that is gone."""
+        """Free the memory of a storage that no longer exists."""
         if storage.block is not None:
             self.devices[storage.device].allocator.free(storage.block)
             self.sink(_new(Free, (_now() - self._started, storage.id)))

@@ -68,8 +68,8 @@ def is_user_file(file: str) -> bool:
 
 
 def _engine_code() -> CodeType | None:
-    """The code of the Python function that runs the autograd engine. Without it, a custom backward written in Python
-    is reported at its forward line."""
+    """The code of the Python function that runs the autograd engine. Without it, a custom backward pass written in
+    Python is reported at the line of its forward pass."""
     function = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return getattr(function, "__code__", None)
 
@@ -129,8 +129,8 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 
 
 class ModuleStack(threading.local):
-    """The path of the innermost running module, updated by torch's global module hooks while attached. Each thread has its own
-    path. Attach and detach it on the same thread."""
+    """Tracks the path of the innermost running module, with torch's global module hooks. Each thread has its own path.
+    Attach and detach the stack on the same thread."""
 
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
         """`on_enter(module, args, is_root)` is called before each module's forward."""

@@ -34,7 +34,7 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 def in_backward_pass() -> bool:
     """Whether the engine is running on this thread.
 
-    Without torch's private graph task id this is always False. In that case, every operation is treated as forward,
+    Without torch's private graph task id, this is always False. In that case, every operation is treated as forward,
     tensors that a backward pass creates are treated as host memory, and gradient accumulation is assumed to be out of
     place.
     """

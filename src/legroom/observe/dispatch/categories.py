@@ -76,10 +76,10 @@ class CategoryTracker:
         optimizers: Iterable[torch.optim.Optimizer],
         by_holder: Mapping[int, Category],
     ) -> None:
-        """Update every category that can be determined now. Call it before a report on the current state.
+        """Update every category that can be determined now. Call this method before a report on the current state.
 
-        `tensors`: tensors whose graphs contain the activations so far, such as local variables on the call
-        stack. `by_holder`: storage key → category derived from the holder.
+        `tensors`: tensors whose graphs contain the current activations, such as local variables on the call stack.
+        `by_holder`: maps storage keys to categories derived from the holder.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():

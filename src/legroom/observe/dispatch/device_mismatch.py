@@ -1,11 +1,12 @@
-"""Operations with tensors on different devices: which ones CUDA allows, and the error that it raises for the others.
+"""Checks operations with tensors on different devices. CUDA allows some of them and raises an error for the others.
 
 The tensors of a virtual GPU are CPU tensors, so only this check prevents a program from mixing them with host tensors.
 Mixing them is the most common mistake in code that was never run on a GPU.
 
 torch checks the inputs of an operation, but not the operations inside it. A composite operation moves its own
-intermediate results to the right device (`lengths.to(log_probs.device)`). At this level, such a move is not a copy. An
-operation that mixes devices is therefore an error only if the *call* that the program made mixes them as well.
+intermediate results to the right device (`lengths.to(log_probs.device)`). At the level of operations, such a move is
+not a copy. An operation that mixes devices is therefore an error only if the *call* that the program made mixes them as
+well.
 """
 
 from collections.abc import Callable, Iterable
@@ -75,7 +76,7 @@ def check(
 def _mixed_devices(
     tensors: Iterable[torch.Tensor], device_of: Callable[[torch.Tensor], int | None], scalars_allowed: bool
 ) -> tuple[int | None, int | None] | None:
-    """The first two different devices, the host last; None if all tensors are on one device."""
+    """Return the first two different devices, with the host last; None if all tensors are on one device."""
     device: int | None = None
     host = False
     for tensor in tensors:
@@ -90,8 +91,8 @@ def _mixed_devices(
 
 
 def _check_indexing(args: Any, device_of: Callable[[torch.Tensor], int | None]) -> None:
-    """A device tensor accepts indices on the host. A host tensor accepts only indices on the host. Values must be on
-    the same device as the tensor."""
+    """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
+    only indices on the host. Values must be on the same device as the tensor."""
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:
         device = None if index is None else device_of(index)

@@ -18,7 +18,7 @@ Bounds = tuple[torch.Tensor, float, float, int | None]
 
 
 class IndexChecks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that checks the indices of operations on `device_type`, on the thread that entered it."""
+    """A dispatch mode that checks the indices of operations on `device_type`, on the thread that entered it."""
 
     def __init__(self, device_type: str = "cuda") -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -63,7 +63,7 @@ class OpLocator(threading.local):
         return location
 
     def no_allocation(self) -> None:
-        """Check whether the backward pass has ended, after an operation that allocated nothing."""
+        """Check whether the backward pass has ended. This is called after an operation that allocated nothing."""
         if self.in_backward and current_node() is None:
             self.in_backward = False
 

@@ -1,4 +1,4 @@
-"""The paths of modules inside the running model, and how much of the model has run."""
+"""The paths of modules inside the running model, and the fraction of the model that has run."""
 
 import weakref
 
@@ -8,7 +8,7 @@ _MAX_ROOTS = 256
 
 
 class ModuleNames:
-    """Caches the paths of the submodules of each root module. Keeps no module alive."""
+    """Caches the paths of the submodules of each root module. The cache keeps no module alive."""
 
     def __init__(self) -> None:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}

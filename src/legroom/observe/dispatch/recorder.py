@@ -1,4 +1,5 @@
-"""Records the allocation and the freeing of every storage of a running program as events, with a dispatch mode.
+"""Records the allocation and the freeing of every storage of a running program as events. It is based on a dispatch
+mode.
 
 It works with real CPU tensors and with fake tensors, because it only tracks storages. The recorder treats a storage as
 allocated when an operation first returns it, and as freed when a weak reference to it expires. The recorder keeps no
@@ -99,7 +100,7 @@ class Recorder:
     # --- starting and stopping
 
     def attach(self) -> None:
-        """Record this thread, and install torch's global hooks, until `detach`."""
+        """Record the operations of this thread, and install torch's global hooks, until `detach`."""
         self.allocations.start()
         if self.fake_tensors is None:
             self._fake_mode = active_fake_mode()
@@ -117,7 +118,7 @@ class Recorder:
         self._exit.enter_context(self.mode())
 
     def detach(self) -> None:
-        """Stop recording. Storages that are still alive get no `Free` event."""
+        """Stop recording. Stop recording. Storages that are still alive get no `Free` event."""
         self._exit.close()
         self.live.clear()
 
@@ -126,7 +127,8 @@ class Recorder:
         return EagerMode(self) if self._eager else RecordingMode(self)
 
     def is_recording(self) -> bool:
-        """Whether operations of this thread are recorded. They are not inside an operation, which counts as a whole."""
+        """Whether operations of this thread are recorded. Operations inside another operation are not recorded
+        separately."""
         return any(
             isinstance(mode, RecordingMode) and mode._recorder is self
             for mode in _get_current_dispatch_mode_stack()
@@ -237,7 +239,7 @@ class Recorder:
     ) -> None:
         """Record a storage that no operation created (loaded, copied, shared) as being on `device`.
 
-        `nbytes`: the memory that it uses there, if that differs from its size."""
+        `nbytes`: the memory that the storage uses there, if that differs from its size."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -278,7 +280,7 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Whether other threads have freed storages or do so within `seconds`; their memory is then freed. The caller
+        """Whether other threads have freed storages, or do so within `seconds`. Their memory is then freed. The caller
         holds the lock, so other threads can only append to `_expired`."""
         deadline = time.monotonic() + seconds
         while not self._expired:
@@ -301,9 +303,9 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """Callback of the weak references. It may run at any time on any thread, even inside the allocator of this thread if the
-        garbage collector runs there. Therefore the thread that holds the lock frees the memory, before it releases the
-        lock or later."""
+        """The callback of the weak references. The callback may run at any time on any thread, even inside the
+        allocator of this thread if the garbage collector runs there. Therefore the thread that holds the lock frees the
+        memory, before it releases the lock or later."""
         if _surviving_storage is not None:
             storage = _surviving_storage(expired.key)
             if storage is not None:
@@ -434,7 +436,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """`RecordingMode` without torch's wrapper that disables the compiler inside a mode; for programs that compile nothing."""
+    """`RecordingMode` without torch's wrapper that disables the compiler inside a mode. It is used for programs that
+    compile nothing."""
 
 
 EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]
@@ -444,7 +447,7 @@ def _storage_behind(key: int) -> Any:
     """Return the storage of `key` if only its Python object was freed. In torch 2.6, the garbage collector may free the
     object alone.
 
-    It is called from the callback of the weak reference, when the storage still exists in either case.
+    This function is called from the callback of the weak reference, when the storage still exists in either case.
     """
     if torch._C._storage_Use_Count(key) > 1:
         return torch.UntypedStorage._new_with_weak_ptr(key)

@@ -16,7 +16,7 @@ LARGEST_ELEMENT = 16
 
 
 class ResultSizes:
-    """Sizes of the results of operations, by shapes."""
+    """The sizes of the results of operations, cached by the shapes of their arguments."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}

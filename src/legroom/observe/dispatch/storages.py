@@ -1,4 +1,4 @@
-"""Live storages, tracked by weak references, and access to the storage of a tensor."""
+"""Tracks live storages by weak references, and provides access to the storage of a tensor."""
 
 import weakref
 from collections.abc import Iterator
@@ -33,7 +33,8 @@ class LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
 
 def storage_of(tensor: Any) -> Any:
-    """A tensor's storage, or None if it has none (functional wrappers). For a sparse tensor, the storage of its values."""
+    """A tensor's storage, or None if it has none (functional wrappers). For a sparse tensor, this is the storage of its
+    values."""
     try:
         return tensor.untyped_storage()
     except ValueError:  # a parameter of a lazy module has no storage until its shape is known
@@ -57,7 +58,7 @@ def _storage_of_wrapped(tensor: Any) -> Any:
 
 
 def _storage_of_values(tensor: Any) -> Any:
-    """The storage of a sparse tensor's values. Its indices are not counted if an operation created them."""
+    """The storage of a sparse tensor's values. Its indices are not included if an operation created them."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
         return _storage_of_wrapped(tensor)

@@ -68,7 +68,7 @@ class FakeTensors:
         self._values = KnownValues(self._fake_like)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
-        """Run one operation. `to_device`: its results are on a device whatever its inputs are."""
+        """Run one operation. `to_device`: the results are on a device, regardless of the inputs."""
         if func is _ITEM:  # a host tensor may determine the size of a device tensor
             return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if getattr(func, "namespace", "") == "c10d" and _any_fake(args):
@@ -111,7 +111,7 @@ class FakeTensors:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """The device that a fake tensor reports. The result is the same as that of `FakeTensorMode`, without
+        """The device that a fake tensor reports. The result is the same as with `FakeTensorMode`, but without
         dispatching through it."""
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
@@ -201,9 +201,10 @@ def _returns_nothing(func: Any) -> bool:
 
 
 def _run_collective(func: Any, args: Any) -> Any:
-    """Run a collective on fake tensors. It completes at once and writes to its first argument.
+    """Run a collective on fake tensors. The collective completes at once and writes to its first argument.
 
-    It uses torch's private `_create_work_from_future`, because DistributedDataParallel cannot use the result of fake mode.
+    The function uses torch's private `_create_work_from_future`, because DistributedDataParallel cannot use the result
+    of fake mode.
     """
     c10d: Any = importlib.import_module("torch._C._distributed_c10d")
     done: Any = torch.futures.Future()

@@ -68,7 +68,8 @@ class KnownValues:
             )
 
     def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Run an operation that returned the fake `result` on values as well, or forget the values that it overwrote."""
+        """Run an operation, which returned the fake `result`, on values as well, or forget the values that it
+        overwrote."""
         values = self._with_values(func, args, kwargs, result)
         if values is not None:
             try:

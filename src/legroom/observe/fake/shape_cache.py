@@ -137,7 +137,7 @@ _PLAIN = frozenset(
 
 
 def _cacheable(result: Any, args: Any) -> _Result | None:
-    """The metadata of a result; None if it is none of the three kinds."""
+    """Return the metadata of a result; None if it does not belong to the three kinds."""
     kind = type(result) if isinstance(result, list | tuple) else None
     outputs = result if kind is not None else [result]
     if kind not in (None, list, tuple) or not all(one is None or type(one) is FakeTensor for one in outputs):

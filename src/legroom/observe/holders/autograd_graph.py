@@ -1,4 +1,4 @@
-"""The tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
+"""Finds the tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
 
 Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
 because that would recompute it. The search reads the object that the hook stored instead. A tensor that was not packed
@@ -57,7 +57,7 @@ def unpack_until_packed() -> Iterator[None]:
 
 
 def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
-    """Every node reachable from the nodes `roots`, each once."""
+    """Yield every node that can be reached from the nodes `roots`, each one once."""
     seen: set[Any] = set()
     stack = [root for root in roots if root is not None]
     while stack and len(seen) < limit:
@@ -70,7 +70,8 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """The tensors that one node saved, without unpacking packed ones. Empty if the graph was freed."""
+    """Return the tensors that one node saved, without unpacking packed ones. The result is empty if the graph was
+    freed."""
     try:
         if _unpacks_freely:
             for name in _saved_attributes(type(node)):
@@ -112,9 +113,9 @@ def _data_of(saved: Any) -> Any:
 def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
     """The inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
 
-    The unpack hook of the checkpoint references them. torch stores the inputs in saved variables; before 2.13 it used a node
-    outside the graph. If torch stores them elsewhere or does not expose the hook (2.6), nothing is yielded, and the report of a
-    failed forward pass cannot name the holder of such an input.
+    The unpack hook of the checkpoint references these tensors. torch stores the inputs in saved variables; before 2.13,
+    it used a node outside the graph. If torch stores the tensors elsewhere or does not expose the hook (2.6), nothing
+    is yielded. In that case, the report of a failed forward pass cannot name the holder of such an input.
     """
     try:
         for saved in _saved_variables(node):
@@ -163,7 +164,7 @@ def can_read_saved() -> bool:
 
 
 def saved_tensors_are_readable() -> bool:
-    """Whether saved tensors can be read now. If not, a graph may save a storage that is not visible here."""
+    """Whether saved tensors can be read now. If they cannot, a graph may save a storage that is not visible here."""
     return can_read_saved() or _unpacks_freely
 
 

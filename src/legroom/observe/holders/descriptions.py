@@ -52,7 +52,7 @@ class StoredName(NamedTuple):
 
     @property
     def classes(self) -> frozenset[str]:
-        """The names of that class and its base classes."""
+        """The names of the class and its base classes."""
         return (
             frozenset(each.__name__ for each in self.owner.__mro__) if self.owner is not None else frozenset()
         )
@@ -110,7 +110,7 @@ NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), 
 
 
 class _Step(NamedTuple):
-    """How one object references the next."""
+    """Describes how one object references the next one."""
 
     text: str
     attribute: str = ""
@@ -128,8 +128,8 @@ class _Candidate(NamedTuple):
 
 
 def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -> HolderPath:
-    """`chain`: the objects from the one that the root names to the target. `created_in`: `id` of a tensor → the iteration that
-    created it."""
+    """`chain`: the objects on the path, from the object that the root names to the target. `created_in`: `id` of a
+    tensor → the iteration that created it."""
     line, how = root.line, root.how
     named = StoredName(
         root.name, root.name.rpartition(".")[2], root.is_attribute, root.file, root.function, root.owner
@@ -299,7 +299,8 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """How `item`, which `owner` references, references `following`; None if this reference adds nothing to the name."""
+    """Return how `item`, which `owner` references, references `following`; None if this reference adds nothing to the
+    name."""
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)
     if isinstance(item, dict):

@@ -57,8 +57,8 @@ def find_path(
 
 
 def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
-    """`id`s of the targets that a Python object or variable references; the others are only referenced from C++. `targets` must
-    be the caller's only list of them."""
+    """`id`s of the targets that a Python object or variable references; the others are only referenced from C++.
+    `targets` must be the only list of these objects in the caller."""
     wanted = {id(target) for target in targets}
     held = wanted & variables.locals.keys()
     for referrer in gc.get_referrers(*targets):
@@ -228,7 +228,7 @@ class _Search:
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """The path if no name references the target: an attribute of an instance in a reference cycle, or
+        """Return the path if no name references the target: an attribute of an instance in a reference cycle, or
         nothing in Python.
         """
         chain: list[Any] = []
@@ -299,7 +299,7 @@ def _is_closure(item: Any) -> bool:
 
 
 def _class_namespace(kind: type, child: Any) -> Any:
-    """`child` if it is the dict of the class's attributes."""
+    """Return `child` if it is the dict of the class's attributes."""
     return (
         child if isinstance(child, dict) and "__module__" in child and "__module__" in kind.__dict__ else None
     )

@@ -1,4 +1,4 @@
-"""The objects that names refer to: variables of running functions, module globals, attributes.
+"""Finds the objects that names refer to: variables of running functions, module globals, attributes.
 
 The garbage collector does not track the local variables of running functions, so they are read from the frames. No method of
 the user's objects is called: no `repr`, no property, no `__eq__`.
@@ -93,7 +93,7 @@ class Variables:
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The local variables of a frame. Up to CPython 3.12 this creates a copy in the frame, which is cleared again."""
+    """The local variables of a frame. Up to CPython 3.12, this creates a copy in the frame, which is cleared again."""
     variables = frame.f_locals
     try:
         for name in list(variables):

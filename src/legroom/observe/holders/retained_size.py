@@ -4,8 +4,9 @@ A process has hundreds of thousands of objects that reference no tensor (samples
 user waits for the report. Therefore the search proceeds level by level and handles all objects of one type at once, in
 C. Only tensors, modules and optimizers are handled one by one.
 
-The search changes nothing. It runs no code of the user's classes, and it keeps no references after a `RetainedStorages`
-is freed. It does not follow Legroom's own objects, because they only observe tensors that other objects retain.
+The search does not change the program. It runs no code of the user's classes, and it keeps no references after a
+`RetainedStorages` is freed. It does not follow Legroom's own objects, because they only observe tensors that other
+objects retain.
 """
 
 import gc
@@ -49,7 +50,7 @@ class RetainedStorages:
         """Results by `id`, because the same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
-        """Maps storage keys to bytes, for all device memory that `value` keeps alive."""
+        """Return a map from storage keys to bytes, for all device memory that `value` keeps alive."""
         if id(value) not in self._results:
             self._results[id(value)] = value, self._search(value)
         return self._results[id(value)][1]

@@ -74,7 +74,8 @@ class _MallInfo(ctypes.Structure):
 
 
 def _heap_counter() -> Callable[[], int] | None:
-    """glibc's `mallinfo2`. Without it (macOS, musl), growth on the host is only found by the scheduled scans."""
+    """glibc's `mallinfo2`. Return the function that reads the size of the heap. Without it (macOS, musl), growth on the
+    host is found only by the scheduled scans."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):

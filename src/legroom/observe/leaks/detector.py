@@ -210,8 +210,8 @@ class LeakDetector:
         return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
-        """Return the symptoms, and whether a symptom may appear soon. `graph` means that graphs are retained; `device`
-        and `host` mean that this counter has risen for several iterations."""
+        """Return the symptoms, and whether a symptom may appear soon. `graph` means that graphs are retained. `device`
+        and `host` mean that the respective counter has risen for several iterations."""
         uncertain, symptoms = False, []
         maxima, self._consecutive_maxima = self._consecutive_maxima, 0
         for counter, value in zip(("device", "host"), self._counters.read(), strict=True):
@@ -299,7 +299,8 @@ class LeakDetector:
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
-        """End the trace and report its leak if the line was found, the iterations are used up, or `now` is set."""
+        """End the trace and report its leak. This happens if the line was found, the iterations are used up, or `now`
+        is set."""
         if self._traced is None:
             return
         leak, trace, until = self._traced
@@ -316,8 +317,8 @@ class LeakDetector:
 
 
 def _is_limited(leak: DetectedLeak, line: Frame) -> bool:
-    """Whether the source limits the length of the container in which this line stores tensors. The name of the
-    container is the one used at that line."""
+    """Whether the source limits the length of the container in which this line stores tensors. The container is
+    identified by the name that it has at that line."""
     found = usage_at_line(line.file, line.line)
     return found.limited or (found.emptied and leak.kind != "graph")
 

@@ -328,7 +328,7 @@ class _ModelCalls:
         self._is_disabled = False
 
     def disable(self) -> None:
-        """Detach, and ignore `attach` from now on."""
+        """Detach, and ignore all later calls of `attach`."""
         self._is_disabled = True
         self.detach()
 

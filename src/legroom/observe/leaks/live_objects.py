@@ -34,7 +34,7 @@ class LiveObjects(NamedTuple):
 
 
 def find_live_objects() -> LiveObjects:
-    """Every tensor and every module."""
+    """Find every live tensor and every live module."""
     kinds = {torch.Tensor: _with_memory(_subclasses(torch.Tensor)), nn.Module: _subclasses(nn.Module)}
     wanted = kinds[torch.Tensor] | kinds[nn.Module]
     objects = gc.get_objects()

@@ -1,10 +1,10 @@
 """Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
 The time to sample an iteration is measured. The time is doubled, to include work that cannot be measured (hooks, and
-marking the roots of backward passes). The next iteration is sampled as soon as the total is within the budget. If an
-iteration takes 20 ms or more, each one is sampled; if it takes 5 ms, about every fourth. If something may be growing,
-the next iteration is always sampled, and later samples are delayed accordingly. The first iterations are always
-sampled, so the result for a short program does not depend on the load of the machine.
+marking the roots of backward passes). The next iteration is sampled as soon as the total is within the budget. If
+iterations take 20 ms or more, every iteration is sampled. If they take 5 ms, about every fourth is sampled. If
+something may be growing, the next iteration is always sampled, and later samples are delayed accordingly. The first
+iterations are always sampled, so the result for a short program does not depend on the load of the machine.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive
 iterations. Therefore one scan window lasts for the whole run, with scans that are far apart. Scans run after an
@@ -63,8 +63,8 @@ class SamplingBudget:
         self._expect(now)
 
     def _expect(self, now: float) -> None:
-        """Predict whether the next iteration will be sampled, assuming that it takes about as long as the
-        last. An unnecessary mark costs little, but a missing mark delays the report.
+        """Predict whether the next iteration will be sampled, assuming that it takes about as long as the last one. An
+        unnecessary mark costs little, but a missing mark delays the report.
         """
         self.expects_sample = now + 1.2 * (now - self._last) >= self._next
         self._last = now

@@ -97,6 +97,6 @@ class StoringTrace:
 
 
 def _version_of(tensor: torch.Tensor) -> int:
-    """The number of times that a tensor was modified in place (`total.add_(loss)`). 0 for inference tensors, which have
-    no version."""
+    """Return the number of times that a tensor was modified in place (`total.add_(loss)`). The result is 0 for
+    inference tensors, which have no version."""
     return 0 if tensor.is_inference() else tensor._version

@@ -39,7 +39,7 @@ MIN_ITERATIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The finding of a scan: a leak, or (if `may_be_warming_up`) a cache that may still be filling."""
+    """The finding of a scan: a leak, or a cache that may still be filling (`may_be_warming_up`)."""
 
     leak: DetectedLeak
     may_be_warming_up: bool
@@ -55,8 +55,8 @@ Targets = list["weakref.ref[torch.Tensor]"]
 
 
 def holder_being_built() -> HolderPath:
-    """Return the holder if Python references no tensor of the graph. In this case, it is a running statement (`total =
-    sum(loss(x) for x in data)`)."""
+    """Return the holder if Python references no tensor of the graph. In this case, the holder is a running statement
+    (`total = sum(loss(x) for x in data)`)."""
     for file, line, function in Variables(sys._getframe(1)).lines:
         name = built_at(file, line)
         if name is not None:

@@ -4,8 +4,8 @@ A scan looks for three symptoms that a loop without a leak does not show:
   graph    nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
   tensor   storages first seen in each of the last scans are all still alive, and their number rises each time.
   larger   the tensor of a variable is larger in every scan, and according to the source it is computed from itself.
-A symptom is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container that is
-bounded or emptied there is not a leak.
+A symptom is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container
+that the source code bounds or empties is not a leak.
 """
 
 import sys
@@ -60,7 +60,7 @@ _MAX_AGE = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observations:
-    """The observations of one scan. They reference no tensor."""
+    """The observations of one scan. They contain no references to tensors."""
 
     iterations_retained: int = 0
     nodes_per_iteration: int = 0
@@ -122,7 +122,7 @@ class ScanWindow:
         """Name and file of a holder → its length when it was first found."""
 
     def scan(self, iteration: int) -> list[Suspect]:
-        """Call at the end of an iteration."""
+        """Run a scan. Call this method at the end of an iteration."""
         self.scans += 1
         self._scanned_at.append(iteration)
         with torch._C.DisableTorchFunction():
@@ -243,8 +243,8 @@ class ScanWindow:
         return [by_first_scan.get(self.scans - back, []) for back in range(1, TENSOR_SCANS + 1)]
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
-        """Whether graphs of enough iterations are alive, and the newest one is recent. It must be from the last two
-        iterations, or slightly older if a graph is retained only every few iterations."""
+        """Whether graphs of enough iterations are alive, and the newest one is recent. The newest graph must be from
+        the last two iterations, or slightly older if a graph is retained only every few iterations."""
         if len(retained) < MIN_ITERATIONS:
             return False
         apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
@@ -308,7 +308,8 @@ class ScanWindow:
         return suspects
 
     def _find_gradients(self, seen: _Observations, holders: HolderFinder) -> list[FoundHolder]:
-        """The holders of parameters whose gradients have a graph, with the line of the backward pass that created it."""
+        """Return the holders of parameters whose gradients have a graph, with the line of the backward pass that
+        created the graph."""
         line = self._iterations.create_graph_line
         if line is None:
             return []
@@ -388,7 +389,7 @@ class ScanWindow:
 
 
 def _is_ensemble(holder: FoundHolder) -> bool:
-    """Whether the container contains only a few models, so that it may be complete."""
+    """Whether the container contains only a few models, which means that it may be complete."""
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 

@@ -31,7 +31,7 @@ class BatchArgument:
         return f"{self.name}{'=' if self.with_equals else ' '}{self.value}"
 
     def smaller(self, fraction: float) -> "BatchArgument | None":
-        """The same argument with at most `fraction` of the value, rounded down to a common batch size."""
+        """Return the same argument with at most `fraction` of the value, rounded down to a common batch size."""
         size = int(self.value * fraction)
         if size < 1 or size >= self.value:
             return None
@@ -41,7 +41,7 @@ class BatchArgument:
         return replace(self, value=size)
 
     def replace_in(self, arguments: Sequence[str]) -> list[str]:
-        """The script's arguments with this batch size instead of the old one."""
+        """Return the script's arguments with this batch size instead of the old one."""
         changed = list(arguments)
         changed[self.position] = self.text if self.with_equals else str(self.value)
         return changed

@@ -22,7 +22,7 @@ _METHODS_OF_CONTAINERS = {name for kind in (list, dict, set, deque) for name in 
 
 
 class Calls(NamedTuple):
-    """Names of called functions."""
+    """The names of called functions."""
 
     called: frozenset[str]
     """Functions whose names occur in code that runs."""

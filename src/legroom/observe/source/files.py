@@ -133,8 +133,8 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 
 def built_at(file: str, line: int) -> str | None:
     """Return the name that will be assigned to the container that a statement builds (`losses = [step(x) for x in
-    data]`, `list(map(...))`). Until the statement ends, no name references it. "" if the statement assigns no name,
-    None if it builds no container."""
+    data]`, `list(map(...))`). Until the statement ends, no name references it. The result is "" if the statement
+    assigns no name, and None if it builds no container."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.stmt) or isinstance(

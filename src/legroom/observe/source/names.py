@@ -85,7 +85,7 @@ class SourceName:
 
     def is_length(self, side: ast.expr) -> bool:
         """Whether an expression is the length: `len(name)`, `len(self)` in its class, `name.qsize()`, `name.shape[0]`,
-        `name.size(0)`. `len(name) % 100` is not, because it is true for every hundredth item."""
+        `name.size(0)`. `len(name) % 100` is not the length, because it is zero for every hundredth item."""
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
         if called_name(side) == "sum" and self.is_within(side):

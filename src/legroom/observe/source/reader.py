@@ -1,5 +1,5 @@
-"""Collects how source code uses one name: which statements store into it, remove from it, limit it, reset it or look up
-a key.
+"""Collects the uses of one name in source code: statements that store into it, remove from it, limit it, reset it or
+look up a key.
 
 The name is a variable or an attribute. An attribute with the same name in an unrelated class is not the same attribute:
 uses of `self.values` are collected only in the classes of the holder.
@@ -71,7 +71,7 @@ class NameReader:
     ) -> None:
         """`classes`: the classes that have the attribute, with their base classes; empty if unknown. `feeding`: a
         method is treated as storing if its name suggests it. `is_alias`: the name is another name of the object, so
-        assignments to it do not matter. `removing_methods`: only these methods remove items."""
+        assignments to the name are ignored. `removing_methods`: only these methods remove items."""
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
         """Its length decides what is done with it, or it is truncated."""
@@ -345,8 +345,8 @@ class NameReader:
             self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While) -> None:
-        """Record a test of the length. It is a limit only if the result determines whether something is stored, removed
-        or ended."""
+        """Record a test of the length. The test is a limit only if its result determines whether something is stored,
+        removed or ended."""
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
         )

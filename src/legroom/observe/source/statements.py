@@ -39,7 +39,7 @@ class StoringStatement(NamedTuple):
 
 
 class Occurrence(NamedTuple):
-    """A use of the name: the function that contains it, and whether it is in a loop."""
+    """A use of the name, with the function that contains it and whether it is in a loop."""
 
     function: str
     in_loop: bool

@@ -48,7 +48,7 @@ class NameUsage(NamedTuple):
 
     @property
     def is_recreated_in_loop(self) -> bool:
-        """Whether a loop assigns a new instance of a class to it."""
+        """Whether a loop assigns a new instance of a class to the name."""
         return any(each.constructs and each.in_loop for each in self.statements)
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
@@ -167,14 +167,14 @@ def _read(
 
 
 class _ArgumentUse(NamedTuple):
-    """How a function uses one of its arguments."""
+    """Describes how a function uses one of its arguments."""
 
     removals: list[Occurrence]
     limits: list[Occurrence]
 
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
-    """How the called function uses the argument; None if it is not a function of the user."""
+    """Return how the called function uses the argument; None if it is not a function of the user."""
     for file in files:
         function = functions_in(file).get(passed.function)
         if function is None:

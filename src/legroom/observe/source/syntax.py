@@ -1,4 +1,4 @@
-"""Patterns in Python syntax trees: what a statement assigns, calls, slices or compares."""
+"""Patterns in Python syntax trees, such as assignments, calls, slices and comparisons."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -51,8 +51,8 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """Whether a test requires that a counter is below a limit: `if step < 10:`, also as a part of a longer
-    test. `if loss < best:` is not such a test.
+    """Whether a test requires that a counter is below a limit: `if step < 10:`, or the same condition as a part of a
+    longer test. `if loss < best:` is not such a test.
     """
     return any(
         isinstance(part, ast.Compare)
@@ -163,12 +163,12 @@ def assigns_local(function: ast.AST, variable: str) -> bool:
 
 
 def branches(value: ast.expr) -> list[ast.expr]:
-    """`a if c else b` → a, b."""
+    """Return a and b for `a if c else b`."""
     return [value.body, value.orelse] if isinstance(value, ast.IfExp) else []
 
 
 def pairs_of(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """`a, b = x, y` → (a, x), (b, y)."""
+    """Return (a, x) and (b, y) for `a, b = x, y`."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for each, part in zip(target.elts, value.elts, strict=True):
             yield from pairs_of(each, part)

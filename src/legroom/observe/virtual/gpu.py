@@ -59,9 +59,9 @@ _enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
 class VirtualGPU:
     """One or several virtual GPUs, as a context manager or a decorator.
 
-    `gpus`: one per device, as for `--gpu`: a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is the memory that PyTorch can
-    use, or a name (`"t4"`). One string may list several: `"8GiB,8GiB"`. `sink` receives every event. Allocator
-    settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
+    `gpus`: one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is the
+    memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs: `"8GiB,8GiB"`. `sink` receives
+    every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
     """
 
     _active: "VirtualGPU | None" = None
@@ -76,8 +76,8 @@ class VirtualGPU:
         bounded: bool = True,
     ) -> None:
         """The other options are for estimates. `rules`: also count memory that CUDA kernels allocate in addition to
-        their results. `fake_tensors`: device tensors have no data. `bounded=False`: allocations never fail; the size is
-        only reported."""
+        their results. `fake_tensors`: device tensors have no data. `bounded=False`: allocations never fail, and the
+        size is only reported."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [
@@ -168,7 +168,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a function of the program that torch calls inside an operation with the modes, which are off there."""
+        """Run a function of the program that torch calls inside an operation. The modes, which torch disables there,
+        are enabled for it."""
         if VirtualGPU._active is not self:
             yield
             return
@@ -191,14 +192,15 @@ class VirtualGPU:
 
     @property
     def allocations(self) -> int:
-        """Number of successful allocations so far, on all devices."""
+        """The number of successful allocations so far, on all devices."""
         return self.recorder.allocations.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
-        """Make allocation `number` from now (1 is the next) run out of memory, and the `times - 1` after it.
+        """Make allocation `number`, counted from now (1 is the next one), and the `times - 1` allocations after it run
+        out of memory.
 
-        The operation raises `torch.OutOfMemoryError` as if the GPU were full. `device`: count and fail
-        on this device only. Calling it again replaces the previous faults.
+        The operation raises `torch.OutOfMemoryError` as if the GPU were full. `device`: count and fail allocations on
+        this device only. Another call replaces the previous faults.
         """
         if self._faults is not None:
             self._faults.disarm()
@@ -311,8 +313,8 @@ def _spawned_processes(devices: Iterable[VirtualDevice]) -> Iterable[Replacement
 
     A spawned process imports the script again before anything else, so it must have its GPUs by then. It first
     unpickles a dictionary of preparation data. An additional entry in this dictionary enters a virtual GPU when it is
-    unpickled. Every process has devices of the full size, because the processes do not share their memory counters. Its
-    events are discarded.
+    unpickled. Every process has devices of the full size, because the processes do not share their memory counters. The
+    events of such a process are discarded.
     """
     original = multiprocessing.spawn.get_preparation_data
     gpus = _EnterWhenUnpickled([device.spec for device in devices])

@@ -90,11 +90,11 @@ def _size(size: int) -> str:
 
 
 class InjectedFailure(AllocationFailed):
-    """A failure that was requested. It is not retried, regardless of how much memory is free."""
+    """A failure that a test requested. It is not retried, regardless of how much memory is free."""
 
 
 class Faults:
-    """Makes allocation `number` from now fail, and the `times - 1` allocations after it."""
+    """Makes allocation `number`, counted from now, and the `times - 1` allocations after it fail."""
 
     def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
         if number < 1 or times < 1:

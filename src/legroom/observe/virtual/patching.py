@@ -65,7 +65,8 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 def optional_module(name: str) -> Any:
-    """A module that some versions of torch lack, or None. For a property module, the module that it wraps."""
+    """A module that some versions of torch lack, or None. For a property module, the result is the module that it
+    wraps."""
     try:
         module = importlib.import_module(name)
     except ImportError:

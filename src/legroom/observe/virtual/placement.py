@@ -172,7 +172,7 @@ class PlacementMode(TorchFunctionMode):
         }
 
     def _share_memory(self, tensor: Any) -> Any:
-        """Device memory can be sent to other processes as it is."""
+        """Does nothing, because device memory can be sent to other processes without a copy."""
         return tensor.share_memory_() if self.device_index(tensor) is None else tensor
 
     def _numpy(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -322,7 +322,7 @@ class PlacementMode(TorchFunctionMode):
         return made
 
     def _new(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """`Tensor.new`, from sizes or from values."""
+        """Implements `Tensor.new`, from sizes or from values."""
         made = self._run(Tensor.new, (tensor, *args), kwargs)
         index = self.device_index(tensor)
         if index is not None:
@@ -497,9 +497,10 @@ class _Move(torch.autograd.Function):
 def cuda_default_device() -> Iterator[None]:
     """Make `cuda` work as the default device.
 
-    A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters it
-    above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters it below, where it would create tensors on a real
-    device. In that position it leaves the call unchanged, and `PlacementMode` reads the default itself."""
+    A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters this mode
+    above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters this mode below
+    `PlacementMode`, where it would create tensors on a real device. In the second case, the mode leaves the call
+    unchanged, and `PlacementMode` reads the default itself."""
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,6 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
-The memory of a rank depends on the world size (shards, parts of a batch, stages), but hardly on the data that it
+The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that it
 receives. An estimate therefore needs no other ranks. torch's fake process group completes every collective at once and
 moves no data. Only objects that one rank creates and broadcasts (a plan, a path) matter: LEGROOM_SINGLE_RANK names a
 folder in which the sending rank stores them for the ranks that are traced after it.
@@ -73,7 +73,7 @@ def replacements() -> Iterable[Replacement]:
 
 
 class _BroadcastFiles:
-    """Broadcast objects in their order, in one file per sending rank."""
+    """Stores broadcast objects in order, in one file per sending rank."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

@@ -1,1 +1,1 @@
-"""Flow analysis: what each name may refer to as the code runs."""
+"""Flow analysis: determines which values each name may refer to while the code runs."""

@@ -1,14 +1,15 @@
-"""The flow analysis: which values each name may have, which of them have an autograd graph, and where they are stored.
+"""The flow analysis determines which values each name may have, which of them have an autograd graph, and where they
+are stored.
 
-Each function is analyzed statement by statement. Loop bodies are analyzed twice, so that an iteration sees the results of the
-previous one; branches are analyzed separately and then joined. The file is analyzed repeatedly until return values, arguments
-and gradient modes no longer change. A final pass records facts for the rules.
+Each function is analyzed statement by statement. Loop bodies are analyzed twice, so that the second analysis includes
+the results of the first iteration. Branches are analyzed separately and then joined. The file is analyzed repeatedly
+until return values, arguments and gradient modes no longer change. A final pass records facts for the rules.
 
 The first pass assumes that inputs of a model have no graph, and analyzes callers last. An output that is fed back into a model
 therefore has a graph only if the model itself adds one.
 
-A value that cannot be determined stays unknown, and rules report nothing for unknown values: false findings would make the linter
-useless.
+A value that cannot be determined stays unknown, and rules report nothing for unknown values, because false findings
+would make the linter useless.
 """
 
 from collections.abc import Sequence
@@ -202,7 +203,7 @@ class _Walker(Assignments):
         return f"{self.function.qualified_name}.{name}" if self.function.qualified_name else name
 
     def _class_body(self, node: cst.ClassDef) -> None:
-        """Class attributes are accessible as `Class.name` and `self.name`."""
+        """Record class attributes, which are accessible as `Class.name` and `self.name`."""
         known = self.program.classes.get(node.name.value)
         for each in node.body.body:
             small = each.body if isinstance(each, cst.SimpleStatementLine) else ()

@@ -277,7 +277,7 @@ class Assignments(FactRecorder):
 
 
 def _unpacked(value: Value) -> Value:
-    """The value of an unpacked item if the items are not known."""
+    """The value of an unpacked item, if the items of the container are unknown."""
     if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.CONTAINER):
         return element_of(value)
     return MODEL if value.kind is ValueKind.MODEL else UNKNOWN
@@ -302,7 +302,7 @@ def _is_constant(node: cst.CSTNode) -> bool:
 
 
 def _append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
-    """`losses.append` for `record = losses.append` and `record = lambda loss: losses.append(loss)`."""
+    """Return `losses.append` for `record = losses.append` and `record = lambda loss: losses.append(loss)`."""
     if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):
         given = [each.name.value for each in expression.params.params]
         if [dotted(each.value) for each in expression.body.args] == given[:1]:
@@ -359,7 +359,7 @@ def _names_in_backward(function: Function) -> set[str]:
 
 
 def _summands(node: cst.CSTNode | None) -> set[str]:
-    """`reconstruction` and `divergence` for `reconstruction + 0.5 * divergence`."""
+    """Return `reconstruction` and `divergence` for `reconstruction + 0.5 * divergence`."""
     if isinstance(node, cst.BinaryOperation):
         if isinstance(node.operator, (cst.Add, cst.Subtract)):
             return _summands(node.left) | _summands(node.right)

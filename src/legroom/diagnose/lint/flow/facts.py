@@ -70,7 +70,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class LoopFact:
-    """A loop and what happens in it, including in functions of this file that it calls."""
+    """A loop and the facts about its body, including functions of this file that it calls."""
 
     node: Loop
     function: Function

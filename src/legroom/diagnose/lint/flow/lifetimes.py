@@ -1,4 +1,4 @@
-"""Lifetimes: whether a stored value outlives its step, so that memory grows with each step."""
+"""Determines whether a stored value outlives its step, so that memory grows with each step."""
 
 import libcst as cst
 
@@ -328,7 +328,8 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
 
 
 def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
-    """Whether two paths with the same last name may be the same object. `self.data` of unrelated classes is not."""
+    """Whether two paths with the same last name may be the same object. `self.data` in unrelated classes is not the
+    same object."""
     if (
         not (path.startswith("self.") and other_path.startswith("self."))
         or path.count(".") + other_path.count(".") > 2

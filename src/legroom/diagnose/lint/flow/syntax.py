@@ -52,7 +52,7 @@ def _child_fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
 
 
 class _NodeTypes(dict[type, bool]):
-    """Caches whether a type is a node: `issubclass` is slow for abstract base classes."""
+    """Caches whether a type is a node, because `issubclass` is slow for abstract base classes."""
 
     def __missing__(self, kind: type) -> bool:
         self[kind] = issubclass(kind, cst.CSTNode)
@@ -86,7 +86,7 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
 
 
 def dotted(node: cst.CSTNode | None) -> str | None:
-    """`self.model` for a name or a chain of attributes; None for anything else."""
+    """Return `self.model` for a name or a chain of attributes, and None for anything else."""
     parts: list[str] = []
     while type(node) is cst.Attribute:
         parts.append(node.attr.value)
@@ -119,7 +119,7 @@ def keys_of(node: cst.CSTNode | None) -> list[str | None]:
 
 
 def literal_key(node: cst.Subscript | cst.Call) -> str | None:
-    """`loss` for `history["loss"]` and `history.get("loss", 0)`; None if the key is not a literal."""
+    """Return `loss` for `history["loss"]` and `history.get("loss", 0)`, and None if the key is not a literal."""
     if isinstance(node, cst.Call):
         return string_value(node.args[0].value) if node.args else None
     part = node.slice[0].slice if len(node.slice) == 1 else None
@@ -155,7 +155,7 @@ def last_name(path: str) -> str:
 
 
 def method_name(call: cst.Call) -> str | None:
-    """`append` for `losses.append(x)`; None for a call of a plain name."""
+    """Return `append` for `losses.append(x)`, and None for a call of a plain name."""
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 
 
@@ -217,7 +217,7 @@ def names_in(node: cst.CSTNode) -> set[str]:
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
-    """Like `names_in`, without names that are only read detached, as a number or for their shape."""
+    """Like `names_in`, but without names whose values are only read detached, as a number or for their shape."""
     return set(_paths(node, live=True))
 
 
@@ -257,7 +257,7 @@ class Imports:
                 self._from(node)
 
     def qualified(self, node: cst.CSTNode | None) -> str | None:
-        """The full name that an expression refers to; the name as written if it is not imported."""
+        """Return the full name that an expression refers to, or the name as written if it is not imported."""
         path = dotted(node)
         if path is None:
             return None

@@ -1,7 +1,7 @@
-"""Abstract values of the flow analysis: above all, whether a value has an autograd graph.
+"""Abstract values of the flow analysis, which mainly record whether a value has an autograd graph.
 
-The tables list what PyTorch's functions and methods return, and common names of models, losses and loaders, which are used if the
-code does not show what a name refers to.
+The tables list the results of PyTorch's functions and methods. They also list common names of models, losses and
+loaders, which are used if the code does not show what a name refers to.
 """
 
 import re
@@ -37,7 +37,7 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is known about a value."""
+    """The known facts about a value."""
 
     kind: ValueKind
     element: "Value | None" = None
@@ -63,7 +63,7 @@ class Value:
 
     @property
     def has_graph(self) -> bool:
-        """Whether storing it keeps a graph alive."""
+        """Whether storing the value keeps a graph alive."""
         if self.kind is ValueKind.GRAPH:
             return True
         if self.kind is ValueKind.CONTAINER or self.class_name is not None:
@@ -115,7 +115,7 @@ def container(
 
 
 def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
-    """The container with another element. `keys` lead to the nested container that receives it."""
+    """The container with another element. `keys` lead to the nested container to which the element is added."""
     if keys:
         inner = known.get(keys[0]) or container()
         return with_item(known, keys[0], with_element(inner, element, keys[1:]))

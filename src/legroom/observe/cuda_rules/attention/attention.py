@@ -1,8 +1,8 @@
 """Attention on CUDA: the selected kernel, the tensors that it saves, and the scratch memory of its backward pass.
 
 The CPU's kernel, and its math kernel with dropout, save matrices of queries × keys. CUDA's kernels do not. Scratch
-memory was measured on an H200 (580 calls; equal to the byte for cuDNN and the memory-efficient kernel except for a few
-alignments). The scratch memory of flash attention follows `mha_bwd` in
+memory was measured on an H200 with 580 calls. It is exact to the byte for cuDNN and the memory-efficient kernel, except
+for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
 ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 """
 
@@ -185,7 +185,7 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """The same scratch memory as for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
+    """The scratch memory is the same as for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128

@@ -58,7 +58,7 @@ def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backe
 
 
 def _order(gpu: GpuSpec) -> list[Backend]:
-    """The order of `sdpa_kernel(..., set_priority=True)` if it was set, else CUDA's default.
+    """The order of `sdpa_kernel(..., set_priority=True)` if it was set, otherwise CUDA's default order.
 
     The default is also used without torch's private getter.
     """
@@ -76,7 +76,7 @@ _TORCH_DEFAULT = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
 
 
 def _enabled(backend: Backend) -> bool:
-    """Whether `sdpa_kernel` and `torch.backends.cuda` allow it."""
+    """Whether `sdpa_kernel` and `torch.backends.cuda` allow a kernel."""
     is_enabled: dict[Backend, Any] = {
         Backend.FLASH: torch.backends.cuda.flash_sdp_enabled,
         Backend.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,

@@ -95,7 +95,7 @@ def _workspaces(
 
 
 def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
-    """A setting with one number per dimension. Operations also accept one number for all."""
+    """A setting with one number per dimension. Operations also accept a single number for all dimensions."""
     numbers: tuple[int, ...] = tuple(values)
     return numbers * dimensions if len(numbers) == 1 else numbers
 
@@ -166,7 +166,8 @@ MAX_DEFORMABLE_IMAGES = 32
 def _deformable_columns(call: OpCall) -> ScratchAlloc:
     """The columns of torchvision's deformable convolution: the pixels for every weight, for up to 32 images at once.
 
-    Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates them once for each of its two halves.
+    Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates these columns once for each
+    of its two halves.
     """
     images, weight, offset = call.arguments["input"], call.arguments["weight"], call.arguments["offset"]
     batch = images.shape[0]

@@ -108,7 +108,7 @@ class Knob(IntEnum):
 
 
 class RejectedError(Exception):
-    """cuDNN rejected a call, with its reason."""
+    """An error that cuDNN rejected a call, with the reason."""
 
 
 AttributeValue = tuple[AttributeType, Any]
@@ -156,7 +156,7 @@ class DescriptorSet:
         return descriptor
 
     def descriptors(self, of: int, name: Attribute, kind: int, most: int) -> list[int]:
-        """The first descriptors of an attribute, at most `most`."""
+        """Return the first descriptors of an attribute, at most `most` of them."""
         found = [self._new(kind) for _ in range(most)]
         buffer = (ctypes.c_void_p * most)(*found)
         return found[: min(most, self._read(of, name, AttributeType.DESCRIPTOR, buffer))]
@@ -220,7 +220,7 @@ class SkippedKernel(NamedTuple):
 
 @contextmanager
 def captured_log(functions: Any) -> Iterator[list[str]]:
-    """cuDNN's log messages within the block, one per call. The list is complete after the block."""
+    """Collect cuDNN's log messages within the block, one per call. The list is complete after the block."""
     messages: list[str] = []
 
     def write(_severity: int, _data: Any, _call: Any, message: int) -> None:

@@ -70,7 +70,7 @@ class KernelChoice(NamedTuple):
 
     @property
     def cluster(self) -> tuple[int, int] | None:
-        """Rows and columns of a cluster of blocks, for split-K kernels."""
+        """The rows and columns of a cluster of blocks, for split-K kernels."""
         if self.knobs.get(Knob.NO_WORKSPACE, 1) or Knob.CLUSTER_ROWS not in self.knobs:
             return None
         return self.knobs[Knob.CLUSTER_ROWS], self.knobs[Knob.CLUSTER_COLUMNS]
@@ -99,8 +99,8 @@ class Cudnn:
         return sizes[0] if sizes else None
 
     def workspaces(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> tuple[int, ...]:
-        """The most likely size and its alternatives; empty if cuDNN has no answer. `c`: the same convolution, for the
-        rules."""
+        """The most likely size and its alternatives; empty if cuDNN has no answer. `c`: the same convolution in the
+        form that the rules use."""
         choice, skipped = self.select_kernel(query, operation)
         return self.sizes_of(choice, skipped, query, operation, c) if choice else ()
 
@@ -137,7 +137,7 @@ class Cudnn:
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
         """The kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there is no GPU. cuDNN logs these while it builds the
-        list. Usually the first kernel is used, so one query answers both."""
+        list. Usually the first kernel is used, so a single query returns both results."""
         try:
             with descriptor_set(self._functions) as descriptors:
                 heuristic = self._heuristic(descriptors, query, operation, _INSTANT)
@@ -230,7 +230,7 @@ class Cudnn:
 def logs_skipped_kernels(functions: Any) -> bool:
     """Whether this library logs the kernels that it skips without a GPU (or offers them, on a machine with a GPU).
     This is tested with a convolution for which the library prefers such a kernel. If it does not log them, its answers
-    for convolutions that they might compute are unreliable."""
+    are unreliable for convolutions that such kernels might compute."""
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
     cudnn = Cudnn(functions, find_gpu("h200"))

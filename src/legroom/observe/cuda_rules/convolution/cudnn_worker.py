@@ -19,7 +19,7 @@ def main(paths: Sequence[str], descriptor: int) -> None:
 
 
 def serve(connection: socket.socket, load: Callable[[], Any | None]) -> None:
-    """`load`: returns cuDNN's functions. Called at the first query."""
+    """`load`: returns cuDNN's functions. It is called at the first query."""
     load = lru_cache(maxsize=1)(load)
     while message := connection.recv(MAX_MESSAGE):
         signal.alarm(2 * TIMEOUT)  # a query that hangs ends the process, even if the script is gone

@@ -37,7 +37,7 @@ class Vote(NamedTuple):
 
 
 def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
-    """The votes of the trees, most votes first, then closest to the median. Empty without a forest."""
+    """The votes of the trees, most votes first, then closest to the median. The result is empty without a forest."""
     forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:
         return []
@@ -99,7 +99,7 @@ def _power_of_two(number: int) -> int:
 
 
 class _Forest:
-    """Trees in one array, each node before its branches. The left branch follows its node."""
+    """Stores trees in one array, with each node before its branches. The left branch follows its node."""
 
     def __init__(
         self,
@@ -145,8 +145,9 @@ class ForestHeader(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
-    """The file has one line of JSON per operation (`ForestHeader`), then for each operation its thresholds, and for its nodes the feature indices, the
-    indices of thresholds (or of formulas, for leaves), and the distances to the right branch."""
+    """Read the forests. The file has one line of JSON per operation (`ForestHeader`). For each operation, the
+    thresholds follow. For each of its nodes, the feature indices, the indices of thresholds (or of formulas, for
+    leaves), and the distances to the right branch follow."""
     if not FOREST.exists():
         return {}
     found: dict[ConvOperation, _Forest] = {}

@@ -1,10 +1,10 @@
 """Kernels that cuDNN skips without a GPU, and their workspaces.
 
-The driver compiles some kernels, and others call cuBLAS. For a GPU that is only described, cuDNN
-skips them and only logs it (`cudnn_library.captured_log`). A real GPU would run the first of these kernels that can
-compute the convolution. Their workspaces do not depend on the GPU. They contain tiles of images, as in Winograd or FFT
-algorithms, or one weight gradient per image. Derived from 19,000 answers of cuDNN 9.19 on an H200; the kernel numbers
-are those of that version.
+The driver compiles some kernels, and others call cuBLAS. For a GPU that is only described, cuDNN skips these kernels
+and only logs this (`cudnn_library.captured_log`). A real GPU would run the first of these kernels that can compute the
+convolution. Their workspaces do not depend on the GPU. They contain tiles of images, as in Winograd or FFT algorithms,
+or one weight gradient per image. The workspaces were derived from 19,000 answers of cuDNN 9.19 on an H200. The kernel
+numbers are those of that version.
 """
 
 from collections.abc import Callable
@@ -210,7 +210,7 @@ def _summed(problem: KernelProblem) -> int:
 
 
 def _contiguous_copies(problem: KernelProblem) -> int:
-    """Contiguous copies of all inputs and outputs."""
+    """Bytes of contiguous copies of all inputs and outputs."""
     return problem.c.converted() + 16
 
 

@@ -24,7 +24,7 @@ Row = tuple[int, int, int, int, int, int, int]
 
 
 class ConvLayer(NamedTuple):
-    """A convolution without its batch size: the key of the table."""
+    """A convolution without its batch size, which is the key of the table."""
 
     dtype: str
     """torch's name; `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
@@ -175,7 +175,7 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
 
 @lru_cache(maxsize=1)
 def _lines() -> dict[LayerFamily, str]:
-    """Family → its line of the file, not parsed yet."""
+    """Maps each family to its line of the file, which is not parsed yet."""
     if not TABLE.exists():
         return {}
     found: dict[LayerFamily, str] = {}

@@ -1,7 +1,8 @@
 """Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
 
 cuDNN's kernels differ in the copies that they make in another layout, and in their partial sums. Both follow exactly from the number of
-the kernel and a few of its settings. Derived from 424,000 answers of cuDNN 9.19 on an H200; the kernel numbers are those of that version.
+the kernel and a few of its settings. The formulas were derived from 424,000 answers of cuDNN 9.19 on an H200. The
+kernel numbers are those of that version.
 
 | formula | bytes |
 |---|---|
@@ -115,8 +116,8 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """The formula for a kernel with this workspace. If the formula of its number and settings gives that size, it is
-    used; otherwise the closest one."""
+    """The formula for a kernel with this workspace. If the formula for its number and settings results in that size, it
+    is returned. Otherwise the closest formula is returned."""
     if size < _NEGLIGIBLE:
         return NO_BYTES
     known = kernel_formula(engine, knobs, c, operation)

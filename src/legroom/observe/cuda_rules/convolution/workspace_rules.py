@@ -198,7 +198,7 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Copies of the weights that keep all SMs busy, if the weights alone do not."""
+    """The number of copies of the weights that keep all SMs busy, if the weights alone do not."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)

@@ -2,10 +2,10 @@
 rules, in this order.
 
 The installed library is the most reliable source for the kernels that it will run. For the version that the table was
-recorded with, the table comes first. It contains that library's choices as measured on a real H200, and 1 to 2% of the
-answers of the library without a GPU are wrong (partial sums, kernels that only a GPU can compile). For any other
-version, the table provides an alternative size. If cuDNN crashes, the table, the forest and the rules are used. Only
-Hopper GPUs were measured. For other GPUs, the library or the rules are used.
+recorded with, the table comes first. It contains that library's choices as measured on a real H200. Without a GPU, 1 to
+2% of the library's answers are wrong (partial sums, kernels that only a GPU can compile). For any other version, the
+table provides an alternative size. If cuDNN crashes, the table, the forest and the rules are used. Only Hopper GPUs
+were measured. For other GPUs, the library or the rules are used.
 """
 
 from dataclasses import replace

@@ -87,7 +87,7 @@ class Accumulation:
         return not (begins and func is torch.ops.aten.mul.Tensor)
 
     def _adds_two_gradients(self) -> bool:
-        """Whether a formula adds its two gradients out of place, before the engine adds the sum to others."""
+        """Whether a formula adds its two gradients out of place, before the engine adds the sum to other gradients."""
         node = current_node()
         if node is None or node.name() not in _TWO_GRADIENTS or node._sequence_nr() == self._added_up:
             return False
@@ -96,7 +96,7 @@ class Accumulation:
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
-    """Whether a formula of torch calls the operation, and not an autograd function written in Python."""
+    """Whether the operation is called by a formula of torch, and not by an autograd function written in Python."""
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # zeroes a part of a gradient
     node = current_node()
@@ -162,16 +162,16 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 def _view(call: OpCall) -> MemoryPlan | None:
     """On CUDA, the gradient of a view that was changed in place is copied. A trace would replay the view instead.
 
-    The result of an instance norm is a view of that of a batch norm. An in-place activation after it changes the view and its
-    base. torch then writes the gradient of the view by strides into zeros of the size of the base (`AsStridedBackward`) and frees the
-    gradient. For tensors without data, torch replays the view backwards instead. The size is the same, but the memory
-    is at another address.
+    The result of an instance norm is a view of the result of a batch norm. An in-place activation after the instance
+    norm changes the view and its base. torch then writes the gradient of the view by strides into zeros of the size of
+    the base (`AsStridedBackward`) and frees the gradient. For tensors without data, torch replays the view backwards
+    instead. The size is the same, but the memory is at another address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None
 
 
 def _precedes_copy_slices() -> bool:
-    """Whether the next node writes the gradient of a changed view into that of its base."""
+    """Whether the next node writes the gradient of a changed view into the gradient of its base."""
     node = current_node()
     after = node.next_functions[0][0] if node is not None and node.next_functions else None
     return after is not None and str(after.name()).endswith("CopySlices")

@@ -1,9 +1,9 @@
 """Kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation ends.
 
 Inputs are not contiguous after a transposition, a slice or an expansion. Gradients are not contiguous if a sum follows,
-because its gradient is an expanded scalar. Which kernels support channels-last images, and whether the copy is
-allocated before the result, was measured on an H200 (`bench/sweep/operations.py`: pooling, padding and interpolation in
-every memory format). Most call `contiguous` on an argument: AveragePool2d.cu, DilatedMaxPool2d.cu,
+because its gradient is an expanded scalar. Measurements on an H200 show which kernels support channels-last images, and
+whether the copy is allocated before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in
+every memory format). Most of these kernels call `contiguous` on an argument: AveragePool2d.cu, DilatedMaxPool2d.cu,
 AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
 """
 
@@ -88,7 +88,7 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """The input is copied, twice if it is not contiguous. Patches that do not overlap need no copy."""
+    """The input is copied. It is copied twice if it is not contiguous. Patches that do not overlap need no copy."""
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
     if is_disjoint and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:
@@ -98,7 +98,7 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """The result has at least the size of the columns that are summed into it."""
+    """The result is at least as large as the columns that are summed into it."""
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]
     return MemoryPlan(

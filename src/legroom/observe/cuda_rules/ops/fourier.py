@@ -1,7 +1,8 @@
 """Fourier transforms: copies of inputs that cuFFT cannot read, and its workspace.
 
-torch makes the copies (`_exec_fft` in ATen/native/cuda/SpectralOps.cpp). cuFFT does not document when it needs a workspace. The rules for that
-were fitted to 377 transforms measured on an H200 (`bench/rules/operations/fourier_list.py`), in one, two and three dimensions.
+torch makes the copies (`_exec_fft` in ATen/native/cuda/SpectralOps.cpp). cuFFT does not document when it needs a
+workspace. The rules for the workspace were fitted to 377 transforms measured on an H200
+(`bench/rules/operations/fourier_list.py`), in one, two and three dimensions.
 """
 
 import itertools

@@ -25,7 +25,8 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """The result is allocated with the size of the inputs and resized later, which frees nothing. The losses are a second tensor."""
+    """The result is allocated with the size of the inputs and resized later. Resizing it does not free memory. The
+    losses are stored in a second tensor."""
     if not _reduces(call):
         return None
     losses = size_of(call.arguments["self"])
@@ -33,7 +34,7 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """The losses are computed in the memory of the result, which keeps their size."""
+    """The losses are computed in the memory of the result, whose allocation keeps their size."""
     if not _reduces(call):
         return None
     return MemoryPlan([OutputAlloc(0, size_of(call.arguments["self"])), *_staged(call)])
@@ -49,7 +50,7 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """The log sigmoid is computed, multiplied by `pos_weight` if given, then the losses
+    """The log sigmoid is computed and, if given, multiplied by `pos_weight`. Then the losses are computed
     (`binary_cross_entropy_with_logits` in Loss.cpp)."""
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
@@ -106,7 +107,7 @@ class _Flat:
 
 
 def install(overrides: Overrides) -> None:
-    """Softmax of float16 values into float32 is one kernel on CUDA; the CPU converts its input first.
+    """On CUDA, a softmax of float16 values into float32 is one kernel. The CPU converts its input first.
 
     Source: `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. bfloat16 is converted first on both. Under autocast every
     softmax has a float32 result.

@@ -1,8 +1,9 @@
 """Indexing by masks and by indices: positions of true values, and prefix sums of the mask.
 
-Source: `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting
-by a mask needs the positions of its true values: an int64 for each dimension. Scattering needs a prefix sum of the
-mask: an int64 for every element, true or not. For a batch of embeddings, this sum is larger than the embeddings.
+Source: `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp, Indexing.cu,
+Nonzero.cu). Selecting by a mask needs the positions of its true values, with an int64 for each dimension. Scattering
+needs a prefix sum of the mask, with an int64 for every element. For a batch of embeddings, this sum is larger than the
+embeddings.
 """
 
 import math
@@ -56,8 +57,9 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 
 def _index(call: OpCall) -> MemoryPlan | None:
-    """A mask becomes the positions of its true values: an int64 for each dimension. Indices for several dimensions are
-    broadcast to one shape, and copied unless they have it (`AdvancedIndex` in TensorAdvancedIndexing.cpp)."""
+    """A mask is converted to the positions of its true values, with an int64 for each dimension. Indices for several
+    dimensions are broadcast to one shape. They are copied unless they already have this shape (`AdvancedIndex` in
+    TensorAdvancedIndexing.cpp)."""
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]
     if not masks:

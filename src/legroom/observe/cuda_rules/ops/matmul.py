@@ -72,12 +72,14 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
 
 def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
-    """cuBLASLt adds a bias per column, unless there is a single column (`isInputCompliesAddmmCudaLt` in Blas.cpp)."""
+    """Whether cuBLASLt is used. It adds a bias per column, unless there is a single column
+    (`isInputCompliesAddmmCudaLt` in Blas.cpp)."""
     return bool(bias.dim() == 1 and min(matrix.shape) > 1)
 
 
 def _is_readable(matrix: Any) -> bool:
-    """Whether cuBLAS can read a matrix, or a batch of them, without a copy: rows or columns have no gaps.
+    """Whether cuBLAS can read a matrix, or a batch of matrices, without a copy. This requires that rows or columns have
+    no gaps.
 
     Source: `prepare_matrix_for_cublas` in ATen/native/cuda/Blas.cpp.
     """
@@ -98,7 +100,8 @@ def _affine_grid(call: OpCall) -> MemoryPlan:
 
 
 def install_one_hot(overrides: Overrides) -> None:
-    """CUDA writes ones into zeros (`one_hot` in ATen/native/Onehot.cpp); for tensors without data torch compares with a range."""
+    """CUDA writes ones into zeros (`one_hot` in ATen/native/Onehot.cpp). For tensors without data, torch compares with
+    a range instead."""
     overrides.composite("one_hot", _one_hot)
 
 
@@ -110,8 +113,8 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """`nn.Bilinear`. The kernel loops over one dimension: it multiplies the first two operands, then the third, and adds the slice to the
-    result (`_trilinear` in ATen/native/Linear.cpp, also on CUDA)."""
+    """`nn.Bilinear`. The kernel loops over one dimension. It multiplies the first two operands, then the third, and
+    adds the slice to the result (`_trilinear` in ATen/native/Linear.cpp). CUDA uses the same kernel."""
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
     first = {dim for dim in summed if dim in call.arguments["expand3"]}
@@ -196,9 +199,9 @@ def install_linear(overrides: Overrides) -> None:
     """CUDA adds the bias of a linear layer in place if it cannot use a fused product.
 
     Source: `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs (permuted images, the
-    output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a tensor is a subclass, it is followed
-    by `add`, which allocates a second tensor, so a trace would use more memory than the real run. With this
-    rule, reserved memory of LSTMs under autocast is exact; without it, it was 20% too low.
+    output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a tensor is a subclass,
+    the product is followed by `add`, which allocates a second tensor. A trace would then use more memory than the real
+    run. With this rule, the reserved memory of LSTMs under autocast is exact. Without it, the estimate was 20% too low.
     """
     overrides.composite("linear", _linear)
 
@@ -216,8 +219,8 @@ def sparse_product(call: OpCall) -> MemoryPlan | None:
     """The plan of a product whose first operand is sparse.
 
     Source: `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. cuSPARSE needs indices of 32 bits and writes
-    columns, so the result is computed into a copy. A matrix that is not coalesced is coalesced each time. Measured on an H200 with
-    12,000 and 240,000 entries.
+    columns, so the result is computed into a copy. A matrix that is not coalesced is coalesced in each product.
+    The rule was measured on an H200 with 12,000 and 240,000 entries.
     """
     matrix = next(
         (

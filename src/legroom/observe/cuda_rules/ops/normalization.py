@@ -32,7 +32,7 @@ def install(overrides: Overrides, release: tuple[int, int]) -> None:
 
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
-    """cuDNN needs contiguous images, so a copy of others is saved for the backward pass
+    """cuDNN needs contiguous images. For other images, a contiguous copy is saved for the backward pass
     (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). torch's own kernel reads any layout."""
     if input.dim() >= 3 and weight is not None and bias is not None and _uses_cudnn(input, weight):
         input = input.contiguous(memory_format=format_of(input))
@@ -40,8 +40,8 @@ def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias
 
 
 def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
-    """CUDA's kernel needs contiguous images: a copy of others, also of channels-last ones, is saved for the backward pass
-    (`group_norm` in ATen/native/group_norm.cpp)."""
+    """CUDA's kernel needs contiguous images. For other images, including channels-last ones, a contiguous copy is saved
+    for the backward pass (`group_norm` in ATen/native/group_norm.cpp)."""
     return original.decompose(input.contiguous(), *rest)
 
 
@@ -63,7 +63,8 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
     """The same copies. For many short rows, the gradients of the weights are summed in two passes
-    (`LaunchGammaBetaBackwardCUDAKernel`): one partial sum for each 32 rows, then a reduction over those."""
+    (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for each 32 rows, and the second
+    reduces these sums."""
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
     if not input.is_contiguous():
@@ -170,8 +171,8 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """torch's own kernel is used for contiguous channels. From eight blocks on, each block of rows has its own sums
-    (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated after the sums."""
+    """torch's own kernel is used for contiguous channels. With eight or more blocks, each block of rows has its own
+    sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated after the sums."""
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
     parts = channels * blocks if blocks >= FEWEST_BLOCKS else 0

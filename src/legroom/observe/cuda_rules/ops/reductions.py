@@ -1,10 +1,10 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
 Source: ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks
-compute one output. Each writes its part to global memory, and the last one adds them. That buffer has room for every
-thread of a block. If the reduced dimension is the slow one, this is `block.x` × vector width times more than is used.
-The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more scratch memory than the matrix
-itself.
+compute one output. Each block writes its part to global memory, and the last block adds the parts. That buffer has room
+for every thread of a block. If the reduced dimension is the slow one, this is `block.x` × vector width times more than
+is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more scratch memory than the
+matrix itself.
 
 The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once matters.
 The result is byte-for-byte equal to sums measured on an H200.
@@ -124,7 +124,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
-    """`buffers` for a tensor and the `dim` argument of an operation."""
+    """Return `buffers` for a tensor and the `dim` argument of an operation."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {d % rank for d in chosen} if chosen else set(range(rank))
@@ -134,8 +134,8 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
-    """The rule for operations that are one reduction. `accumulator`: bytes for inputs of 4 bytes or fewer; None if
-    partial results have the dtype of the inputs."""
+    """The rule for operations that consist of one reduction. `accumulator`: bytes for inputs of 4 bytes or fewer; None
+    if partial results have the dtype of the inputs."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments["self"]

@@ -91,7 +91,8 @@ def _randperm(call: OpCall) -> MemoryPlan | None:
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Several blocks count the digits of rows that are too long for one block: a few words per 4096 values."""
+    """Several blocks count the digits of rows that are too long for one block. This needs a few words per 4096
+    values."""
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
     return (
@@ -102,8 +103,8 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """One sample, or samples without replacement, are the largest probabilities divided by exponential noise. Other
-    cases use a prefix sum."""
+    """One sample, or several samples without replacement, are computed as the largest probabilities divided by
+    exponential noise. Other cases use a prefix sum."""
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
         return MemoryPlan([OutputAlloc(0), ScratchAlloc("divided by noise", probabilities)])

@@ -91,8 +91,8 @@ def _cumulative(call: OpCall) -> MemoryPlan | None:
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """The kernel allocates a partial sum per chunk. For every tensor, there are as many as for the largest one
-    (`foreach_tensor_norm_cuda`)."""
+    """The kernel allocates a partial sum per chunk. For every tensor, the number of partial sums is that of the largest
+    tensor (`foreach_tensor_norm_cuda`)."""
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
         return None
@@ -114,10 +114,10 @@ def _native_dropout(call: OpCall) -> MemoryPlan:
 
 
 def install(overrides: Overrides) -> None:
-    """CUDA runs one fused dropout kernel that saves a boolean mask; the CPU multiplies by a mask of the input's dtype.
+    """CUDA runs one fused dropout kernel that saves a boolean mask. The CPU multiplies by a mask of the input's dtype.
 
     Source: `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole channels have no
-    fused kernel on either.
+    fused kernel on either device.
     """
     overrides.composite("dropout", _dropout)
 

@@ -307,7 +307,8 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
-    """Whether a layer has biases. It has two matrices (three with a projection), and two biases unless `bias=False`."""
+    """Whether a layer has biases. A layer has two matrices (three with a projection), and two biases unless
+    `bias=False`."""
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
 
@@ -333,9 +334,9 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 
 def _backward(call: OpCall) -> MemoryPlan:
-    """Allocate the gradients of the inputs and states, needed or not, then those of the weights, each with a workspace.
-    The order was measured. If only the last states are used, the gradient of the outputs is allocated as zeros first
-    (RNN.cpp)."""
+    """Allocate the gradients of the inputs and states, even if they are not needed, then those of the weights, each
+    with a workspace. The order was measured. If only the last states are used, the gradient of the outputs is allocated
+    as zeros first (RNN.cpp)."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)
@@ -385,7 +386,7 @@ def _biases(layer: RecurrentLayer) -> int:
 
 
 def _reordered(arguments: dict[str, Any]) -> bool:
-    """Whether the input is copied to put the steps first."""
+    """Whether the input is copied so that the steps come first."""
     is_batch_first = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
     return is_batch_first and min(arguments["input"].shape[:2]) > 1
 

@@ -85,7 +85,7 @@ def reserve(layer: RecurrentLayer) -> int:
 
 
 class WorkspaceParts(NamedTuple):
-    """The number of sequences (as large as the outputs or the inputs) and states in a workspace."""
+    """The number of sequences (with the size of the outputs or the inputs) and states in a workspace."""
 
     hidden: int
     inputs: int
@@ -234,8 +234,8 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Whether torch selects an algorithm that keeps the weights in registers. On Ampere and newer GPUs, it does so for
-    small layers, and for a single wide layer in float16 at some batch sizes."""
+    """Whether torch selects an algorithm that keeps the weights in registers. It always does so for small layers. On
+    Ampere and newer GPUs, it also does so for a single wide layer in float16 at some batch sizes."""
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False
     small = {False: {"rnn": 384}, True: {"rnn": 256}}[backward].get(layer.kind, 128 if backward else 192)

@@ -2,7 +2,7 @@
 
 An output that the loss does not depend on has no gradient. autograd passes zeros to `backward` instead, on the device of that
 output. It creates them in C++, where every output is on the CPU, so the zeros are on the device of the loss. They are
-moved to the right device. Without torch's private class for the backward node, they remain where they are.
+moved to the right device. Without torch's private class for the backward node, they are not moved.
 """
 
 import functools

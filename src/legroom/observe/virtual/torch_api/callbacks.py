@@ -46,8 +46,8 @@ def mode_in_callbacks(make_mode: Callable[[], PlacementMode]) -> Iterator[None]:
         return with_mode
 
     def as_user_code(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Run a hook as user code. Tensors that it creates do not belong to the operation that saves: they are on the
-        device that the hook names."""
+        """Run a hook as user code. Tensors that the hook creates do not belong to the operation that saves the tensor.
+        They are on the device that the hook names."""
         with_mode = with_mode_on(hook)
 
         def call(*args: Any) -> Any:

@@ -1,6 +1,6 @@
 """The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
-torch's own Python functions stay: they check their arguments and raise their errors, then call a C function
+torch's own Python functions are not replaced. They check their arguments and raise their errors, then call a C function
 (`torch._C._cuda_getDevice`). Those C functions are replaced, or added on a CPU build. Names that a script imported
 earlier (`from torch.cuda import is_available`) therefore work too.
 
@@ -127,7 +127,7 @@ def free_bytes(device: VirtualDevice) -> int:
 
 
 class _DeviceFunctions:
-    """The C functions, in Python."""
+    """Python implementations of the C functions."""
 
     def __init__(self, host: VirtualHost) -> None:
         self._host = host
@@ -297,12 +297,12 @@ class _DeviceMeta(type):
 
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
-    """Within the block, `torch.device(1)` is `cuda:1`. An integer names a device of the accelerator, which a CPU build
-    rejects.
+    """Within the block, `torch.device(1)` is `cuda:1`. An integer refers to a device of the accelerator. A CPU build of
+    torch rejects integers.
 
-    `torch.device` cannot be subclassed, so another class replaces it. It creates real devices, and real devices are its
-    instances. Pickling looks up a class by name and would find the replacement, so devices are pickled through it while
-    it is active. The file names `torch.device` as usual.
+    `torch.device` cannot be subclassed, so another class replaces it. The class creates real devices, and real devices
+    are its instances. Pickling looks up a class by name and would find the replacement, so devices are pickled through
+    it while it is active. The file names `torch.device` as usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
 

@@ -1,7 +1,7 @@
 """DLPack: a capsule of a device tensor has the device type CUDA, so that libraries for the CPU (NumPy) reject it.
 
 The memory is host memory, so a capsule is created for the CPU and its device is changed in place. It is changed back before
-torch imports the capsule. The layout of the structures is that of the DLPack standard.
+torch imports the capsule. The structures have the layout of the DLPack standard.
 """
 
 import ctypes
@@ -63,7 +63,7 @@ def with_device(capsule: Any, index: int | None) -> Any:
 
 
 def _device_of(capsule: Any) -> _DLDevice | None:
-    """The device inside a capsule; None for a structure that this module does not know."""
+    """Return the device inside a capsule; None if the structure is unknown."""
     if type(capsule).__name__ != "PyCapsule":
         return None
     name = _name(capsule)

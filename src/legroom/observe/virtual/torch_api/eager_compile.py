@@ -37,8 +37,8 @@ def _eager_compile() -> Callable[..., Any]:
 class OptimizedModule(nn.Module):
     """The result of `torch.compile(module)`: it forwards everything to `_orig_mod`.
 
-    torch's own class is in the compiler, which takes seconds to load. If a program has loaded it to call `isinstance`,
-    this class counts as that one.
+    torch's own class is in the compiler, which takes seconds to load. If a program has loaded torch's class to call
+    `isinstance`, this class is treated as that class.
     """
 
     _own_attributes = frozenset(("_orig_mod", "forward", "_is_initialized"))

@@ -1,6 +1,6 @@
 """Functions and modules of torch, outside `torch.cuda`, that would treat CUDA tensors of the program as CPU tensors.
 
-Each of them reads the real device of a tensor, often in C++, where no mode applies. It is replaced by a function that
+Each of them reads the real device of a tensor, often in C++, where no mode applies. Each is replaced by a function that
 behaves as it would for a CUDA tensor and computes on the CPU.
 """
 
@@ -28,9 +28,9 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 def _autocast() -> Iterable[Replacement]:
     """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same data type.
 
-    torch keeps one autocast state per device type. Both states are set when a region is entered and restored when it is left, so
-    `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing return what they would on a GPU. Host tensors
-    within the region are cast too, because they cannot be distinguished at that level.
+    torch keeps one autocast state per device type. Both states are set when a region is entered and restored when it
+    ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing therefore return the same results as on a
+    GPU. Host tensors within the region are cast too, because they cannot be distinguished at that level.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -148,7 +148,7 @@ ROUND_DIFFERENTLY = ("asgd", "nadam", "radam")
 
 
 def _optimizers() -> Iterable[Replacement]:
-    """Make optimizers use the loop if their `foreach` form rounds differently.
+    """Make optimizers use the for-loop implementation if their `foreach` implementation rounds differently.
 
     On CUDA, optimizers update all parameters at once (`foreach`). They do the same here, so that their memory is
     counted. Three optimizers and weight averaging compute in another order with `foreach`, but a virtual GPU must give
@@ -173,7 +173,7 @@ def lazy_parameters_without_data() -> Iterator[None]:
     """While active, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other parameters.
 
     Until the first forward pass determines its shape, such a parameter is an empty tensor of a special class. torch
-    then allocates its memory and changes its class in place. Before that, it is a real tensor that uses no memory and
+    then allocates its memory and changes its class in place. Until then, it is a real tensor that uses no memory and
     does not belong to the fake mode. A real tensor cannot become a fake one in place, so the two are swapped.
     """
 

@@ -1,8 +1,8 @@
-"""Memory statistics: `torch.cuda.memory_*`, from the replayed allocator.
+"""Memory statistics: Implements `torch.cuda.memory_*` with the replayed allocator.
 
-The C functions are replaced and torch's Python code stays, so torch itself formats `memory_summary()`.
-The four values that training loops print at every step are also replaced directly, because torch builds
-and sorts about ninety statistics for each of them.
+The C functions are replaced, and torch's Python code is not changed, so torch itself formats `memory_summary()`. The
+four values that training loops print at every step are also replaced directly, because torch builds and sorts about
+ninety statistics for each of them.
 """
 
 import os
@@ -165,7 +165,7 @@ class _MemoryFunctions:
             allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
 
     def raw_alloc(self, size: int, _stream: int = 0) -> int:
-        """Allocate memory for another library: a storage that only this table keeps alive."""
+        """Allocate memory for another library. The storage is kept alive only by this table."""
         make_storage: Any = torch.UntypedStorage
         storage: torch.UntypedStorage = make_storage(size)
         self._host.mark(storage, self._host.current)

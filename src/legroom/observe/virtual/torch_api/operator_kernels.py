@@ -1,10 +1,11 @@
 """Kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`, `torch.library.impl`).
 
-torch selects a kernel by the real device of the tensors, which is the CPU for all of them. So one function is registered for the
-CPU, and calls the program's kernel for CUDA or for the CPU by the virtual device. A kernel in Triton or C++ fails with its own
-error. Kernels are user code: they run with the modes of the virtual GPU, so they see its devices and their memory is counted.
+torch selects a kernel by the real device of the tensors, which is the CPU for all of them. Therefore one function is
+registered for the CPU. It calls the program's kernel for CUDA or for the CPU, depending on the virtual device. A kernel
+written in Triton or C++ fails with its own error. Kernels are user code. They run with the modes of the virtual GPU, so
+they see its devices, and their memory is counted.
 
-An operator that was defined before the virtual GPU was entered is included if it is a `custom_op`.
+An operator that was defined before the virtual GPU was entered is included only if it is a `custom_op`.
 """
 
 import contextlib
@@ -140,7 +141,8 @@ def _register(
     kernel: Callable[..., Any],
     with_keyset: bool,
 ) -> bool:
-    """Add a kernel to the operator's selecting function; False if the operator has a kernel that cannot be called from there."""
+    """Add a kernel to the operator's selecting function. Returns False if the operator has a kernel that cannot be
+    called from there."""
     name = op_name if isinstance(op_name, str) else getattr(op_name, "_name", str(op_name))
     name = name if "::" in name else f"{library.ns}::{name}"
     known = _operators.get(name)
@@ -163,7 +165,7 @@ def _is_alive(library: Any) -> bool:
 
 
 def _has_kernel(name: str) -> bool:
-    """Whether the operator has a kernel for the CPU already, as those of torch have."""
+    """Whether the operator already has a kernel for the CPU, as torch's own operators do."""
     has = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
     try:
         return bool(has is not None and has(name, "CPU"))

@@ -1,8 +1,8 @@
 """Random numbers on a virtual GPU come from the CPU's generator.
 
-A run on a virtual GPU gives the same bits as the same script on the CPU, where there is one generator and
-`torch.cuda.manual_seed` does nothing. The default generator of a device therefore stores its seed and returns it, but
-draws no numbers. Its state, which scripts save, restore and fork, is the state of the CPU's generator. Therefore
+A run on a virtual GPU gives bit-for-bit the same results as the same script on the CPU. There is only one generator,
+and `torch.cuda.manual_seed` does nothing. The default generator of a device therefore stores its seed and returns it,
+but draws no numbers. Its state, which scripts save, restore and fork, is the state of the CPU's generator. Therefore
 `torch.cuda.manual_seed` alone does not make a run reproducible; `torch.manual_seed` does.
 
 `torch.Generator(device="cuda")` is an independent generator with its own seed, as usual.
@@ -116,7 +116,7 @@ def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
         _index = -1
 
         def __init__(self, *_arguments: Any, **_options: Any) -> None:
-            """Everything happens in `__new__`, as in torch's own class."""
+            """Does nothing, because `__new__` creates the object, as in torch's own class."""
 
     Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator

@@ -267,7 +267,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """`torch.Event` on a virtual GPU: the host's time at which it was recorded."""
+    """`torch.Event` on a virtual GPU. It stores the host's time at which it was recorded."""
 
     original: Any = torch.Event
 
