@@ -12,7 +12,7 @@ import torch
 
 from legroom.memory.events import Category
 from legroom.observe.dispatch import device_mismatch
-from legroom.observe.dispatch.storages import LiveStorage, storage_of, tensors_in
+from legroom.observe.dispatch.storages import LiveStorage, inner_tensor, storage_of, tensors_in
 
 HOST = -1
 """`CallContext.target`: results of the call are in host memory."""
@@ -46,10 +46,8 @@ class DevicePlacement:
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is None:
-            local = getattr(
-                tensor, "_local_tensor", None
-            )  # a sharded tensor has no storage; its shard has one
-            return None if local is None else self.device_of(local)
+            inner = inner_tensor(tensor)
+            return None if inner is None else self.device_of(inner)
         return known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:

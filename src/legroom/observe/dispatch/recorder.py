@@ -36,7 +36,13 @@ from legroom.observe.dispatch.kernel_memory import KernelMemory
 from legroom.observe.dispatch.location import OpLocator
 from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.result_size import ResultSizes
-from legroom.observe.dispatch.storages import LiveStorage, is_shape_inference, storage_of, tensors_in
+from legroom.observe.dispatch.storages import (
+    LiveStorage,
+    is_shape_inference,
+    is_wrapper,
+    storage_of,
+    tensors_in,
+)
 from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
 from legroom.observe.training import TrainingClock
 
@@ -61,13 +67,15 @@ class Recorder:
         on_failure: Callable[["Recorder", AllocationFailed, int, OpLocation, str], BaseException | None]
         | None = None,
         room: Callable[[], int] | None = None,
+        current_device: Callable[[], int] | None = None,
     ) -> None:
         """`host_only`: record every storage, as device 0. `eager`: the program compiles nothing with `torch.compile`, which makes
         recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
         `rules`: also count the memory that CUDA kernels allocate in addition to their results. `fake_tensors`: device tensors
         have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
         raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device. An operation
-        whose results need more memory fails before it is computed."""
+        whose results need more memory fails before it is computed. `current_device()`: the device that `cuda` without
+        an index names, if the devices are virtual."""
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}
@@ -91,6 +99,7 @@ class Recorder:
         self._eager = eager
         self._on_failure = on_failure
         self.room = room
+        self.current_device = current_device
         self._result_sizes = ResultSizes()
         self.lock = threading.RLock()
         """Protects the allocators and the state of the recorder."""
@@ -400,8 +409,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_tensors = self._recorder.fake_tensors
         if func is DEVICE_QUERY and fake_tensors is not None:  # torch's own code calls it very often
             return fake_tensors.device_of(args[0])
-        if types and any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # the operations on its local tensor are dispatched here as well
+        if types and any(is_wrapper(kind) for kind in types):
+            return NotImplemented  # the operations on the tensors inside it are dispatched here as well
+        if kwargs and "device" in kwargs and self._recorder.current_device is not None:
+            device = kwargs["device"]
+            if device is not None and device.type == "cuda":
+                return self._on_named_device(func, types, args, kwargs)
         with torch._C.DisableTorchFunction():
             if self._recorder.rules is not None:
                 func = self._recorder.rules.instead_of(func, args, kwargs)
@@ -422,6 +435,25 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args = kwargs = out = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
         return out
+
+    def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that names a device below the function mode: in TorchScript, in C++, or inside a torch function."""
+        recorder, context = self._recorder, self._recorder.context
+        assert recorder.current_device is not None
+        index = kwargs["device"].index
+        index = recorder.current_device() if index is None else index
+        if not 0 <= index < len(recorder.allocations.devices):
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        if func is _TO_COPY and recorder.device_of(args[0]) == index:
+            dtype = kwargs.get("dtype")
+            if dtype is None or dtype is args[0].dtype:
+                return _ALIAS(args[0])  # on a GPU, torch would return the tensor itself
+        outer = context.target
+        context.target = index
+        try:
+            return self.__torch_dispatch__(func, types, args, {**kwargs, "device": _CPU})
+        finally:
+            context.target = outer
 
     def _targets_device(self, func: Any) -> bool:
         """Whether the results are on a device regardless of the inputs. This is the case if the call requested it, or
@@ -459,4 +491,7 @@ _surviving_storage = (
 )
 POLL_SECONDS = 0.001
 _DETACH = torch.ops.aten.detach.default
+_TO_COPY = torch.ops.aten._to_copy.default
+_ALIAS = torch.ops.aten.alias.default
+_CPU = torch.device("cpu")
 _RESIZING = overloads("resize_", "resize_as_", "set_")

@@ -1,5 +1,6 @@
 """Tracks live storages by weak references, and provides access to the storage of a tensor."""
 
+import functools
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -42,6 +43,26 @@ def storage_of(tensor: Any) -> Any:
             return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError, AttributeError):
         return _storage_of_values(tensor)
+
+
+@functools.cache
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of this class contain other tensors, which have the data (`DTensor`, jagged nested tensors)."""
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def inner_tensor(tensor: Any) -> Any:
+    """The first tensor inside a tensor that contains others; None if it contains none."""
+    kind: Any = type(tensor)
+    if kind in _PLAIN or not is_wrapper(kind):
+        return None
+    local = getattr(tensor, "_local_tensor", None)
+    if local is None:
+        local = next((getattr(tensor, name, None) for name in tensor.__tensor_flatten__()[0]), None)
+    return local
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _storage_of_wrapped(tensor: Any) -> Any:

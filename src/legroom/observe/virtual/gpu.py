@@ -96,6 +96,7 @@ class VirtualGPU:
             fake_tensors=fake_tensors,
             on_failure=self._out_of_memory,
             room=self._room if bounded and fake_tensors is None else None,
+            current_device=lambda: self.current,
         )
         for index, spec in enumerate(specs):
             allocator = Allocator(

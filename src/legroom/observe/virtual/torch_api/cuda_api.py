@@ -24,6 +24,7 @@ from legroom.observe.virtual.torch_api import (
     devices,
     distributed,
     dlpack,
+    dtensor,
     eager_compile,
     functions,
     memory,
@@ -63,5 +64,6 @@ def patches(host: VirtualHost) -> Iterator[None]:
             unsupported.replacements(),
         ):
             stack.enter_context(replaced(replacements))
+        stack.enter_context(dtensor.sharded_random_numbers())
         stack.enter_context(storages.saved_and_loaded(host))
         yield

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn, overrides
 
+from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.fake.fake_tensors import active_fake_mode
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
 
@@ -20,6 +22,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
     yield from _autocast()
     yield from _transformer_fast_paths()
     yield from _nested_tensors()
+    yield from _wrapper_subclasses(host)
     yield from _jit_load()
     yield from _grouped_tensors(host)
     yield from _optimizers()
@@ -95,6 +98,29 @@ def _created_on_host(original: Any) -> Any:
         return made.requires_grad_() if requires_grad else made
 
     return make
+
+
+def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
+    """Create tensors that contain other tensors (`AsyncCollectiveTensor`) on the CPU and register their device.
+
+    On a real device that this build of torch does not support, they would end the process in a backward pass.
+    """
+    original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
+    if original is None:
+        return []
+
+    def make(*arguments: Any, device: Any = None, **options: Any) -> Any:
+        named = None if device is None else torch.device(device)
+        if named is None or named.type != "cuda" or active_fake_mode() is not None:
+            return original(*arguments, **options, **({} if device is None else {"device": device}))
+        made = original(*arguments, **options, device="cpu")
+        with torch._C.DisableTorchFunction():
+            storage = storage_of(made)
+        if storage is not None:
+            host.mark(storage, host.current if named.index is None else named.index, counted=False)
+        return made
+
+    return table(torch.Tensor, {"_make_wrapper_subclass": staticmethod(make)})
 
 
 def _jit_load() -> Iterable[Replacement]:
