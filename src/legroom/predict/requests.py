@@ -51,7 +51,7 @@ def replay_requests(
     """Replay `requests` on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
     `segment_address(size, stream)` returns the address of each new segment. An optional request that failed once is not
-    repeated: torch caches the kernel that it selected instead.
+    repeated, because torch caches the kernel that it selected instead.
     """
     allocator = Allocator(capacity, settings=settings or default_settings(), base_address=segment_address)
     if extra:

@@ -129,7 +129,7 @@ class _ScriptJob:
     def _search_and_plan(
         self, traced: TracedScript, current: Estimate, ahead: dict[int, PendingTrace]
     ) -> ScriptEstimate:
-        """The largest batch size, and the options that save memory. Their traces run in parallel."""
+        """Return the largest batch size, and the options that save memory. Their traces run in parallel."""
 
         def start_with(options: Sequence[MemoryOption]) -> Callable[[], Trace]:
             pending = traced.start(self.batch_size, options, urgent=False)
@@ -181,7 +181,7 @@ class _ScriptJob:
         )
 
     def _by_argument(self, setting: "BatchSetting") -> Callable[[int], Trace]:
-        """Traces at other batch sizes, for which the script is started again with another argument."""
+        """Trace other batch sizes by starting the script again with another argument."""
 
         def trace_at(size: int) -> Trace:
             script = setting.script_with(size)
@@ -212,7 +212,7 @@ class BatchSetting:
 
 
 def find_batch_setting(script: Script) -> BatchSetting | None:
-    """The batch size on the command line of a script, or else the default that its source declares."""
+    """Return the batch size on the command line of a script, or the default that its source declares."""
     argument = find_batch_argument(script.arguments)
     if argument is None and not script.is_module:
         arguments = (*script.arguments, *declared_batch_argument(_source(script)))
@@ -244,7 +244,7 @@ _MISSING_VARIABLE = re.compile(
 def needs_torchrun(error: str) -> bool:
     """Whether a script failed because torchrun's variables are not set.
 
-    They are set only after such a failure, because some scripts train differently if they are set.
+    The variables are set only after such a failure, because some scripts train differently if they are set.
     """
     return _MISSING_VARIABLE.search(error) is not None
 
@@ -252,7 +252,8 @@ def needs_torchrun(error: str) -> bool:
 def single_rank_environment(folder: str) -> dict[str, str]:
     """The variables that torchrun sets for a single rank.
 
-    Its process group has no threads, because a fork would lose them. Objects that it broadcasts are stored in `folder`.
+    The process group has no threads, because a fork would lose them. Objects that the rank broadcasts are stored in
+    `folder`.
     """
     # Not at the top: it imports torch, and few scripts need it.
     from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK

@@ -76,13 +76,13 @@ def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | Non
 def version_margin(differing: Mapping[str, str]) -> float:
     """Fraction of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
 
-    `differing`: library → its installed version.
+    `differing`: maps each library to its installed version.
     """
     return sum(VERSION_MARGINS[library] for library in differing)
 
 
 def version_note(differing: Mapping[str, str]) -> str:
-    """One line about these differences for the report."""
+    """Return one line about these differences for the report."""
     measured = f"torch {RULES_VERSION.torch} and cuDNN {RULES_VERSION.cudnn} on an {RULES_VERSION.gpu}"
     found = " and ".join(f"{library} {version}" for library, version in differing.items())
     return (
@@ -92,7 +92,8 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Yield other cases of the trace: the requests, and the addresses of segments (None means one after the other).
+    """Yield other cases of the trace, each with the requests and the addresses of segments (None means consecutive
+    addresses).
 
     The most informative cases come first, because fewer are tried for long traces.
     """
@@ -126,7 +127,7 @@ def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
 
 
 def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
-    """A random alternative; guesses with the same alternatives get the same one."""
+    """Return a random alternative for each guess. Guesses with the same alternatives get the same one."""
     generator = random.Random(seed)
     chosen = {others: generator.choice(others) for others in sorted(set(trace.alternatives.values()))}
     return {number: chosen[others] for number, others in trace.alternatives.items()}

@@ -1,8 +1,9 @@
 """Runs one script and records its memory: the engine of `legroom run` and of the ranks of `legroom launch`.
 
-Usage errors are raised before the script starts. The script then runs like under `python`, and its memory events go to
-a capture file. An out-of-memory error is reported as soon as it leaves the script. The report comes last, after the
-script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's exit code.
+Usage errors are raised before the script starts. The script then runs as with `python`, and its memory events are
+written to a capture file. An out-of-memory error is reported as soon as it leaves the script. The report comes last,
+after the script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's
+exit code.
 
 Forked children of the script write no capture and print no report.
 """
@@ -70,7 +71,7 @@ class OutcomeListener(Protocol):
 
 
 class Recording:
-    """Runs one script and records its memory. Can be used once."""
+    """Runs one script and records its memory. An instance can be used only once."""
 
     def __init__(
         self,
@@ -114,8 +115,8 @@ class Recording:
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """Run the script and return its exit code. With `at_exit`, the report is printed by a callback registered with
-        it, and `__main__` is still the script."""
+        """Run the script and return its exit code. With `at_exit`, a callback that is registered with it prints the
+        report, and `__main__` is still the script."""
         self._script.check()
         self._prepare()
         if at_exit is not None:
@@ -282,7 +283,7 @@ class Recording:
         print_to(sys.stderr, render_footer(report, warning=self._capture.writer.failed or ""))
 
     def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
-        """Finish the capture without a report. The launcher creates one from the capture if needed."""
+        """Finish the capture without a report. The launcher creates a report from the capture if needed."""
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
@@ -291,7 +292,7 @@ class Recording:
         listener.on_end(outcome, self._session.fullest())
 
     def _report(self, outcome: Outcome) -> RunReport:
-        """The report of the run up to now. It is made from the ledger, so the capture is not read."""
+        """Return the report of the run so far. The report is built from the ledger, so the capture is not read."""
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
@@ -363,7 +364,7 @@ def _spill_totals(spill: Spill, time: float) -> SpillTotals:
 
 
 def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
-    """Print what a known error means, below its traceback."""
+    """Print the meaning of a known error below its traceback."""
     from legroom.diagnose.explain.explain import explain  # slow to import, and not needed without an error
 
     explanation = explain(error)

@@ -1,1 +1,1 @@
-"""One model and one script on any number of processes and devices."""
+"""Trains one model with one script on any number of processes and devices."""

@@ -25,7 +25,8 @@ MAX_WORKERS = 8
 
 
 class DistributedLoader:
-    """Yields the batches of one dataset. Each iteration over it is one epoch; `set_epoch` selects another."""
+    """Yields the batches of one dataset. Each iteration over the loader is one epoch; `set_epoch` selects another
+    epoch."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class DistributedLoader:
     ) -> None:
         """`index`: the index of this rank's share. `device`: the device of batches; None keeps them on the CPU.
 
-        `on_batch`: called before each batch, with whether its samples have weight.
+        `on_batch`: called before each batch with a flag that is False if its samples have weight 0.
         """
         self._length = _checked_length(dataset)
         _check(batch_size, shares, options)
@@ -104,7 +105,7 @@ class DistributedLoader:
         self._epoch, self._batches, self._seed = state["epoch"], state["batches"], state["seed"]
 
     def remaining_batches(self) -> Iterator[list[int]]:
-        """Yield this rank's indices of every remaining batch; one index with weight 0 if it has none."""
+        """Yield this rank's indices for every remaining batch, or one index with weight 0 if it has none."""
         order = self._order()
         for number in range(self._batches, len(self)):
             start = number * self._batch_size
@@ -138,7 +139,7 @@ class _BatchSampler:
 
 
 def workers_per_rank(dataset: Dataset[Any], local_ranks: int) -> int:
-    """Return the CPU cores per rank. 0 for tensors in memory, or if each rank has only one core."""
+    """Return the CPU cores per rank. The result is 0 for tensors in memory, or if each rank has only one core."""
     if isinstance(dataset, TensorDataset):
         return 0
     cores = processors() // local_ranks

@@ -24,7 +24,8 @@ class LossWeighting:
         self._host_group: Any = dist.new_group(backend="gloo") if ranks > 1 else None
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the current batch has weight. A rank without samples uses a batch with weight 0."""
+        """Set whether the current batch has a weight other than 0. A rank without samples uses a batch with weight
+        0."""
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:

@@ -218,7 +218,7 @@ class Parallel:
 
 
 def _strategy_name(strategy: str) -> str:
-    """Return the strategy of the command line (`legroom launch --strategy`), or else that of the script."""
+    """Return the strategy of the command line (`legroom launch --strategy`), or otherwise that of the script."""
     override = os.environ.get("LEGROOM_STRATEGY", "")
     for name, source in ((strategy, "strategy="), (override or "auto", "LEGROOM_STRATEGY=")):
         if name not in NAMES:

@@ -45,7 +45,7 @@ MIN_DIFFERENCE = 0.1
 
 
 def shares_by_memory(available: Sequence[float]) -> list[float]:
-    """Return shares in the ratio of the available memory, or equal shares if it hardly differs."""
+    """Return shares in proportion to the available memory, or equal shares if the memory is nearly the same."""
     smallest, largest = min(available), max(available)
     if smallest <= 0 or largest <= smallest * (1 + MIN_DIFFERENCE):
         return [1.0] * len(available)

@@ -208,10 +208,10 @@ def _shell() -> Any:
 
 
 def _caches() -> list[Callable[[], Any]]:
-    """Return the functions that empty the caches, the allocator's last.
+    """Return the functions that empty the caches, with the allocator's cache last.
 
-    Two are private to torch. Without them, some MiB of library workspaces stay on the device, and page-locked host memory stays
-    reserved.
+    Two of them are private to torch. Without them, some MiB of library workspaces stay on the device, and page-locked
+    host memory stays reserved.
     """
     found: list[Callable[[], Any]] = []
     if _cuda_is_in_use():
@@ -263,6 +263,6 @@ def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _function(holder: Holder) -> str:
-    """Return the function of a local variable, or nothing for global variables."""
+    """Return text that names the function of a local variable, or "" for global variables."""
     function = "<" if holder.frame is None else holder.frame.function
     return "" if function.startswith("<") else f" in {function}()"

@@ -11,7 +11,7 @@
 The same lines work for every format, because the scaling calls do nothing for bfloat16 and float32. Include the
 `state_dict` in checkpoints, because a resumed float16 run without it starts by skipping steps.
 
-Non-finite gradients are detected with little overhead. Skipped steps are known from the GradScaler without
+Non-finite gradients are detected with little overhead. The GradScaler shows which steps were skipped, without
 synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.
 Problems are passed to `on_finding`, or otherwise issued once as a warning.
 """
@@ -44,7 +44,8 @@ def precision(
     init_scale: float = 65536.0,
     on_finding: Callable[[Finding], None] | None = None,
 ) -> "Precision":
-    """Return the precision `bf16`, `fp16`, `fp32` or `auto`: the best format for the device, by default the GPU."""
+    """Return the precision `bf16`, `fp16` or `fp32`. `auto` selects the best format for the device, which is the GPU by
+    default."""
     if isinstance(kind, Precision):
         return kind
     target = default_device() if device is None else torch.device(device)
@@ -94,7 +95,7 @@ class Precision:
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     def backward(self, loss: torch.Tensor, *, retain_graph: bool = False) -> None:
-        """Run the backward pass outside autocast. It uses the formats of the forward pass."""
+        """Run the backward pass outside autocast. The backward pass uses the formats of the forward pass."""
         with torch.autocast(self.device_type, enabled=False):
             self.scale(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
@@ -114,7 +115,7 @@ class Precision:
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer. Returns False if the GradScaler skipped the step because of non-finite gradients.
 
-        Always returns True for an optimizer that decides this on the GPU (`fused=True`).
+        It always returns True for an optimizer that decides this on the GPU (`fused=True`).
         """
         if self.scaler is None:
             if _is_check_step(self._steps + 1):
@@ -170,7 +171,7 @@ class Precision:
             self.scaler.load_state_dict(scaler)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return the problems found so far, each once."""
+        """Return the problems found so far, without duplicates."""
         return tuple(self._findings.values())
 
     # --- checks
@@ -256,7 +257,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _non_finite_parameters(optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """Yield the names of parameters with non-finite gradients, empty if the optimizer has no names."""
+    """Yield the names of parameters with non-finite gradients. Names are empty if the optimizer has none."""
     for group in optimizer.param_groups:
         names = group.get("param_names") or [""] * len(group["params"])
         for name, parameter in zip(names, group["params"], strict=True):

@@ -60,14 +60,15 @@ def tune(
     """Search for the configuration with which `train_fn(config, trial)` reports the best `metric`.
 
     `train_fn`: the training function, or a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt
-    or optuna. `scheduler`: asha, median, pbt or None. `trials`: number of trials to start (default 10, or the whole grid). Configurations that can
-    never fit are not started and do not count. `gpu`: by default all GPUs of this machine, or the CPU if it has none.
-    Use "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget`: seconds, or text such as "20min". `storage`:
-    the folder of the study; `resume`: continue the study in that folder. `engine`: local, ray or auto. `address`: the
-    address of a Ray cluster. `parallel`: maximum number of trials at the same time. `ranks`: processes per trial.
-    `grace_period`, `reduction_factor`, `max_steps`: options of ASHA. `interval`: steps between decisions of
-    population-based training. `shape_parameters`: the parameters that affect memory, if you know them. `callbacks`:
-    objects that show or log the study; by default a live table, `[]` for no output.
+    or optuna. `scheduler`: asha, median, pbt or None. `trials`: number of trials to start (default 10, or the whole
+    grid). Configurations that can never fit are not started and are not included in this number. `gpu`: by default all
+    GPUs of this machine, or the CPU if it has none. Use "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU.
+    `time_budget`: seconds, or text such as "20min". `storage`: the folder of the study; `resume`: continue the study in
+    that folder. `engine`: local, ray or auto. `address`: the address of a Ray cluster. `parallel`: maximum number of
+    trials at the same time. `ranks`: processes per trial. `grace_period`, `reduction_factor`, `max_steps`: options of
+    ASHA. `interval`: steps between decisions of population-based training. `shape_parameters`: the parameters that
+    affect memory, if you know them. `callbacks`: objects that show or log the study. By default, a live table is shown;
+    `[]` disables it.
     """
     stop_if_imported()
     if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds
@@ -195,7 +196,7 @@ def _read(space: Any) -> Space:
 
 
 def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
-    """The engine, and a message if it is not the default one."""
+    """Return the engine, and a message if it is not the default one."""
     missing = _missing_of_ray()
     if named == "ray" or address is not None or (named == "auto" and missing is None):
         if missing is not None:
@@ -214,7 +215,8 @@ def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
 
 
 def _missing_of_ray() -> str | None:
-    """The missing dependency of Ray Tune, found without importing Ray, which takes seconds. `pip install ray` omits some of them."""
+    """Return the missing dependency of Ray Tune. It is found without importing Ray, which takes seconds. `pip install
+    ray` omits some of these dependencies."""
     if find_spec("ray") is None:
         return "Ray"
     without = [name for name in ("pandas", "pyarrow", "fsspec") if find_spec(name) is None]

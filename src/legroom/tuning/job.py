@@ -41,16 +41,17 @@ class TuneJob:
 
 
 class StudyCallback(Protocol):
-    """Shows or logs a study while it runs (the live table, TensorBoard, wandb). Called from the engine's thread."""
+    """Shows or logs a study while it runs (the live table, TensorBoard, wandb). The methods are called from the
+    engine's thread."""
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
-        """The study starts or is resumed. `records`: its trials so far."""
+        """Called when the study starts or is resumed. `records`: the trials of the study so far."""
 
     def on_trial_update(self, record: TrialRecord) -> None:
-        """A trial has a new state or a new report."""
+        """Called when a trial has a new state or a new report."""
 
     def on_message(self, message: str) -> None:
-        """A message for the user, sent once."""
+        """Called with a message for the user, once per message."""
 
     def on_study_end(self) -> None:
-        """The study has ended or was interrupted."""
+        """Called when the study has ended or was interrupted."""

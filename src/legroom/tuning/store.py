@@ -1,9 +1,10 @@
 """Stores a study on disk: an Optuna storage in one SQLite file, and a folder for each trial.
 
-Everything is written as it happens, in transactions, so a killed study keeps its completed trials. A trial waits until its report is
-written, so writes must be fast. They go to SQLite's write-ahead log (`study.db-wal`) and are not flushed to disk one by one. When the
-study ends, the log is merged into the file. Other tools for Optuna storages, such as its dashboard, can read configurations,
-values and states. Everything that Optuna does not model is stored in user attributes.
+Everything is written as it occurs, in transactions, so a killed study keeps its completed trials. A trial waits until
+its report is written, so writes must be fast. Writes go to SQLite's write-ahead log (`study.db-wal`) and are not
+flushed to disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna storages, such
+as its dashboard, can read configurations, values and states. Everything that Optuna does not model is stored in user
+attributes.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ class StoreError(LegroomError):
 
 
 class _Connection(sqlite3.Connection):
-    """A connection with a write-ahead log. If SQLite cannot use one (some network file systems), writes are slower."""
+    """A connection with a write-ahead log. If SQLite cannot use a write-ahead log (on some network file systems),
+    writes are slower."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -141,7 +143,7 @@ class StudyStore:
             self._last[record.number] = text
 
     def end(self, record: TrialRecord, value: float | None) -> None:
-        """Write the final state of a trial. It does not change afterwards."""
+        """Write the final state of a trial. The state does not change afterwards."""
         self.change(record)
         states = self._optuna.trial.TrialState
         state = states.FAIL
@@ -171,7 +173,7 @@ class StudyStore:
 
 
 def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
-    """The settings and the trials of a study on disk, which may be running."""
+    """Return the settings and the trials of a study on disk. The study may still be running."""
     if not (folder / FILE).is_file():
         raise UsageError(f"{folder} contains no study.")
     try:
@@ -196,7 +198,7 @@ def _let_go(storage: Any) -> None:
 
 
 def _reports_in(frozen: Any) -> int:
-    """Number of reports on disk."""
+    """The number of reports on disk."""
     return sum(name.startswith(_REPORT) for name in frozen.user_attrs)
 
 

@@ -1,4 +1,4 @@
-"""The result of a search: the best trial, the table of all trials, and both as files."""
+"""The result of a search: the best trial and the table of all trials. Both can be written to files."""
 
 import csv
 import json
@@ -54,7 +54,7 @@ class Study:
 
     @property
     def best_trial(self) -> TrialRecord:
-        """The trial with the best value. Raises `UsageError` if no trial reported one."""
+        """The trial with the best value. Raises `UsageError` if no trial reported a value."""
         ranked = self.ranked
         if not ranked:
             raise UsageError(f"No trial reported `{self.metric}`. `study.trials` and {self.folder} show why.")
@@ -84,13 +84,13 @@ class Study:
         return self.best_trial.checkpoint
 
     def state_counts(self) -> dict[TrialState, int]:
-        """The number of trials in each state that occurs."""
+        """The number of trials in each state, without states that do not occur."""
         counts = {state: sum(trial.state is state for trial in self.trials) for state in TrialState}
         return {state: count for state, count in counts.items() if count}
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """One flat dict per trial, as in the CSV file: `pandas.DataFrame(study.table)`."""
+        """Return one flat dict per trial, as in the CSV file: `pandas.DataFrame(study.table)`."""
         return [self._row(trial) for trial in self.trials]
 
     @property

@@ -1,8 +1,8 @@
 """Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores
 everything.
 
-Engines only run the trials; all decisions are made here. It is called from a single thread. Every event is stored
-before a call returns, so a `StudyRunner` that is created from that storage continues in the same way.
+Engines only run the trials; all decisions are made here. The runner is called from a single thread. Every event is
+stored before a call returns, so a `StudyRunner` that is created from that storage continues in the same way.
 """
 
 import math
@@ -44,7 +44,7 @@ class ReadyTrial:
 
 
 class StudyRunner:
-    """One study while it runs."""
+    """One running study."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class StudyRunner:
                 return ready
 
     def wait(self, seconds: float) -> None:
-        """Wait until an estimate is complete, at most `seconds`."""
+        """Wait until an estimate is complete, for at most `seconds`."""
         if self._pending:
             wait(list(self._pending.values()), timeout=seconds, return_when=FIRST_COMPLETED)
         else:  # admitted trials wait for memory that other programs use
@@ -140,7 +140,8 @@ class StudyRunner:
 
     @property
     def startup_count(self) -> int | None:
-        """The number of random proposals that are estimated at once, if the searcher chooses their start order; otherwise None."""
+        """The number of random proposals that are estimated at once. It is None unless the searcher chooses their start
+        order."""
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
@@ -148,7 +149,7 @@ class StudyRunner:
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
-        """Predicted runtimes of waiting and running trials; None until a trial has reported."""
+        """Return the predicted runtimes of waiting and running trials; None until a trial has reported."""
         configs = {
             number: (self.records[number].config, admission.size) for number, admission in waiting.items()
         }
@@ -209,7 +210,7 @@ class StudyRunner:
         return decision
 
     def measured(self, number: int, actual_bytes: int | None, ooms: int) -> None:
-        """Store the peak memory of a trial's process, as known at its end."""
+        """Store the peak memory of a trial's process, which is known at its end."""
         self._measured(self.records[number], actual_bytes, ooms, None)
 
     def ended(self, number: int, ending: TrialOutcome) -> None:
@@ -284,7 +285,7 @@ class StudyRunner:
                 self._notify_update(record)
 
     def notify(self, message: str) -> None:
-        """Send a message to the callbacks, once."""
+        """Send a message to the callbacks. Each message is sent only once."""
         if message not in self._sent_messages:
             self._sent_messages.add(message)
             for callback in self._callbacks:

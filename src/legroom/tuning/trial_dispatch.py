@@ -1,12 +1,13 @@
-"""Decides which trial starts next and on which GPU, and what happens to it when its processes end.
+"""Decides which trial starts next and on which GPU. It also decides whether a trial is complete or restarts when its
+processes end.
 
     for task in dispatcher.next_tasks() or ():   # one task per rank: start a process for each
         ...
     dispatcher.reported(number, message)         # rank 0's report; returns the decision
     dispatcher.ended(number, end)                # its processes have ended
 
-It is shared by all engines, so trials that ran out of memory, were paused or copied another trial's checkpoint restart in the same way
-everywhere.
+All engines share the dispatcher. Trials that ran out of memory, were paused or copied another trial's checkpoint
+therefore restart in the same way with every engine.
 """
 
 import statistics
@@ -77,7 +78,8 @@ class TrialDispatcher:
         return not self._running and not self._ready and self._runner.is_over
 
     def prepare_trials(self) -> None:
-        """Collect trials whose estimate is complete, and request further estimates. Nothing is started, so an engine may call it while it starts up."""
+        """Collect trials whose estimate is complete, and request further estimates. No trial is started, so an engine
+        may call this method while it starts up."""
         target = self._target_count()
         while len(self._ready) < target:
             ready = self._runner.next(ahead=self._max_pending())
@@ -87,7 +89,7 @@ class TrialDispatcher:
             self._micro_batches[ready.number] = ready.admission.micro_batches
 
     def next_tasks(self) -> list[TrialTask] | None:
-        """The tasks of the next trial that fits, one per rank; None if none fits now."""
+        """Return the tasks of the next trial that fits, one per rank; None if none fits now."""
         self.prepare_trials()
         self._divide_cpus()  # an estimate may have started or ended
         waiting = self._waiting()
@@ -101,7 +103,8 @@ class TrialDispatcher:
         return self._start(self._ready.pop(placement.number), placement)
 
     def reported(self, number: int, message: ReportMessage) -> Action:
-        """Decide what a trial does after a report. If it does not continue, its processes end and `ended` is called."""
+        """Decide whether a trial continues after a report. If it does not continue, its processes end and `ended` is
+        called."""
         decision = self._runner.reported(
             number,
             message.metrics,
@@ -148,15 +151,15 @@ class TrialDispatcher:
             )
 
     def stop_on_timeout(self) -> None:
-        """Record that all processes were killed because the time budget is used up. Trials with a value are complete;
-        the others wait for a resumed study."""
+        """Record that all processes were killed because the time budget is used up. Trials with a value are complete.
+        The others wait until the study is resumed."""
         for number in self._running:
             if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
                 self._runner.ended(number, TrialOutcome(TrialState.STOPPED, "The time budget was used up"))
         self.interrupt("The time budget was used up")
 
     def interrupt(self, reason: str = "Interrupted") -> None:
-        """Record that all processes were killed. Trials that had not ended wait for a resumed study."""
+        """Record that all processes were killed. Trials that had not ended wait until the study is resumed."""
         self._running.clear()
         self._runner.interrupt(reason)
 
@@ -180,7 +183,8 @@ class TrialDispatcher:
         return int(not self._not_heavily_split()) if self._runner.learns else among
 
     def _waiting(self) -> dict[int, Admission]:
-        """Trials that may start if there is memory. If the searcher chooses the start order, heavily split trials start when no others are left."""
+        """Return the trials that may start if there is memory. If the searcher chooses the start order, trials with
+        many micro-batches start when no others are left."""
         quick = self._not_heavily_split()
         if self._runner.startup_count is not None and (quick or not self._runner.is_over):
             return quick
@@ -211,7 +215,8 @@ class TrialDispatcher:
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs
 
     def _next_placement(self, waiting: dict[int, Admission]) -> TrialPlacement | None:
-        """The next trial that can start. An order chosen by the searcher takes precedence over the packer's plan."""
+        """Return the next trial that can start. An order chosen by the searcher takes precedence over the packer's
+        plan."""
         if self._runner.startup_count is not None and self._is_crowded:
             return None
         if len(waiting) > 1 and self._packer.has_room(waiting, alone=self._alone):
@@ -228,7 +233,7 @@ class TrialDispatcher:
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
         """The minimum size of a GPU for a trial that ran out of memory. First it is 0, which means any GPU that the
-        trial has to itself; then it is the size of a larger GPU. None if there is no such GPU."""
+        trial has to itself; then it is the size of a larger GPU. The result is None if there is no such GPU."""
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes
@@ -291,7 +296,8 @@ def prepare_trials(job: TuneJob, slots: int) -> int:
 
 
 def slots_for(job: TuneJob) -> int:
-    """Maximum number of trials at the same time: one per CPU core, divided by the ranks, unless the user sets it."""
+    """The maximum number of trials at the same time. It is one per CPU core, divided by the ranks, unless the user sets
+    it."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

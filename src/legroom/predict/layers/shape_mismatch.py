@@ -30,7 +30,7 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeMismatch:
-    """The layer or operation that failed, and how to fix it."""
+    """The layer or operation that failed, and the edit that fixes it."""
 
     layer: str
     """`classifier.0`; "" for the model itself."""

@@ -182,8 +182,8 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Whether the call has its own row. Layers have one, and so do operations that save something or change the
-        shape.
+        """Whether the call has its own row. Layers have their own row, and so do operations that save something or
+        change the shape.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 

@@ -33,7 +33,7 @@ def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_n
 
 
 class _Undo(contextlib.ExitStack):
-    """The callbacks that revert an option, and the function to call if it has no effect."""
+    """The callbacks that revert an option, and the function to call if the option has no effect."""
 
     no_effect: Callable[[], NoReturn]
 

@@ -1,4 +1,4 @@
-"""The options that save memory, cheapest first. Each is traced, with its peak and its cost."""
+"""The options that save memory, cheapest first. Each option is traced, and has a peak and a cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -126,7 +126,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes tensors from descriptions, on the devices that `map_location` gives."""
+    """Creates tensors from descriptions, on the devices that `map_location` selects."""
 
     def __init__(self, file: Any, map_location: Any) -> None:
         super().__init__(file)

@@ -1,8 +1,8 @@
 """A file system overlay: what a script writes goes to a scratch folder, and the script reads back what it wrote.
 
-The user's files are the lower layer and never change. Everything that the script writes goes to the upper layer, a folder with
-the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of the lower layer that the script deleted or
-renamed are recorded in memory.
+The user's files are the lower layer and never change. Everything that the script writes is placed in the upper layer, a
+folder with the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of the lower layer that
+the script deleted or renamed are recorded in memory.
 
 `resolve` returns the path that a script means, without links; `find` returns where its content is. Links are resolved here and not by
 the kernel, because a link of the script can point to a file that is only in the upper layer.
@@ -236,7 +236,8 @@ class Overlay:
             self._deleted.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or a directory, as the script sees it. Content of the lower layer is not copied if it stays in a layer."""
+        """Move a file or a directory in the script's view. Content of the lower layer is not copied if it stays in a
+        layer."""
         self._make_parents(target)
         self._check_rename(source, target)
         if source == target:

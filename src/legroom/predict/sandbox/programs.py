@@ -39,7 +39,7 @@ _READ_ONLY_GIT = frozenset(
 
 
 class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
-    """A program that a script may not start while it is estimated."""
+    """Raised if a script may not start a program while its memory is estimated."""
 
 
 def refuse_programs() -> None:

@@ -60,7 +60,7 @@ class DeviceCopies:
             return CellType()
 
     def _namespace(self, function: FunctionType) -> dict[str, Any]:
-        """The globals of the function: training objects are copied, and functions of the module use the copy."""
+        """Return the globals of the function. Training objects are copied, and functions of the module use the copy."""
         original = function.__globals__
         copied = self._globals.get(id(original))
         if copied is None:
@@ -77,8 +77,8 @@ class DeviceCopies:
         return copied
 
     def _global(self, name: str, value: Any) -> Any:
-        """A copy of a global. A collection that cannot be copied (because it contains a lock or a file) is used as it
-        is."""
+        """A copy of a global. A collection that cannot be copied (because it contains a lock or a file) is used
+        unchanged."""
         try:
             return self._variable(name, value)
         except TypeError:
@@ -143,10 +143,10 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def standard_step(
     model: Any, batch: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]
 ) -> Callable[[], None]:
-    """A training step: zero the gradients, forward, loss, backward, optimizer step.
+    """Build a training step: zero the gradients, forward, loss, backward, optimizer step.
 
-    The loss is `output.loss` if the model returns one; otherwise cross entropy if the last element of the batch has an integer
-    dtype, mean squared error if it has another dtype, and the mean of the output if there is no target.
+    The loss is `output.loss` if the model returns one. Otherwise it is cross entropy if the last element of the batch
+    has an integer dtype, mean squared error if it has another dtype, and the mean of the output if there is no target.
     """
     optimizer = make_optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
 

@@ -141,7 +141,7 @@ class TracingProcess:
                 running[child] = request["number"]
 
     def _continue(self, request: dict[str, Any]) -> None:
-        """Apply the request in a fork. It stays applied until the fork exits."""
+        """Apply the request in a fork. The request stays applied until the fork exits."""
         self._waiting = False
         # The events of a fork are discarded by default.
         self.device.recorder.allocations.sink = self.trace.events.append
@@ -226,7 +226,7 @@ class TracingProcess:
         """Whether the training has not started yet: an optimizer exists, but no batch so far was used for training.
 
         The batches so far belonged to an evaluation, or were prefetched. In that case, the step count starts again, and
-        the next loader is the one of the training.
+        the next loader is treated as the training loader.
         """
         clock = self.device.recorder.clock
         if clock.trains or not clock.has_optimizer():
@@ -249,8 +249,8 @@ class TracingProcess:
         return True
 
     def _stop_at_first_call(self) -> None:
-        """Wait for requests at the first call of a model, if no loader is iterated before. The wait is
-        before that call, not in a hook of it, because hooks that an option adds must see the call too.
+        """Wait for requests at the first call of a model, if no loader was iterated before. The wait happens before
+        that call and not in a hook, because hooks that an option adds must also run for this call.
         """
         plain_call = torch.nn.Module.__call__
 
@@ -335,7 +335,8 @@ class TracingProcess:
             signal.setitimer(timer, seconds)
 
     def _traced_device(self) -> int:
-        """The index of the device whose memory is estimated: that of the local rank, if the script uses it."""
+        """The index of the device whose memory is estimated. It is the device of the local rank, if the script uses
+        it."""
         reserved = [device.allocator.peak_reserved for device in self.device.devices]
         used = max(range(len(reserved)), key=reserved.__getitem__)
         if reserved[self._local_rank] or not reserved[used]:

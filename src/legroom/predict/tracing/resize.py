@@ -24,7 +24,7 @@ def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
 
 
 def resized(batch: Any, size: int) -> Any:
-    """`batch` with `size` samples. Values whose length is not the batch size are not changed."""
+    """Return `batch` with `size` samples. Values whose length is not the batch size are not changed."""
     current = batch_size_of(batch)
     if current is None or current == size or current == 0:
         return batch

@@ -49,7 +49,7 @@ class Trace:
         """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
         All steps make the same requests. However, the allocator's cache may still grow after the traced steps, because
-        each step starts with the blocks that the previous one left. `instead`: other sizes, by id.
+        each step starts with the blocks that the previous one left. `instead`: replacement sizes, by id.
         """
         instead = instead or {}
         requests: list[MemoryRequest] = []
@@ -97,7 +97,8 @@ class Trace:
         self.events[:] = kept
 
     def _first_operation_ends(self, device: int) -> int:
-        """The position after the first operation that computes. It allocates all its memory before its kernel runs."""
+        """The position after the first operation that runs a kernel. This operation allocates all its memory before its
+        kernel runs."""
         first: tuple[str, str] | None = None
         for position, event in enumerate(self.events):
             if type(event) is Alloc and event.device == device:
@@ -110,7 +111,7 @@ class Trace:
         return len(self.events)
 
     def _library_workspaces(self) -> set[int]:
-        """Ids of workspaces that are never freed: one per cuBLAS handle. Smaller ones belong to cuBLASLt."""
+        """Ids of workspaces that are never freed: one per cuBLAS handle. Smaller workspaces belong to cuBLASLt."""
         large = {
             event.id
             for event in self.events

@@ -22,7 +22,8 @@ from legroom.predict.tracing.trace import Mode, Trace
 def make_device(
     gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None], gpus: Sequence[GpuSpec] = ()
 ) -> VirtualGPU:
-    """An unlimited virtual GPU for tracing that behaves like `gpu`. `gpus`: all GPUs that the program sees."""
+    """An unlimited virtual GPU for tracing that behaves like `gpu`. `gpus`: all GPUs that are visible to the
+    program."""
     return VirtualGPU(
         *(gpus or (gpu,)),
         sink=sink,

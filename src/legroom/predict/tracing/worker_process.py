@@ -50,13 +50,13 @@ class WorkerProcess:
 
     @property
     def output(self) -> str:
-        """Everything that it has printed."""
+        """Everything that the process has printed."""
         size = os.fstat(self._output.fileno()).st_size
         return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
 
     @property
     def last_line(self) -> str:
-        """The last line that it printed, or ""."""
+        """The last line that the process printed, or ""."""
         lines = self.output.strip().splitlines()
         return lines[-1].strip() if lines else ""
 
@@ -66,7 +66,7 @@ class WorkerProcess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Kill it and every process that it started. A caller that waits for a reply gets `EOFError`."""
+        """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, 9)
         self._process.wait()
@@ -94,7 +94,7 @@ def start_tracing(
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
-    `gpus`: all GPUs that the script sees, if there are several; the one of `local_rank` is traced.
+    `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced.
     """
     check_setting()
     job = {

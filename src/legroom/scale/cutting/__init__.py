@@ -1,1 +1,2 @@
-"""Splits a model into stages: its forward graph, the positions at which it can be split, and the split that balances memory."""
+"""Splits a model into stages. It records the forward graph, finds the positions at which the graph can be split, and
+selects the split that balances memory."""

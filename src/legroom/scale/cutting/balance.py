@@ -1,9 +1,9 @@
 """Finds the cut that balances the memory of all stages: parameters, gradients, optimizer state, activations and
 buffers.
 
-The costs of each position come from one trace of a whole step. A first cut is made from their sums. A trace then
-predicts the stages of that cut (see `stage_memory`), and the difference is added to the sums. This is repeated until
-the predicted peaks are even or the cut does not change.
+The costs of each position come from one trace of a whole step. The first cut is computed from the sums of these costs.
+A trace then predicts the stages of that cut (see `stage_memory`), and the difference is added to the sums. This is
+repeated until the predicted peaks are even or the cut does not change.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class WeightCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFlow:
-    """How micro-batches pass through the stages."""
+    """Describes how micro-batches pass through the stages."""
 
     in_flight: tuple[int, ...]
     """For each stage, the maximum number of micro-batches that wait for their backward pass."""
@@ -66,7 +66,7 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """The measure to compare cuts: a larger stage is accepted if it makes the others more even."""
+        """A measure to compare cuts. A larger stage is accepted if it makes the others more even."""
         return float(max(self.peaks) * self.spread**0.5)
 
 
@@ -116,7 +116,7 @@ def cut_positions(partitioner: GraphPartitioner) -> list[int]:
 
 
 class _CostSums:
-    """The cost of a stage between two positions, from cumulative sums."""
+    """Computes the cost of a stage between two positions from cumulative sums."""
 
     def __init__(self, partitioner: GraphPartitioner, costs: PositionCosts, flow: MicroBatchFlow) -> None:
         self.length = length = partitioner.graph.length

@@ -25,7 +25,8 @@ from legroom.scale import trees
 
 
 class CannotSplitModel(LegroomError):  # noqa: N818
-    """The forward pass of the model cannot be split. The message states where and why, and the alternatives."""
+    """The forward pass of the model cannot be split. The message states the location, the reason and the
+    alternatives."""
 
     def __init__(self, location: str, reason: str) -> None:
         self.reason = f"in {location}, {reason}"

@@ -137,7 +137,7 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Plan strategy `pipeline`. `batch`: a global batch, which is split into micro-batches as in a step.
 
-    `planning`: how ranks plan together.
+    `planning`: defines how ranks plan together.
     """
     planning = planning or LocalPlanning()
     arguments = BatchArguments((batch,), {})

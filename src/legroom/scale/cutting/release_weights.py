@@ -5,7 +5,7 @@ from torch import nn
 
 
 def release_tensors(model: nn.Module, names: set[str]) -> None:
-    """Set these tensors to None. The modules stay, with their names and modes."""
+    """Set these tensors to None. The modules keep their names and modes."""
     for name in names:
         prefix, _, last = name.rpartition(".")
         module = model.get_submodule(prefix)

@@ -42,7 +42,7 @@ class StageProgram:
     """The indices of the model's inputs that it reads."""
 
     def tensors(self, model: nn.Module) -> set[str]:
-        """Return the names of the parameters and buffers that it needs."""
+        """Return the names of the parameters and buffers that the program needs."""
         modules = {node.call for node in self.nodes if isinstance(node.call, str)}
         names = {leaf.name for node in self.nodes for leaf in node.inputs() if isinstance(leaf, ModelTensor)}
         for name, _ in named_tensors(model):
@@ -213,7 +213,7 @@ class StageRunner(nn.Module):
 
 
 def _required_slots(nodes: Sequence[GraphNode], sends: Iterable[int]) -> set[int]:
-    """Return the slots that these nodes read, or that are sent, without being computed by them."""
+    """Return the slots that these nodes read or that are sent, but that these nodes do not compute."""
     required: set[int] = set()
     computed: set[int] = set()
     for node in nodes:

@@ -219,7 +219,7 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
 
 
 def _silence_torch() -> None:
-    """Disable the agent's log messages about failures and signals. Legroom reports them once."""
+    """Disable the agent's log messages about failures and signals. Legroom itself reports these once."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).disabled = True
@@ -242,8 +242,8 @@ def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
 def _grace(seconds: int) -> Iterator[None]:
     """Set the time that terminated ranks get to exit before they are killed.
 
-    It is a default argument of `PContext.close` that cannot be set if a rank has failed. If torch changes that function, its own
-    default of 30 seconds applies.
+    The time is a default argument of `PContext.close` that cannot be set if a rank has failed. If torch changes that
+    function, its own default of 30 seconds applies.
     """
     close: Any = PContext.close
     before = getattr(close, "__defaults__", None)

@@ -77,7 +77,7 @@ def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How one rank exited. The rank writes it when an exception is raised, and again at exit."""
+    """How one rank exited. The rank writes this record when an exception is raised, and again at exit."""
 
     rank: int
     time: float

@@ -48,7 +48,8 @@ class RankPrediction:
 def predict_ranks(
     plan: LaunchPlan, progress: Callable[[str], None] = lambda message: None
 ) -> list[RankPrediction]:
-    """Return one prediction per rank of this node. The node is assumed to be the first one. Empty without any GPU."""
+    """Return one prediction per rank of this node. The node is assumed to be the first one. The result is empty without
+    any GPU."""
     gpus = list(plan.gpus) or _real_gpus(plan)
     if not gpus:
         return []

@@ -57,17 +57,17 @@ class RankResult:
 
     @property
     def failure(self) -> RankExit | None:
-        """The record of its own failure; None if it was killed, even after the script had finished."""
+        """The record of the rank's own failure; None if the rank was killed, even after the script had finished."""
         return self.exit_record if self.exit_record is not None and self.exit_record.exit_code != 0 else None
 
     @property
     def was_terminated(self) -> bool:
-        """Whether it was terminated. The launcher terminates the other ranks if one fails."""
+        """Whether the rank was terminated. The launcher terminates the other ranks if one fails."""
         return self.signal == "SIGTERM" and self.failure is None
 
     @property
     def lost_connection(self) -> bool:
-        """Whether its error is a lost connection to another rank, which is not the cause."""
+        """Whether the rank's error is a lost connection to another rank, which is not the cause."""
         failure = self.failure
         return failure is not None and bool(
             _LOST_CONNECTION.search(failure.error) or _LOST_CONNECTION.search(failure.traceback)

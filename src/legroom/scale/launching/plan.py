@@ -224,8 +224,8 @@ def _parse_rendezvous(text: str) -> str:
 
 
 def _threads(ranks: int) -> int:
-    """Return the user's setting, or the number of cores divided by the number of ranks. Without it, torch would start a
-    thread per core in each rank."""
+    """Return the user's setting, or the number of cores divided by the number of ranks. Without this setting, torch
+    would start a thread per core in each rank."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting) > 0:
         return int(setting)

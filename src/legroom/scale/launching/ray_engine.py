@@ -5,8 +5,9 @@ thread. Therefore each worker starts the rank as a separate process, with the sa
 agent. The output of the rank is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same
 as if all ranks had run on this machine.
 
-The cluster is the one at RAY_ADDRESS, or with `--nodes` the one of this machine. Otherwise a temporary one is started
-on this machine. A cluster that happens to run here is not used, because it may belong to another user.
+The cluster is the one at RAY_ADDRESS. With `--nodes`, it is the cluster of this machine. Otherwise a temporary one is
+started on this machine. A cluster that is already running on this machine is not used, because it may belong to another
+user.
 """
 
 import logging
@@ -101,7 +102,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Whether ranks use GPUs of the cluster. Virtual GPUs need none."""
+    """Whether ranks use GPUs of the cluster. Virtual GPUs do not need any."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

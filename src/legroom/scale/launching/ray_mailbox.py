@@ -26,7 +26,7 @@ class _Messages:
 
 
 class Mailbox:
-    """An actor: workers write messages, the launcher reads them."""
+    """An actor to which workers write messages, and from which the launcher reads them."""
 
     def __init__(self) -> None:
         self._messages = _Messages()

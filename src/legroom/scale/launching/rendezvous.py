@@ -78,7 +78,7 @@ os._exit(0)  # without the slow shutdown of torch
 
 
 def _process(port: int) -> str:
-    """Return ` (python, process 4711)`, or "" if unknown."""
+    """Return text such as ` (python, process 4711)`, or "" if unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:

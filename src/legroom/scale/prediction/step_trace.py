@@ -60,7 +60,7 @@ class StepPrediction:
 
 
 def device_model_of(device: torch.device) -> DeviceModel:
-    """Return the model of this GPU. For a CPU, return a large GPU."""
+    """Return the model of this GPU. For a CPU, return the model of a large GPU."""
     if device.type != "cuda":
         return DeviceModel(find_gpu("a100-80gb"), kernels=True)
     active = VirtualGPU._active
@@ -156,7 +156,7 @@ _SHARDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def outside_virtual_gpu(function: Callable[[], T]) -> T:
-    """Call `function()` without an active virtual GPU, in a forked process if there is one."""
+    """Call `function()` without an active virtual GPU. If one is active, the call runs in a forked process."""
     if VirtualGPU._active is None:
         return function()
     read_end, write_end = os.pipe()

@@ -153,8 +153,8 @@ def coordinator_shares(
 ) -> tuple[list[float], list[int]]:
     """Return the samples of each device of a DataParallel, the coordinator first, and the predicted peaks.
 
-    The coordinator gets as many samples as possible without using more memory than the others on average. Memory grows linearly
-    with the samples, so the search interpolates between both ends.
+    The coordinator gets as many samples as possible without using more memory than the others on average. Memory grows
+    linearly with the samples, so the search interpolates between the smallest and the largest share.
     """
     batch_size = BatchArguments((batch,), {}).batch_size
     tried: dict[int, tuple[list[int], float]] = {}

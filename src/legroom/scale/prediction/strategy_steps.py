@@ -43,7 +43,7 @@ def optimizer_only_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
 
 
 def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) -> MakeStep:
-    """A DDP step: gradients are views of buckets, which exist from the start of the run.
+    """A DDP step. Gradients are views of buckets, which exist from the start of the run.
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. `nccl`: the old buckets stay alive until the next
     collective, after the forward pass of the second step. On an H200, a second set of buckets was measured at that

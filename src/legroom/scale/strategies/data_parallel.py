@@ -33,7 +33,7 @@ def data_parallel(
 
 
 class UnevenDataParallel(nn.Module):
-    """`nn.DataParallel` with a batch share for each device. The first one is the coordinator."""
+    """`nn.DataParallel` with a batch share for each device. The first device is the coordinator."""
 
     def __init__(self, module: nn.Module, devices: list[torch.device], shares: list[float]) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class StrategyEngine(Protocol):
 
 
 class WrappedModelEngine:
-    """An engine whose wrapped model is called directly in the loss function. It only weights the loss."""
+    """An engine whose wrapped model is called directly in the loss function. The engine only weights the loss."""
 
     def __init__(
         self,

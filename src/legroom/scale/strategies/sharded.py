@@ -100,7 +100,7 @@ def wrapping(model: nn.Module) -> Wrapping:
 
 
 def _shared_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of parameters that two modules share. They are gathered with the whole model."""
+    """Return the ids of parameters that two modules share. These parameters are gathered with the whole model."""
     seen: set[int] = set()
     shared: set[int] = set()
     for module in model.modules():

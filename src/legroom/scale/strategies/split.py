@@ -106,7 +106,7 @@ def placement_by_size(model: nn.Module, devices: int) -> dict[str, int]:
 
 
 def _keep_layers_together(placement: dict[str, int]) -> dict[str, int]:
-    """Place all tensors of a layer on the device of its first one."""
+    """Place all tensors of a layer on the device of its first tensor."""
     first: dict[str, int] = {}
     return {name: first.setdefault(name.rpartition(".")[0], index) for name, index in placement.items()}
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 
 class PeriodicThread(threading.Thread):
-    """Calls `work` after each of `pauses` (in seconds) until stopped. It is a daemon thread, so it does not keep the
-    process alive.
+    """Calls `work` after each of `pauses` (in seconds) until it is stopped. It is a daemon thread, so it does not keep
+    the process alive.
 
     It overrides `run`, so that it is not affected by hooks on `Thread.run` that follow the threads of the script.
     """

@@ -16,7 +16,7 @@ _PHASES = {
 
 
 def format_phase(phase: str) -> str:
-    """`in the forward pass` and so on."""
+    """Return text such as `in the forward pass`."""
     return _PHASES[Phase(phase)] if phase in set(Phase) else phase
 
 
@@ -40,7 +40,7 @@ def format_frame(frame: Frame | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`."""
+    """Return text such as `0.4 s`, `42 s`, `3 min 05 s` or `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -53,7 +53,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """`1 step`, `2 steps`, `12,000 steps`."""
+    """Return text such as `1 step`, `2 steps` or `12,000 steps`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

@@ -82,7 +82,7 @@ class LiveLine:
                 self._undo.pop()()
 
     def abandon(self) -> None:
-        """Stop without touching the terminal, in a forked child. The lock may be held by a thread that does not exist
+        """Stop in a forked child, without changing the terminal. The lock may be held by a thread that does not exist
         in the child."""
         self._lock = threading.RLock()
         self._stopped = True
@@ -180,12 +180,12 @@ def can_repaint(stream: TextIO) -> bool:
 
 
 def format_status(status: LiveStatus) -> str:
-    """`step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB of 8.00 GiB`."""
+    """Return text such as `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB of 8.00 GiB`."""
     return ", ".join(_parts(status))
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """The status within a width. Values are dropped from the right. The peak is dropped last."""
+    """Return the status, shortened to a width. Values are dropped from the right. The peak is dropped last."""
     parts = _parts(status)
     for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
         text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])

@@ -29,7 +29,7 @@ def print_to(stream: TextIO, *parts: RenderableType) -> None:
 def render_to_string(
     *parts: RenderableType, width: int = PLAIN_WIDTH, color: bool = False, ascii_only: bool = False
 ) -> str:
-    """The rendered text as a string, without trailing blanks."""
+    """Return the rendered text as a string, without trailing blanks."""
     buffer = io.StringIO()
     console = Console(
         file=buffer,

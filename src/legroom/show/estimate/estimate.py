@@ -24,12 +24,12 @@ STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bol
 
 
 def render_verdict(estimate: Estimate) -> RenderableType:
-    """The result of the first trace: whether it fits, and what uses the memory."""
+    """Render the result of the first trace: whether the script fits, and what uses the memory."""
     return Group(*_verdict_parts(estimate))
 
 
 def render_details(result: ScriptEstimate) -> RenderableType:
-    """The results of further traces: the largest batch size, and the options that save memory."""
+    """Render the results of further traces: the largest batch size, and the options that save memory."""
     return Group(*_detail_parts(result))
 
 

@@ -30,8 +30,8 @@ def summary(
     needed.
 
     `batch`: a tensor, (inputs, target), or a dict of named inputs, as for `legroom.estimate`. A size such as (3, 224, 224)
-    is one image, as in torchsummary. `input_size`: the whole shape including the batch size, as in torchinfo; several for several
-    inputs. The model does not change. Print the result, or read `.rows`.
+    is one image, as in torchsummary. `input_size`: the whole shape including the batch size, as in torchinfo. Pass
+    several shapes for several inputs. The model does not change. Print the result, or read `.rows`.
     """
     if (batch is None) == (input_size is None):
         raise UsageError(
@@ -63,7 +63,7 @@ def _checked(size: Any) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Summary(LayerSummary):
-    """The layers of a model; prints as a table."""
+    """The layers of a model, which are printed as a table."""
 
     def __repr__(self) -> str:
         return render_to_string(render_summary(self)).rstrip()

@@ -220,7 +220,7 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """Sort key: reserved memory, then allocated memory, because PyTorch reserves in large blocks."""
+    """The sort key: reserved memory, then allocated memory, because PyTorch reserves memory in large blocks."""
     exit_record = rank.exit_record
     return (
         (0.0, 0)
@@ -267,7 +267,7 @@ def _format_ranks(ranks: Sequence[int]) -> str:
 
 
 def _join(items: Sequence[str]) -> str:
-    """`0, 1 and 3`."""
+    """Return text such as `0, 1 and 3`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 

@@ -2,7 +2,7 @@
 
 Ranks write to files, and this module follows the files. Only complete lines are shown, so that lines of two ranks never
 mix. A line that is overwritten repeatedly (a progress bar) is shown every few seconds. The traceback at the end of a
-rank's error log is omitted: the launch report shows the error of the rank that failed first.
+rank's error log is omitted, because the launch report shows the error of the rank that failed first.
 """
 
 import codecs

@@ -36,7 +36,7 @@ def render_lint_report(report: LintReport, format: str, *, fixing: bool = False)
 
 
 def render_rules() -> RenderableType:
-    """All rules with their titles, grouped by kind."""
+    """Render all rules with their titles, grouped by kind."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column()

@@ -31,7 +31,7 @@ def trial_table(
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """One line per trial, with the reason why it ended below.
+    """Render one line per trial, with the reason why it ended below.
 
     The searched parameters are columns if the width allows it; otherwise they are listed below each trial.
     """
@@ -110,7 +110,8 @@ def _width(columns: dict[str, list[str]]) -> int:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
-    """The state is left-aligned, numbers are right-aligned. A line that does not fit the terminal is truncated, not wrapped."""
+    """Format a line of the table. The state is left-aligned, and numbers are right-aligned. A line that does not fit
+    the terminal is truncated, not wrapped."""
     padded = [
         cell.ljust(width) if column == 1 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -119,7 +120,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 
 def _about(record: TrialRecord) -> list[str]:
-    """How the trial runs, and why it ended."""
+    """Describe how the trial runs and why it ended."""
     memory, split, reason = record.memory, "", ""
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
         others = (

@@ -42,7 +42,7 @@ def bar_text(stats: ProgressStats, columns: int) -> str:
 
 
 def plain_text(stats: ProgressStats) -> str:
-    """The same values for a log file."""
+    """Return the same values for a log file."""
     return ", ".join(text for name, text in _parts(stats) if text and name != "bar")
 
 

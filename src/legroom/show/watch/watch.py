@@ -48,8 +48,8 @@ def watch(
     """Loop over `loader` with a progress line and leak warnings.
 
     `total`: number of items, if `len(loader)` is not available. `file`: where the line is written (default: stderr).
-    `quiet`: no progress line, only leak warnings. `on_leak`: called with each `Leak` instead of printing it; `.leaks`
-    contains all of them.
+    `quiet`: show only leak warnings, without a progress line. `on_leak`: called with each `Leak` instead of printing
+    it; `.leaks` contains all of them.
     """
     return Watched(loader, total=total, description=description, file=file, quiet=quiet, on_leak=on_leak)
 
@@ -145,7 +145,7 @@ class _WatchedIterator(Iterator[Item]):
 
 
 class _SharedDetector:
-    """The leak detector of this process, attached while at least one loop is watched."""
+    """The leak detector of this process. It is attached while at least one loop is watched."""
 
     def __init__(self) -> None:
         self.detector = LeakDetector(self._report)
@@ -206,7 +206,7 @@ class _Line:
         """The number of items in the last plain line."""
 
     def advance(self) -> None:
-        """Count the previous item, if any, as done, because the next one is requested."""
+        """Treat the previous item, if any, as done, because the next one is requested."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:

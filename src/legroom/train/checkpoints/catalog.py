@@ -35,7 +35,7 @@ class CheckpointInfo:
 
     @property
     def size(self) -> int:
-        """The total bytes of its files."""
+        """The total size of the checkpoint's files in bytes."""
         return sum(file.size for file in self.files.values())
 
 
@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> CheckpointInfo:
 
 
 def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[CheckpointInfo]:
-    """Return all checkpoints in a folder, newest first. Errors of unreadable ones are appended to `problems`."""
+    """Return all checkpoints in a folder, newest first. Errors of unreadable checkpoints are appended to `problems`."""
     found = []
     for path in folder.glob("step-*"):
         try:

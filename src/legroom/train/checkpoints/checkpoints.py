@@ -93,7 +93,7 @@ class Checkpoints:
             self._parts[name] = part
 
     def loader(self, loader: Any, name: str = "loader") -> Any:
-        """Return the loader with its position in the epoch saved and resumed.
+        """Return the loader in a form that saves and resumes its position in the epoch.
 
         A loader with its own `state_dict()`, such as torchdata's StatefulDataLoader, is tracked unchanged.
         """
@@ -132,12 +132,13 @@ class Checkpoints:
             self._writer.start(write)
 
     def wait(self) -> None:
-        """Wait for a checkpoint that is being written in the background. Raises its error, if any."""
+        """Wait for a checkpoint that is being written in the background. Raises the error of that checkpoint, if
+        any."""
         if self._writer is not None:
             self._writer.wait()
 
     def close(self) -> None:
-        """Wait, and free the memory for copies."""
+        """Wait for the thread, and free the memory for copies."""
         if self._writer is not None:
             self._writer.close()
             self._writer = _BackgroundWriter()
@@ -146,10 +147,10 @@ class Checkpoints:
     # ------------------------------------------------------------ resuming
 
     def resume(self, which: str | os.PathLike[str] = "last", *, strict: bool = True) -> int:
-        """Restore all tracked objects from the "last" or "best" checkpoint, or one given by name or path.
+        """Restore all tracked objects from the "last" or "best" checkpoint, or from one given by name or path.
 
-        Returns its step, or 0 if there is no checkpoint yet. If the last one is damaged, it is skipped with a warning.
-        `strict=False`: objects that the checkpoint does not contain keep their initial state.
+        Returns the step of the checkpoint, or 0 if there is no checkpoint yet. If the last checkpoint is damaged, it is
+        skipped with a warning. `strict=False`: objects that the checkpoint does not contain keep their initial state.
         """
         self.wait()
         group = self._group()
@@ -179,7 +180,7 @@ class Checkpoints:
     ) -> None:
         """Load only the weights of one model, to evaluate it or to start another training run.
 
-        `strict=False`: load the weights whose name and shape match, and log a warning with the others.
+        `strict=False`: load the weights whose name and shape match, and log a warning that lists the others.
         """
         self.wait()
         group = self._group()
@@ -272,7 +273,8 @@ class Checkpoints:
 
 
 class _BackgroundWriter:
-    """A thread that writes one checkpoint at a time. The next call, or the exit of the program, reports its error."""
+    """A thread that writes one checkpoint at a time. The next call, or the exit of the program, reports an error of the
+    thread."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="legroom-checkpoint")

@@ -48,7 +48,7 @@ def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
 
 
 def loadable_names(saved: Shapes, expected: Shapes) -> list[str]:
-    """Return the names with the same shape in both."""
+    """Return the names that have the same shape in the file and in the model."""
     return [name for name in expected if name in saved and tuple(saved[name]) == tuple(expected[name])]
 
 

@@ -3,10 +3,10 @@
 torchdata's StatefulDataLoader does this itself and is tracked unchanged. This module supports plain DataLoaders without
 an extra dependency.
 
-Generators determine the order of an epoch at its start, so their states are saved there. A resumed run restores them, starts
-the epoch again, skips the batches that were already used, and restores the generators of the checkpoint. Without worker
-processes, the skipped samples are not read. With workers, they are read, because augmentation in a worker depends on
-earlier random draws.
+Generators determine the order of an epoch at its start, so their states are saved at that point. A resumed run restores
+these states, starts the epoch again and skips the batches that were already used. It then restores the generators of
+the checkpoint. Without worker processes, the skipped samples are not read. With workers, they are read, because
+augmentation in a worker depends on earlier random draws.
 
 `set_epoch` is called on samplers that have it (DistributedSampler). With another number of ranks or another batch size, the
 position is counted in samples. Two cases are not reproduced exactly: persistent workers (`persistent_workers=True`) that draw

@@ -1,8 +1,8 @@
 """Separates the tensors of a `state_dict()` from its plain data, and combines them again.
 
-Only plain data is accepted: numbers, strings, containers and tensors. It can be read with `torch.load(weights_only=True)`,
-which runs no code from the file and does not depend on import paths. Anything else, such as a whole model, is rejected
-with an error that names the object and the reason.
+Only plain data is accepted: numbers, strings, containers and tensors. Plain data can be read with
+`torch.load(weights_only=True)`, which runs no code from the file and does not depend on import paths. Anything else,
+such as a whole model, is rejected with an error that names the object and the reason.
 """
 
 import io
@@ -26,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def extract_tensors(value: Any, name: str, tensors: Tensors) -> Any:
-    """Return `value` with its tensors replaced by references, and add them to `tensors` by path.
+    """Return `value` with its tensors replaced by references, and add the tensors to `tensors` by path.
 
     A tensor with two names is added once. `name` is the prefix of the paths: `optimizer`, or empty.
     """

@@ -28,7 +28,7 @@ class CheckpointGroup:
         return self.rank == 0
 
     def is_current(self) -> bool:
-        """Whether the number of ranks is still that of this group."""
+        """Whether the number of ranks has not changed since the group was created."""
         distributed = dist.is_available() and dist.is_initialized()
         return (dist.get_world_size() if distributed else 1) == self.size
 
@@ -40,7 +40,8 @@ class CheckpointGroup:
         return values[0]  # type: ignore[return-value]
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on all ranks and return this rank's result. If one rank fails, all raise its error message."""
+        """Run `work` on all ranks and return this rank's result. If one rank fails, all ranks raise its error
+        message."""
         result: T = self._run(work, gather=False)[self.rank]
         return result
 

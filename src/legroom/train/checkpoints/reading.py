@@ -43,8 +43,8 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read everything that `parts` need from a checkpoint. Every rank calls it, and it fails on all ranks or on
-    none."""
+    """Read everything that `parts` need from a checkpoint. Every rank calls this function, and it fails on all ranks or
+    on none."""
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
     others = group.run(lambda: _other_states(info, shared["parts"], parts))
@@ -95,7 +95,7 @@ def _check(
 
 
 def load(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
-    """Load the contents into the tracked objects, models first, because optimizer state follows its parameters."""
+    """Load the contents into the tracked objects. Models come first, because optimizer state follows its parameters."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
     optimizers = group.run(
         lambda: {
@@ -142,7 +142,8 @@ def _other_states(
 
 
 def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return copies, because objects keep the tensors that they load. Optimizer state is large and copied on loading."""
+    """Return copies of the tensors, because objects keep the tensors that they load. Optimizer state is large, and is
+    copied only when it is loaded."""
     return {
         name: tensor
         if isinstance(parts.get(name.partition(".")[0]), torch.optim.Optimizer)

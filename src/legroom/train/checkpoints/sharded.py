@@ -1,8 +1,8 @@
-"""Sharded tensors (FSDP2), through torch.distributed.checkpoint. Every rank writes its own shards, and any number of ranks
-can read them.
+"""Reads and writes sharded tensors (FSDP2) through torch.distributed.checkpoint. Every rank writes its own shards, and
+any number of ranks can read them.
 
-Only tensors are written this way, so torch does not unpickle the shards. However, its metadata file is a pickle, which
-could reference any code. It is read here with an unpickler that accepts only the few classes that this file may
+Only tensors are written in this way, so torch does not unpickle the shards. However, its metadata file is a pickle,
+which could reference any code. It is read here with an unpickler that accepts only the few classes that this file may
 contain.
 """
 

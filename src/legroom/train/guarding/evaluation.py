@@ -3,9 +3,9 @@ functions without an optimizer.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. The micro-batch size is
 reduced down to one sample. If a single sample does not fit either, the model is moved to the CPU for the rest of the
-batch, if this is allowed. If parameters are sharded over ranks (FSDP2), every forward pass needs all ranks. They split
-their batches into the same number of micro-batches. If one rank runs out of memory, all ranks repeat the batch with
-more micro-batches.
+batch, provided that this is allowed. If parameters are sharded over ranks (FSDP2), every forward pass needs all ranks.
+They split their batches into the same number of micro-batches. If one rank runs out of memory, all ranks repeat the
+batch with more micro-batches.
 """
 
 import functools
@@ -53,7 +53,8 @@ class Evaluation:
     def evaluate(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Return the function's result for the whole batch, without gradients. With sharded parameters, all ranks must call it."""
+        """Return the function's result for the whole batch, without gradients. With sharded parameters, all ranks must
+        call this method."""
         ranks = self._ranks.for_evaluation()
         if isinstance(ranks, SingleProcess):
             with torch.inference_mode(), self._ranks.no_sync():

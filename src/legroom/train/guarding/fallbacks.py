@@ -23,7 +23,7 @@ EXACT_FALLBACKS: tuple[FallbackName, ...] = ("spill", "checkpoint")
 
 
 class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
-    """A single sample does not fit, with any fallback. The state from before the step is restored."""
+    """A single sample does not fit, even with all fallbacks. The state from before the step is restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """The allowed fallbacks in order. `active` are those in use."""
+    """The allowed fallbacks in order. `active`: the fallbacks in use."""
 
     def __init__(self, names: Sequence[FallbackName], model: nn.Module, device: torch.device) -> None:
         unknown = [name for name in names if name not in _FALLBACKS]
@@ -142,7 +142,7 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that is too large. Only this failure leaves a step
+    """Return the error for a single optimizer operation that is too large. This is the only failure that leaves a step
     incomplete.
     """
     return DoesNotFit(

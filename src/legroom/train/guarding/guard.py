@@ -57,7 +57,7 @@ Coupling = Literal["warn", "ignore", "sync", "no-split"]
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """How the latest step ran."""
+    """Describes how the latest step ran."""
 
     split: tuple[int, ...]
     """Samples in each micro-batch."""
@@ -155,7 +155,7 @@ class Guard:
     def optimizer_step(self) -> None:
         """Unscale, clip, step the optimizer, set gradients to None and update the loss scale.
 
-        Recovers from out-of-memory errors in any of these.
+        Recovers from out-of-memory errors in any of these operations.
         """
         clip = self._clip_norm
 
@@ -338,7 +338,7 @@ class Guard:
         return even_split(batch_size, batch_size // 2) if leaves_single_sample else sizes
 
     def _min_samples(self) -> int:
-        """The minimum samples of a micro-batch. PyTorch rejects batch normalization on a single sample."""
+        """The minimum number of samples in a micro-batch. PyTorch rejects batch normalization on a single sample."""
         return 2 if self._max_micro_batch_size != 1 and couplings.batch_norm_layers(self.model) else 1
 
     def _weights(self, batch: BatchArguments, sizes: Sequence[int]) -> list[float]:
@@ -363,7 +363,8 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Whether the gradients are still exactly those of the finished micro-batches. A partial backward pass adds to them."""
+        """Whether the gradients are still exactly those of the finished micro-batches. A partial backward pass would
+        have added to them."""
         return (
             0 < passes.done < len(passes.sizes)
             and passes.phase == "forward"

@@ -9,8 +9,8 @@ this:
 - **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory. This
   costs some microseconds per function, which is negligible for a model of that size.
 
-Unscaling, clipping and the update of the loss scale are only a few functions and always run under `RetryOnOOM`. Memory for
-the state that the first step creates is reserved from the beginning (`reserving`).
+Unscaling, clipping and the update of the loss scale consist of only a few functions and always run under `RetryOnOOM`.
+Memory for the state that the first step creates is reserved from the beginning (`reserving`).
 """
 
 import contextlib
@@ -50,7 +50,8 @@ MAX_COPY_DIVISOR = 200
 
 
 class OptimizerStep:
-    """Steps one optimizer. `max_copy_bytes`: the maximum bytes copied before each step; by default derived from the device."""
+    """Steps one optimizer. `max_copy_bytes`: the maximum bytes copied before each step. By default, it is derived from
+    the device."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, *, max_copy_bytes: int | None = None
@@ -101,7 +102,7 @@ class OptimizerStep:
 
     @contextlib.contextmanager
     def _recovering_step(self) -> Iterator[None]:
-        """Make `optimizer.step()` recover inside the block, also if a GradScaler calls it."""
+        """Make `optimizer.step()` recover inside the block, even if a GradScaler calls it."""
         if self._device.type == "cpu":
             yield
             return
@@ -139,7 +140,7 @@ class OptimizerStep:
         return original()
 
     def _has_copied(self) -> bool:
-        """Copy everything that a step changes, if it is small enough. Returns whether it was copied."""
+        """Copy everything that a step changes, if the total size is small enough. Returns whether a copy was made."""
         if type(self._optimizer) not in RESTARTABLE or self._bytes() > self._max_copy_bytes:
             return False
         try:

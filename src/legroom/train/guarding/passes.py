@@ -1,4 +1,4 @@
-"""Forward and backward passes over the micro-batches of one batch.
+"""Runs forward and backward passes over the micro-batches of one batch.
 
 An out-of-memory error is returned as plain data after the exception is released, because its traceback would keep the
 tensors of the attempt alive. Other errors are raised unchanged.

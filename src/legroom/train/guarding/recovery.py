@@ -1,4 +1,4 @@
-"""Frees the memory of a failed attempt, before anything else is tried."""
+"""Frees the memory of a failed attempt before the next attempt."""
 
 import gc
 import traceback
@@ -9,7 +9,7 @@ from legroom.diagnose.oom.recognize import ErrorClassification, classify
 
 
 def classify_failure(error: BaseException) -> ErrorClassification:
-    """Classify an error. Call this inside `except`, and recover after it.
+    """Classify an error. Call this function inside `except`, and recover after the block.
 
     For an out-of-memory error, this also clears the frames of its traceback. Otherwise any object that stores the
     exception (a logger, a notebook, a variable) would keep the tensors of the attempt alive.

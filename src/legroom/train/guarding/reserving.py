@@ -28,7 +28,7 @@ class StateReservation:
         self._blocks: list[torch.Tensor] = []
 
     def reserve(self) -> None:
-        """Reserve memory before the first pass; later calls do nothing.
+        """Reserve memory before the first pass. Later calls do nothing.
 
         Reserves nothing if state and gradients do not fit in addition to the parameters, because no split could help
         then.

@@ -1,12 +1,12 @@
 """A mode in which a torch function that runs out of memory is called again after memory was freed.
 
-An optimizer that fails before its end has modified some tensors in place and not others. Only a copy of everything
-before every step could undo that. Under this mode, the optimizer does not fail before its end. Each torch function that
-runs out of memory is called again, first after emptying the cache, then after moving tensors that it does not need to
-host memory. These tensors are moved back when a function needs them, and at the end.
+An optimizer that fails before its end has modified some tensors in place and not others. Without this mode, only a copy
+of everything before every step could undo such changes. Under this mode, the optimizer does not fail before its end.
+Each torch function that runs out of memory is called again, first after emptying the cache, then after moving to host
+memory those tensors that it does not need. These tensors are moved back when a function needs them, and at the end.
 
-The result is exact, because a function that cannot allocate its result has changed nothing. The error is only raised if
-the operands and the result of a single function do not fit.
+The result is exact, because a function that cannot allocate its result has not changed anything. The error is only
+raised if the operands and the result of a single function do not fit.
 """
 
 import functools
@@ -23,7 +23,8 @@ from legroom.train.guarding.state.random_state import RandomState
 
 
 class RetryOnOOM(TorchFunctionMode):
-    """`offloadable()` returns the tensors that may be moved to host memory; `device` is the device to free memory on."""
+    """`offloadable()` returns the tensors that may be moved to host memory. `device` is the device on which memory is
+    freed."""
 
     def __init__(self, offloadable: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ HALF_PRECISION_TOLERANCE = 2e-2
 
 @dataclass(frozen=True, slots=True)
 class GradientComparison:
-    """The result of `Guard.verify`. True if the gradients are equal up to rounding."""
+    """The result of `Guard.verify`. Its truth value is True if the gradients are equal up to rounding."""
 
     equal: bool
     max_difference: float
@@ -55,7 +55,7 @@ def verify_gradients(
 ) -> GradientComparison:
     """Run the passes over the whole batch and over micro-batches, and compare the gradients.
 
-    If the whole batch does not fit, a smaller one is compared. Dropout is disabled, because its masks differ between
+    If the whole batch does not fit, a smaller batch is compared. Dropout is disabled, because its masks differ between
     the two. Batch normalization stays in training mode.
     """
     if batch.batch_size < 2:

@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.001  # other ranks are computing meanwhile
 
 
 class Announcements:
-    """The announcements of all passes, by pass. Every rank writes them; failed ranks read them."""
+    """The announcements of all passes, stored by pass. Every rank writes them; failed ranks read them."""
 
     def __init__(self, store: Any, ranks: int, timeout: float) -> None:
         self._store = store

@@ -47,7 +47,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupIndex:
-    """A process group by its index in the list of the model's groups. Its name differs between ranks."""
+    """A process group, identified by its index in the list of the model's groups. Its name differs between ranks."""
 
     index: int
 
@@ -108,7 +108,7 @@ def repeat_with_zeros(call: CollectiveCall, groups: Sequence[Any], device: torch
 
 
 class _UnknownGroup(Exception):  # noqa: N818  (never leaves this file)
-    """The process group is not one of the model's."""
+    """The process group does not belong to the model."""
 
 
 def _intercepted(listener: Listener, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:

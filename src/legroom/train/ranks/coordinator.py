@@ -174,7 +174,7 @@ class DistributedRanks:
         """Iterate over this rank's batches until all ranks are done.
 
         A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all
-        ranks. Adds one exchange per step.
+        ranks. This adds one exchange per step.
         """
         latest: list[T] = []
         remaining = iter(batches)
@@ -195,7 +195,7 @@ class DistributedRanks:
 
     @contextmanager
     def micro_batch(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:
-        """Wrap forward and backward of one micro-batch. After the last one, gradients are averaged over ranks.
+        """Wrap forward and backward of one micro-batch. After the last micro-batch, gradients are averaged over ranks.
 
         `kind` distinguishes steps with different collectives: another loss function, another part of the model.
         """
@@ -213,9 +213,10 @@ class DistributedRanks:
             self._end_pass(self._pending.finish())
 
     def complete_pending(self, failure: object = None) -> None:
-        """Complete the collectives that other ranks still wait for in this attempt, with zeros.
+        """Complete the collectives that other ranks still wait for in this attempt. They are completed with zeros.
 
-        Called on a rank that ran out of memory, after the tensors of the attempt are freed. Also frees its gradients.
+        This is called on a rank that ran out of memory, after the tensors of the attempt are freed. It also frees the
+        gradients of this rank.
         """
         for part in self._replicas:
             part.discard()
@@ -229,7 +230,7 @@ class DistributedRanks:
             self._complete_remaining_passes()
 
     def agree(self, failure: object | None, proposal: int) -> int | None:
-        """End an attempt on every rank. Returns None if it is valid on all of them.
+        """End an attempt on every rank. Returns None if the attempt is valid on all ranks.
 
         Otherwise all ranks repeat the attempt with micro-batches of the returned size, or with a fallback if the size
         is 0. `proposal` is the size that this rank proposes after its own failure, or 0 if no smaller size is possible.
@@ -242,7 +243,8 @@ class DistributedRanks:
         return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
 
     def report_error(self, error: BaseException) -> int | None:
-        """Report an error that is not about memory. Returns None if it should be raised; the other ranks then stop too.
+        """Report an error that is not about memory. Returns None if the error should be raised. The other ranks then
+        stop too.
 
         Returns a size if another rank ran out of memory in the meantime, because the zeros that it sent instead of its
         weights may have caused the error. The attempt is then invalid, as if `agree` had returned that size.
@@ -272,7 +274,7 @@ class DistributedRanks:
             yield
 
     def for_evaluation(self) -> RankCoordinator:
-        """Return the coordinator for forward passes only. Every rank calls it before each evaluation.
+        """Return the coordinator for forward passes only. Every rank calls this method before each evaluation.
 
         A replica needs no other rank. Shards have separate plans and pending collectives for evaluation.
         """
@@ -293,7 +295,7 @@ class DistributedRanks:
             dist.destroy_process_group(self._host_group)
 
     def _retry_on_oom(self) -> AbstractContextManager[Any]:
-        """Retry pending collectives that run out of memory, moving weights to host memory if needed. They
+        """Retry pending collectives that run out of memory, moving weights to host memory if needed. These collectives
         must complete, because other ranks wait for them.
         """
         if self._device.type == "cpu":
@@ -323,7 +325,7 @@ class DistributedRanks:
         self._model_communicates = collectives != self._own_collectives
 
     def _complete_remaining_passes(self) -> None:
-        """Complete the passes that the other ranks run and this one does not."""
+        """Complete the passes that only the other ranks run."""
         if not self._needs_equal_passes and self._next_pass > 0:
             return
         passes = self._plan.passes if self._needs_equal_passes else 1
@@ -332,7 +334,8 @@ class DistributedRanks:
             self._end_pass(self._pending.complete_with_zeros())
 
     def _request_more_passes(self, needed: int) -> None:
-        """Request more passes than agreed. The other ranks do not know yet, so their current attempt is discarded."""
+        """Request more passes than agreed. The other ranks are not informed yet, so their current attempt is
+        discarded."""
         assert self._agreed_passes is not None
         self._sit_out(self._agreed_passes)
         self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))
@@ -403,7 +406,7 @@ class DistributedRanks:
 
 @dataclass(frozen=True, slots=True)
 class _AttemptResult:
-    """A rank's result of an attempt. Results are combined by the maximum of each field."""
+    """The result of an attempt on one rank. Results are combined by the maximum of each field."""
 
     invalid: int = 0
     oom: int = 0
@@ -453,8 +456,8 @@ def _host_group(members: list[int], timeout: float) -> Any:
 def _store(prefix: str) -> Any:
     """Return the store of the process group, with a prefix.
 
-    torch's function for it is private. If it is missing, the ranks use a new store, which needs a free port on the
-    machine of the first rank.
+    torch's function for this is private. If the function is missing, the ranks use a new store, which needs a free port
+    on the machine of the first rank.
     """
     default_store = getattr(distributed_c10d, "_get_default_store", None)
     return distributed_c10d.PrefixStore(

@@ -1,14 +1,14 @@
 """Averages gradients over ranks in buckets during the backward pass, like DDP, but can be stopped in the middle.
 
-DDP's own reducer is implemented in C++. An exception in the middle of the backward pass leaves it in an undefined state, and
-the buckets that other ranks wait for cannot be sent from outside. This reducer records what it has sent and starts from
-scratch at each step. It sends its buckets in a fixed order through `torch.distributed.all_reduce`, so that pending
+DDP's own reducer is implemented in C++. An exception during the backward pass leaves it in an undefined state, and the
+buckets that other ranks wait for cannot be sent from outside. This reducer records which buckets it has sent and starts
+from scratch at each step. It sends its buckets in a fixed order through `torch.distributed.all_reduce`, so that pending
 collectives can be completed. The arithmetic is the same as in DDP: gradients are multiplied by one over the number of
 ranks and summed.
 
 A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter that states whether any rank has a gradient for it. A parameter that is unused on this
-rank gets the gradient of the others, and one that is unused everywhere gets none, as in DDP.
+rank gets the gradient of the other ranks. A parameter that is unused on all ranks gets no gradient, as in DDP.
 
 Python is called once per bucket rather than once per parameter, by the hook of the parameter whose gradient is expected
 last in the bucket. If another gradient of the bucket is still missing at that time, the bucket is sent at the end.
@@ -59,9 +59,9 @@ class GradientReducer:
         """Call after that backward pass. Sends the remaining buckets, waits for all of them, and writes the averages
         into the gradients.
 
-        Returns False if a gradient changed after it was sent, so that the averages are wrong. The step must then be
-        repeated, and buckets are no longer sent early. This happens if parts of the backward pass run more than once
-        (`checkpoint(use_reentrant=True)` around a shared parameter). It then happens on every rank.
+        Returns False if a gradient changed after it was sent, because the averages are then wrong. The step must then
+        be repeated, and buckets are no longer sent early. This happens if parts of the backward pass run more than once
+        (`checkpoint(use_reentrant=True)` around a shared parameter). In that case, it happens on every rank.
         """
         self._is_active = False
         self._send(all_remaining=True)

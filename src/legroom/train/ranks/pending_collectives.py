@@ -10,8 +10,9 @@ back.
     pending.finish()                      # or, after a failure, once its memory is free:
     pending.complete_with_zeros()
 
-The remaining collectives are known from an earlier pass of the same kind. In a pass of a new kind, or of a kind whose collectives
-vary, each rank announces its collectives (see `announcements`) and the failed rank follows these.
+The remaining collectives are known from an earlier pass of the same kind. In a pass of a new kind, or of a kind whose
+collectives vary, each rank announces its collectives (see `announcements`), and the failed rank issues the announced
+collectives.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -42,7 +43,7 @@ class PendingCollectives:
         """Whether a collective itself failed: another rank is gone, so pending collectives cannot be completed."""
 
     def begin(self, kind: Hashable, pass_key: str) -> None:
-        """Begin a pass of this kind. `pass_key` is unique, and the same on all ranks."""
+        """Begin a pass of this kind. `pass_key` is unique for each pass, and the same on all ranks."""
         self._kind, self._pass_key, self._issued = kind, pass_key, []
         self._announces = kind not in self._known or kind in self._varying
 

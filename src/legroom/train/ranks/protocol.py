@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SplitPlan(NamedTuple):
-    """How a rank splits its batch."""
+    """Describes how a rank splits its batch."""
 
     micro_batch_size: int
     passes: int
@@ -20,7 +20,7 @@ class SplitPlan(NamedTuple):
 
 
 class RankCoordinator(Protocol):
-    """How the ranks that train one model make common decisions."""
+    """Defines how the ranks that train one model make common decisions."""
 
     keeps_finished_micro_batches: bool
 

@@ -1,8 +1,8 @@
-"""DDP modules in a step that may have to be repeated.
+"""Handles DDP modules in a step that may have to be repeated.
 
-DDP's own communication is disabled during the step: forward and backward run as in `no_sync()`, buffers are broadcast from
-rank 0 at the first micro-batch (as DDP does once per step), and `GradientReducer` averages the gradients during the backward
-pass of the last micro-batch. Outside Guard the model works as usual.
+DDP's own communication is disabled during the step, so forward and backward run as in `no_sync()`. Buffers are
+broadcast from rank 0 at the first micro-batch (as DDP does once per step), and `GradientReducer` averages the gradients
+during the backward pass of the last micro-batch. Outside Guard the model works as usual.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""FSDP2 modules in a step that may have to be repeated.
+"""Handles FSDP2 modules in a step that may have to be repeated.
 
 Each micro-batch gathers parameters and reduces gradients separately. Accumulation without reduction would keep
-unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 cannot reset itself in the middle of a pass;
-`discard` does that.
+unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 cannot reset itself during a pass, so
+`discard` resets it.
 """
 
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 
 
 def _was_called(root: Any) -> bool:
-    """Whether the first forward pass ran, which initializes FSDP2. A reset before that fails.
+    """Whether the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
 
     Returns True if the private state of FSDP2 has changed in a newer torch.
     """
@@ -96,7 +96,7 @@ def _was_called(root: Any) -> bool:
 def _reset(root: Any) -> None:
     """Reset FSDP2 during a pass, with torch's own function since 2.13, or through its private state before that.
 
-    If a release of torch has neither, the failure cannot be recovered, and the error names the missing attribute.
+    If a version of torch has neither, recovery is not possible, and the error names the missing attribute.
     """
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()

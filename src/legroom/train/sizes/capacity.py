@@ -16,15 +16,15 @@ def device_capacity(device: torch.device) -> int:
 def memory_fraction(device: torch.device) -> float:
     """Return the fraction set with `set_per_process_memory_fraction`.
 
-    Before torch 2.7 it cannot be read. The limit is then known only after an allocation fails, so a search may have one
-    additional failure.
+    Before torch 2.7, the fraction cannot be read. The limit is then known only after an allocation fails, so a search
+    may have one additional failure.
     """
     get_fraction = getattr(torch._C, "_cuda_getMemoryFraction", None)
     return 1.0 if get_fraction is None else float(get_fraction(device.index or 0))
 
 
 def gpu_in_use(*values: object) -> torch.device:
-    """Return the GPU, real or virtual, of the first of these tensors, or else the current one."""
+    """Return the real or virtual GPU of the first of these tensors, or otherwise the current GPU."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
             return torch.device("cuda", value.device.index or 0)

@@ -4,14 +4,14 @@ The requests of two batch sizes are logged. If both have the same requests in th
 extrapolated linearly from its two sizes: weights stay constant and activations grow. The step at any size is then
 replayed in the allocator with the available capacity, so the result includes rounding, fragmentation and the freeing of
 the cache before a failure. A line with a negative intercept means that the memory grows faster than linearly (as in
-contrastive losses). It is replaced by a power function.
+contrastive losses). Such a line is replaced by a power function.
 
-If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`). Of
-these, requests whose size occurs in both logs are treated as fixed, and the others as proportional to the batch
-size. This is less exact, and `matched` is then False.
+If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`).
+Requests without a match whose size occurs in both logs are treated as fixed, and the others as proportional to the
+batch size. This is less exact, and `matched` is then False.
 
-`predict.extrapolate` does the same for traces, without such assumptions, because another trace is cheap. Here another size costs a
-run that may fail, the allocator starts with existing segments, and some allocations are in no log.
+`predict.extrapolate` does the same for traces, without such assumptions, because another trace is cheap. Here, another
+size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in any log.
 """
 
 import math
@@ -66,7 +66,7 @@ Growth = Callable[[int], int]
 
 
 class Extrapolation:
-    """Extrapolates from two trials, the smaller one first."""
+    """Extrapolates from two trials. The smaller trial comes first."""
 
     def __init__(self, small: LoggedTrial, large: LoggedTrial, settings: AllocatorSettings) -> None:
         self._large = large

@@ -1,9 +1,10 @@
 """`legroom.find_batch`: the largest batch size of a training step on the current GPU, verified by running it.
 
-Two small sizes are run while the allocation requests are logged. From these, the requests at any size are predicted and
-replayed in the allocator with the available capacity (`extrapolation`). A size just below the prediction is run, its log
-improves the prediction, and the predicted size is run too. If memory grows regularly, the search causes no failure and
-runs at most four sizes. If a size fails nevertheless, the search continues from the sizes that fit.
+Two small sizes are run while the allocation requests are logged. From these requests, the requests at any size are
+predicted and replayed in the allocator with the available capacity (`extrapolation`). A size just below the prediction
+is run. Its log improves the prediction, and then the predicted size is run. If memory grows regularly, the search
+causes no failure and runs at most four sizes. If a size fails nevertheless, the search continues from the sizes that
+fit.
 
 Afterwards the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
 generators (`state_snapshot`). Every trial starts from that state, so it includes the creation of optimizer state.
@@ -96,8 +97,8 @@ def find_batch(
     """Find the largest batch size of `step` on the current GPU, real or virtual.
 
     `step`: a function that takes a batch and runs one complete training step, or a `legroom.Guard` with `loss_fn`.
-    `batch`: a batch, whose samples are repeated or dropped; a function that takes a size and returns a batch; or a DataLoader,
-    whose first batch is used. A tuple or list is passed as several arguments: `step(x, y)`.
+    `batch`: a batch, whose samples are repeated or dropped. It can also be a function that takes a size and returns a
+    batch, or a DataLoader, whose first batch is used. A tuple or list is passed as several arguments: `step(x, y)`.
 
     `start`: the first size to run, which should certainly fit. `leave_free`: memory to leave free, such as "1GiB".
     `extra_state`: objects that the step changes but does not reference by name. Raises LegroomError if `multiple_of`

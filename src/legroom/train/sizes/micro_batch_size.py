@@ -11,7 +11,7 @@ It guarantees the following:
   Other processes may have freed memory in the meantime, but the size must not oscillate.
 - Of two sizes that fit, the faster one is used, because a larger one is not always faster. If the allocator has to free
   its cache in most steps, the next smaller size is tried.
-- Micro-batches are even, because a last micro-batch of one sample takes nearly as long as a full one.
+- Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full one.
 """
 
 from collections import deque
@@ -75,7 +75,7 @@ class _SizeChange:
 
 
 def micro_batch_sizes(batch_size: int, max_size: int) -> list[int]:
-    """Return the sizes of as few micro-batches as possible, evenly split, larger ones first.
+    """Return the sizes of as few micro-batches as possible. The sizes are nearly equal, and larger ones come first.
 
     >>> micro_batch_sizes(100, 34), micro_batch_sizes(9, 4)
     ([34, 33, 33], [3, 3, 3])
@@ -136,7 +136,7 @@ class MicroBatchSizer:
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
-        """Return the micro-batch size for a batch of this size. May try a larger size after successful steps."""
+        """Return the micro-batch size for a batch of this size. After successful steps, it may try a larger size."""
         if batch_size < 1:
             raise UsageError("The batch is empty.")
         if self._limit is not None and batch_size > self._limit and self._change is None:
@@ -199,8 +199,9 @@ class MicroBatchSizer:
     ) -> None:
         """Record that a step with micro-batches of `micro` fit.
 
-        `peak` and `allocated_before`: allocated bytes at the peak and at the start of the step. `retries`: how often the
-        allocator freed its cache to serve a request. `capacity`: bytes that PyTorch can reserve on the device.
+        `peak` and `allocated_before`: allocated bytes at the peak and at the start of the step. `retries`: the number
+        of times that the allocator freed its cache to serve a request. `capacity`: bytes that PyTorch can reserve on
+        the device.
         """
         if capacity is not None:
             self._capacity = capacity
@@ -333,10 +334,10 @@ class MicroBatchSizer:
         self._begin_change(now, size, reason)
 
     def _predicted_max_size(self) -> int | None:
-        """Predict the largest size that fits, from measured peaks and the capacity. None if either is unknown.
+        """Predict the largest size that fits, from measured peaks and the capacity. Returns None if either is unknown.
 
-        Two sizes give a line. A single size gives a safe bound, assuming that memory grows at most linearly with the
-        size.
+        With two sizes, the peaks are extrapolated linearly. With a single size, the result is a safe bound, assuming
+        that memory grows at most linearly with the size.
         """
         peaks = {size: stats.peak for size, stats in self._stats.items() if stats.peak is not None}
         if not peaks or self._capacity is None:

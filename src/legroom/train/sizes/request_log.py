@@ -1,8 +1,9 @@
 """Logs the allocation requests of a block of code on a GPU.
 
-On a real GPU the log comes from the allocator's history, on a virtual one from the recorder. The history is recorded
-without stacks, so the overhead is small. If it is not available (it is already being recorded, another allocator is in
-use, or the block was too long), `RequestLog.requests` is None, and only the peaks are known.
+On a real GPU, the log comes from the allocator's history. On a virtual GPU, it comes from the recorder. The history is
+recorded without stacks, so the overhead is small. The history may not be available, because it is already being
+recorded, another allocator is in use, or the block was too long. In that case, `RequestLog.requests` is None, and only
+the peaks are known.
 """
 
 import contextlib

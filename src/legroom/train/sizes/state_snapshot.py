@@ -1,4 +1,4 @@
-"""A snapshot of everything that training steps change, stored in host memory. Restores it bit for bit.
+"""A snapshot of everything that training steps change, stored in host memory. The snapshot can be restored bit for bit.
 
 `StateSnapshot(step, batch)` follows the objects that a step references by name: its closure, its globals, the object it
 is bound to, and the arguments of partials. From there it follows containers and plain objects. `restore()` restores
@@ -142,7 +142,8 @@ _PLAIN = (
 
 
 def _has_training_state(value: Any) -> bool:
-    """Whether an object is a scheduler, a scaler or of a class of the program. Loggers, progress bars and files are skipped."""
+    """Whether an object is a scheduler, a scaler, or an instance of a class that the program defines. Loggers, progress
+    bars and files are skipped."""
     if hasattr(value, "state_dict") or type(value).__module__.partition(".")[0] == "legroom":
         return True
     module = sys.modules.get(type(value).__module__)

@@ -1,1 +1,1 @@
-"""Saved activations in host memory until the backward pass."""
+"""Keeps saved activations in host memory until the backward pass."""

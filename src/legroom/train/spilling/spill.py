@@ -4,17 +4,17 @@
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 
-Autograd passes each saved tensor to a hook, and requests it from another hook in the backward pass. Large tensors on a device
-are copied to the host, once per storage even if several operations save it. The device memory is freed as soon as nothing
-else references it. In the backward pass, the next tensors are prefetched.
+Autograd passes each saved tensor to a hook, and requests it from another hook in the backward pass. Large tensors on a
+device are copied to the host. A storage is copied once, even if several operations save it. The device memory of a
+tensor is freed as soon as nothing else references it. In the backward pass, the next tensors are prefetched.
 
 These stay on the device: parameters (leaves that require a gradient, and views of them), tensors smaller than
 `min_size`, a small part of a large storage (a slice of a data set on the GPU, where a copy would free nothing) and
 tensor subclasses. If the budget or the host memory is used up, the remaining tensors stay on the device too.
 
 Autograd checks whether a saved tensor was modified in place. It does not do so for tensors in hooks, so `Spill` checks
-them. If a tensor is modified after its copy is complete, the gradient is correct. PyTorch would raise an error. Changes
-that PyTorch does not detect (through `.data`) may or may not be included in the copy.
+them. If a tensor is modified after its copy is complete, the gradient is still correct. Without `Spill`, PyTorch would
+raise an error. Changes that PyTorch does not detect (through `.data`) may or may not be included in the copy.
 """
 
 import contextlib
@@ -46,7 +46,8 @@ MAX_STORAGE_FACTOR = 8
 
 
 class Spill:
-    """Moves saved activations to host memory. A context manager for the forward pass, reusable and thread-safe."""
+    """Moves saved activations to host memory. It is a context manager for the forward pass, and is reusable and
+    thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
         """`budget`: the limit of host memory. None means 80% of the free memory at the first use.
@@ -96,7 +97,7 @@ class Spill:
     def all_threads(self) -> Iterator["Spill"]:
         """Spill in this thread and in threads started inside the block, because autograd's hooks are per thread.
 
-        The hooks are removed where torch does not allow any.
+        The hooks are removed in transforms where torch does not allow any.
         """
         original = threading.Thread.run
         spill = self
@@ -318,7 +319,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _MovedTensor:
-    """The object that autograd saves instead of a moved tensor: the copy and its shape."""
+    """The object that autograd saves instead of a moved tensor. It contains the copy and the shape."""
 
     copy: _Copy
     dtype: torch.dtype

@@ -2,8 +2,8 @@
 
 A copy to the host reads memory that the program would otherwise free and reuse. `record_stream` would block that memory
 until the GPU has caught up with the host, so no memory would be saved. Instead, `Spill` keeps a reference while the
-copy is running, then makes the compute stream wait for the copy and drops the reference. Any later use of that memory
-is then ordered after the copy by the stream. Only a few copies run at once.
+copy is running, then makes the compute stream wait for the copy and drops the reference. The stream then orders any
+later use of that memory after the copy. Only a few copies run at once.
 
 On a GPU, host memory is page-locked and each direction has its own stream. On other devices (Apple, Intel), copies are
 synchronous.
@@ -29,7 +29,8 @@ class HostLink(Protocol):
         """Return the host memory that is allocated for this size."""
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start a copy. Pass the second value to `wait` before another stream reads the copy or the source is freed."""
+        """Start a copy. Start a copy to the host. Pass the second value to `wait` before another stream reads the copy
+        or the source is freed."""
 
     def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]:
         """Start a copy back to the device."""

@@ -75,9 +75,9 @@ def freeze(
 ) -> FreezeResult:
     """Freeze all parameters except those selected by `trainable`.
 
-    `trainable`: names of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`. With a `batch`, the
-    peak of a training step on `gpu` is predicted before and after (`optimizer`: a function of the parameters, by default
-    AdamW).
+    `trainable`: names of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`. With a `batch`,
+    the peak of a training step on `gpu` is predicted before and after freezing. `optimizer` is a function of the
+    parameters, by default AdamW.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"freeze() expects a model (nn.Module), not a {type(model).__name__}.")
@@ -106,7 +106,8 @@ def freeze(
 
 
 def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
-    """Make these parameters trainable again, by default all. Returns the names of those that were frozen."""
+    """Make these parameters trainable again. By default, all parameters become trainable. Returns the names of those
+    that were frozen."""
     if not as_list(patterns):
         return []
     names = [name for name, parameter in selected(model, patterns).items() if not parameter.requires_grad]
@@ -121,7 +122,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer parameter groups of the parameters that are not frozen.
 
-    `options`: options by name or pattern, where the first match applies; `common`: options of all groups.
+    `options`: options by name or pattern; the first match applies. `common`: options of all groups.
 
         AdamW(param_groups(model, {"classifier": {"lr": 1e-3}, "*.bias": {"weight_decay": 0.0}}, lr=2e-5))
     """

@@ -18,7 +18,8 @@ _HEAD_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """Replace the head by a new layer with `num_classes` outputs. Returns its names, for `freeze(model, trainable=...)`."""
+    """Replace the head by a new layer with `num_classes` outputs. Returns the names of the new layer, for
+    `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
@@ -84,7 +85,7 @@ def _named_head(model: nn.Module) -> str | None:
 
 
 def _last_layer(model: nn.Module) -> str | None:
-    """Return the name of the last layer with parameters if it is linear; "" is the module itself."""
+    """Return the name of the last layer with parameters if it is linear. "" stands for the module itself."""
     with_parameters = [
         (name, module) for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
     ]  # fmt: skip
@@ -95,7 +96,7 @@ def _last_layer(model: nn.Module) -> str | None:
 
 
 def _is_per_class(layer: Any) -> bool:
-    """Whether the layer can be a head: linear, or a convolution with kernel size 1."""
+    """Whether the layer can be a head, which must be linear or a convolution with kernel size 1."""
     return isinstance(layer, nn.Linear) or set(layer.kernel_size) == {1}
 
 

@@ -1,7 +1,8 @@
 """Gradual unfreezing: the head is trained first, then one block after the other from the end of the model.
 
-All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter uses no
-optimizer memory: it has no gradient, so the optimizer skips it and creates its state in the first step that trains it.
+All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
+uses no optimizer memory. It has no gradient, so the optimizer skips it and creates its state in the first step that
+trains it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,8 +26,8 @@ MIN_STACK_FRACTION = 0.2
 class GradualUnfreezing:
     """Unfreezes one more stage every `every_n_epochs`. Call `unfreezing.at(epoch)` at the start of each epoch.
 
-    `stages`: names or patterns in the order of unfreezing; by default the blocks of the model, last one first. `options`:
-    options of the new parameter groups, such as `lr=1e-5`.
+    `stages`: names or patterns in the order of unfreezing. By default, they are the blocks of the model, last one
+    first. `options`: options of the new parameter groups, such as `lr=1e-5`.
     """
 
     def __init__(

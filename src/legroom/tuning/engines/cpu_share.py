@@ -1,10 +1,10 @@
 """Divides the CPU cores among the running trials: each uses as many threads as its share has cores.
 
-The dispatcher writes the number to a file whenever it changes. A trial's process reads it when it starts, after
-optimizer steps and after each report. A single trial therefore uses all cores, and two trials do not slow each other
-down. The threads of a trial wait for each other, so two trials with two threads each on two cores take nine times as
-long as one trial. For the same reason, one core is left free while a configuration is traced. A number of threads set
-by the user (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not changed.
+The dispatcher writes the number of threads to a file whenever it changes. A trial's process reads the file when it
+starts, after optimizer steps and after each report. A single trial therefore uses all cores, and two trials do not slow
+each other down. The threads of a trial wait for each other, so two trials with two threads each on two cores take nine
+times as long as one trial. For the same reason, one core is left free while a configuration is traced. A number of
+threads set by the user (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not changed.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ OPENMP = ("libgomp", "libomp", "libiomp")
 
 
 class CpuShare:
-    """Writes the number of threads; used by the dispatcher."""
+    """Writes the number of threads. The dispatcher uses it."""
 
     def __init__(self, file: Path, ranks: int) -> None:
         self.file, self._ranks, self._written = file, ranks, 0
@@ -41,7 +41,7 @@ class CpuShare:
 
 
 class TrialThreads:
-    """Reads the number of threads; used in a trial's process."""
+    """Reads the number of threads. It is used in a trial's process."""
 
     def __init__(self, file: str) -> None:
         self._file, self._count, self._last_check = Path(file), 0, 0.0
@@ -87,7 +87,7 @@ def _allow_openmp_threads(allowed: bool) -> None:
 
 @functools.cache
 def _openmp() -> list[tuple[Any, int]]:
-    """Each loaded OpenMP library, with its maximum number of nested parallel regions."""
+    """Return each loaded OpenMP library, with its maximum number of nested parallel regions."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

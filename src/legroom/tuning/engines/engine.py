@@ -25,14 +25,14 @@ class TuneEngine(Protocol):
     name: str
 
     def prepare(self, job: TuneJob) -> None:
-        """Called first, so that slow parts can start in the background while the study is prepared."""
+        """Called before anything else, so that slow parts can start in the background while the study is prepared."""
 
     def run(self, job: TuneJob, runner: StudyRunner) -> None: ...
 
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a study like Ctrl-C. Works only in the main thread."""
+    """Let SIGTERM end a study like Ctrl-C. This works only in the main thread."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

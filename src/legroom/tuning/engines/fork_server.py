@@ -52,7 +52,7 @@ class ServerGone(LegroomError):  # noqa: N818
 
 
 def fork_server(function: TrainFunction) -> str:
-    """The socket path of this process's server. Starts the server if there is none."""
+    """Return the socket path of this process's server. Starts the server if there is none."""
     global _server
     if _server is None or not _server.is_usable:
         _server = _ForkServer(function)

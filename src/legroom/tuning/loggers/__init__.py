@@ -1,1 +1,1 @@
-"""Loggers: a study in TensorBoard and in Weights & Biases."""
+"""Loggers that write a study to TensorBoard and to Weights & Biases."""

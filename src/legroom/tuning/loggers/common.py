@@ -82,7 +82,8 @@ def memory_figures(record: TrialRecord) -> dict[str, float]:
 
 
 def plain_config(record: TrialRecord) -> dict[str, Any]:
-    """The configuration in a form that every logger accepts: numbers, strings and booleans; the class name of anything else."""
+    """Return the configuration in a form that every logger accepts. Numbers, strings and booleans are unchanged; other
+    values are replaced by their class name."""
     return {
         name: value if isinstance(value, bool | int | float | str) else type(value).__name__
         for name, value in record.config.items()

@@ -1,4 +1,5 @@
-"""A study in TensorBoard: one run per trial, with metrics, memory, and the configuration in the HPARAMS tab."""
+"""Writes a study to TensorBoard, with one run per trial. Each run has metrics, memory, and the configuration in the
+HPARAMS tab."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -1,5 +1,5 @@
-"""A study in Weights & Biases: one run per trial, all in one group. It is offline by default; `wandb sync` uploads it
-later."""
+"""Writes a study to Weights & Biases, with one run per trial and all runs in one group. It is offline by default;
+`wandb sync` uploads it later."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ SECONDS_TO_START = 120.0
 
 
 class WandbLog(Logger):
-    """Runs of `project`, in the group `group`, stored in `folder`/wandb. `mode` None: `WANDB_MODE`, or offline."""
+    """Writes the runs of `project` in the group `group` to `folder`/wandb. `mode` None: `WANDB_MODE`, or offline."""
 
     name = "The wandb log"
 

@@ -1,1 +1,1 @@
-"""Memory of trials: whether a configuration fits, and which trials share a GPU."""
+"""Memory of trials. It determines whether a configuration fits, and which trials share a GPU."""

@@ -1,4 +1,5 @@
-"""Admission of trials: on which GPUs a configuration can run, with which micro-batch size, and in how much memory.
+"""Admission of trials. It determines on which GPUs a configuration can run, with which micro-batch size, and with how
+much memory.
 
 An engine requests one `Admission` per proposal. `gate` computes it.
 """
@@ -49,7 +50,7 @@ class TrialGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How a configuration runs on one GPU. Bytes include the CUDA context."""
+    """Describes how a configuration runs on one GPU. Bytes include the CUDA context."""
 
     predicted: int
     safe: int
@@ -110,20 +111,20 @@ class Gate(Protocol):
 
     @property
     def has_unseen_configs(self) -> bool:
-        """Whether a configuration waits for its first estimate, of the full batch. Estimates of micro-batches are
-        ignored."""
+        """Whether a configuration waits for its first estimate, which is that of the full batch. Estimates of
+        micro-batches are ignored."""
 
     def request(self, config: Config) -> "Future[Admission]": ...
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """Record that a trial ran out of memory although its estimate fits. It needed at least `needed` bytes. Later
-        estimates are corrected."""
+        """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.
+        Later estimates are corrected."""
 
     def close(self) -> None: ...
 
 
 def virtual_gpus(sizes: str) -> list[TrialGpu]:
-    """Virtual GPUs from a string such as `8GiB,4GiB` or `rtx4090`, as in `legroom run --gpu`."""
+    """Return the virtual GPUs for a string such as `8GiB,4GiB` or `rtx4090`, as in `legroom run --gpu`."""
     return [
         TrialGpu(index=index, memory=spec.total, context=spec.context, virtual=True, named_spec=spec)
         for index, spec in enumerate(parse_gpus(sizes))

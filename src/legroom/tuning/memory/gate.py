@@ -167,7 +167,7 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
-        """Return an error as the result of the request, so that no caller waits forever."""
+        """Return an error as the result of the request, so that no caller waits indefinitely."""
         try:
             yield
         except CannotEstimate as trouble:
@@ -206,7 +206,8 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test whether memory depends on a parameter: trace both ends of its range and compare the requests with the first configuration's."""
+        """Test whether memory depends on a parameter. Both ends of its range are traced, and the requests are compared
+        with those of the first configuration."""
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
         if name not in first.config or not isinstance(domain, FloatRange):
@@ -222,7 +223,7 @@ class MemoryGate:
     # ------------------------------------------------------------ admissions from traces
 
     def _fits(self, known: _TracedConfig, batch_size: int | None, correction: int) -> dict[int, Fit]:
-        """How the configuration runs on each GPU where it fits. `correction`: bytes added to the estimate."""
+        """Return how the configuration runs on each GPU where it fits. `correction`: bytes added to the estimate."""
         full = self._trace(known, None)
         fits: dict[int, Fit] = {}
         for gpu in self._gpus:
@@ -347,8 +348,8 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
-    """The next size to try, by linear interpolation between the nearest traced sizes. Returns None if that size is
-    below all of them and a size above the smallest already fits."""
+    """Return the next size to try, by linear interpolation between the nearest traced sizes. Returns None if that size
+    is below all traced sizes and a size above the smallest one already fits."""
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)
     wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2

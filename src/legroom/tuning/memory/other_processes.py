@@ -1,8 +1,9 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
-Trials share the remaining memory. The driver reports memory per process, which shows which memory belongs to trials. In
-a container that cannot see its own process IDs, it does not. In that case, other programs are assumed to use at least
-the memory that exceeds the reservations of trials, and at least the memory that they used when no trial was running.
+Trials share the remaining memory. The driver reports memory per process, so the memory of trials can be distinguished.
+In a container that cannot see its own process IDs, this is not possible. In that case, other programs are assumed to
+use at least the memory that exceeds the reservations of trials, and at least the memory that they used when no trial
+was running.
 """
 
 import math
@@ -26,7 +27,8 @@ MAX_AGE = 2.0
 
 
 class OtherProcessUsage:
-    """The memory that others use on each GPU. Virtual GPUs have no other users; GPUs of a cluster are read once, at the start."""
+    """The memory that other programs use on each GPU. Virtual GPUs have no other users. GPUs of a cluster are read
+    once, at the start."""
 
     def __init__(
         self,
@@ -48,11 +50,11 @@ class OtherProcessUsage:
         self._last_query = self._not_before = -math.inf
 
     def used(self, gpu: TrialGpu) -> int:
-        """Bytes of a GPU that others use, as of the last query."""
+        """Bytes of a GPU that other programs use, as of the last query."""
         return self._used.get(gpu.index, 0)
 
     def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
-        """Query the GPUs, unless that was done recently. `given`: bytes reserved for running trials, by GPU index.
+        """Query the GPUs, unless they were queried recently. `given`: bytes reserved for running trials, by GPU index.
 
         `before_start`: a trial is about to start, so the result must be recent.
         """
@@ -72,7 +74,8 @@ class OtherProcessUsage:
                 )
 
     def messages(self) -> list[str]:
-        """One message for each GPU on which the use by others has changed considerably since the last call."""
+        """Return one message for each GPU on which the use by other programs has changed considerably since the last
+        call."""
         messages = []
         for gpu in self._gpus:
             used = self.used(gpu)
@@ -96,7 +99,7 @@ class OtherProcessUsage:
         return max(visible.used - given, min(self._used_without_trials[visible.index], visible.used))
 
     def _used_by_trials(self, visible: VisibleGpu) -> int | None:
-        """Bytes used by our trials, if the driver reports their processes."""
+        """Bytes used by the study's trials, if the driver reports their processes."""
         if isinstance(visible.processes, NotAvailable):
             return None
         pids = self._our_processes() - self._before

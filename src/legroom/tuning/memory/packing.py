@@ -1,9 +1,9 @@
 """Assigns trials to GPUs. Several trials share a GPU if their safe bounds fit together.
 
 Every trial has its own process with a CUDA context, so each bound includes a context. Among the trials that fit now,
-the first one of the planned start order starts. Until runtimes are known, this is the largest one. It starts on the GPU
-where it leaves the least memory free. A trial that was overtaken too often gets the next free GPU. A trial is placed on
-a GPU where its batch need not be split, if such a GPU is free.
+the one that comes first in the planned start order starts. Until runtimes are known, this is the largest trial. It
+starts on the GPU where it leaves the least memory free. A trial that other trials overtook too often gets the next free
+GPU. A trial is placed on a GPU where its batch need not be split, if such a GPU is free.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ class TrialPlacement:
 
     @property
     def fit(self) -> Fit | None:
-        """The fit of rank 0."""
+        """Describes how rank 0 runs."""
         return self.fits[0] if self.fits else None
 
 
@@ -81,8 +81,8 @@ class Packer:
     ) -> TrialPlacement | None:
         """Choose one of the `waiting` trials that can start now, and reserve its memory.
 
-        `alone`: trials that need a GPU to themselves, with its minimum size in bytes. `predict_runtimes` is called only if there is a
-        choice.
+        `alone`: trials that need a GPU to themselves, each with the minimum size of that GPU in bytes.
+        `predict_runtimes` is called only if there is a choice.
         """
         startable = self._startable(waiting, alone or {})
         if not startable:
@@ -138,7 +138,8 @@ class Packer:
     def _start_order(
         self, waiting: Mapping[int, Admission], alone: Mapping[int, int], runtimes: RuntimeSamples | None
     ) -> list[int]:
-        """The start order: as planned, or the largest first until runtimes are known, because it needs the most free memory."""
+        """Return the start order. Until runtimes are known, the largest trial comes first, because it needs the most
+        free memory."""
         if runtimes is None:
             return sorted(waiting, key=lambda number: (-waiting[number].size, number))
         demands = {
@@ -173,7 +174,7 @@ class Packer:
         return gpu.memory - self.used_by_others(gpu)
 
     def _find_gpus(self, admission: Admission, exclusive: int | None) -> list[tuple[TrialGpu, Fit]] | None:
-        """One GPU per rank, all with the same micro-batch; None if there is not enough free memory.
+        """Return one GPU per rank, all with the same micro-batch; None if there is not enough free memory.
 
         `exclusive`: the trial gets GPUs to itself, of at least this size.
         """

@@ -1,4 +1,4 @@
-"""Predicts the runtimes of trials from those that run or have ended, for the start order.
+"""Predicts the runtimes of trials from those of running and completed trials. The start order depends on them.
 
 A trial's runtime is the time per report, times the number of reports. The time per report is known after the first
 report, but the number of reports only at the end (ASHA may stop the trial early). They are therefore modeled
@@ -136,7 +136,7 @@ class RuntimeModel:
 
 @dataclass(frozen=True, slots=True)
 class _LogLinearModel:
-    """Predicts a positive number from features: a log-linear model with its residuals."""
+    """Predicts a positive number from features, with a log-linear model and its residuals."""
 
     weights: "numpy.ndarray"
     means: "numpy.ndarray"

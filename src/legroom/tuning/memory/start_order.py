@@ -1,8 +1,8 @@
 """Plans the start order of waiting trials. It simulates several orders with several sampled runtimes, and chooses the
 one that is best on average.
 
-The best order for the most likely runtimes may be bad for others that are nearly as likely, so each order is evaluated with all samples of
-the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
+The best order for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each order is
+evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
 """
 
 import heapq
@@ -74,7 +74,8 @@ def makespan(
     capacity: Capacity,
     sample: int,
 ) -> float:
-    """Seconds until all trials have ended, if each starts as soon as it fits, in the given order. `min_sizes`: smallest size over the GPUs."""
+    """The number of seconds until all trials have ended, if each starts as soon as it fits, in the given order.
+    `min_sizes`: smallest size over the GPUs."""
     free, left, clock = list(capacity.free), list(order), 0.0
     ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]
     heapq.heapify(ends)
@@ -107,7 +108,7 @@ def makespan(
 
 
 def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int, int]]:
-    """The GPUs on which the trial leaves the least memory free, with its bytes there."""
+    """Return the GPUs on which the trial leaves the least memory free, with the bytes that it uses there."""
     options = []
     for index, size in enumerate(demand.sizes):
         if size is not None and size <= free[index]:

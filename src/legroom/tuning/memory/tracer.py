@@ -1,4 +1,4 @@
-"""Client of the tracing process (`tracing_process`): traces the memory requests of a configuration."""
+"""The client of the tracing process (`tracing_process`). It traces the memory requests of a configuration."""
 
 import tempfile
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class CannotEstimate(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerSetup:
-    """The settings of the tracing process. Plain data that can be pickled."""
+    """The settings of the tracing process. They are plain data that can be pickled."""
 
     function: TrainFunction
     capacities: list[int]
@@ -109,7 +109,7 @@ class Tracer:
         return TraceResult(**reply)
 
     def kill(self) -> None:
-        """Kill the process and its children. A trace in progress fails."""
+        """Kill the process and its children. A trace that is in progress fails."""
         self._is_killed = True
         if self._process is not None:
             wait_for_exit(self._server, self._process.number, kill=True)

@@ -1,9 +1,9 @@
-"""The process that traces configurations: the training function runs with fake tensors until it has taken two steps.
+"""The process that traces configurations. The training function runs with fake tensors until it has taken two steps.
 
 It enters an unbounded virtual GPU and imports the function once. It then serves requests, each with a configuration and
-a micro-batch. Each is traced in a fork, which runs the function, replays its memory requests with the capacity of every
-GPU, and sends the result. The fork exits at the second step, so later code does not run. Files that the function
-writes, renames or deletes are changed only in a sandbox, which is discarded.
+a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests with the capacity
+of every GPU, and sends the result. The fork exits at the second step, so later code does not run. Files that the
+function writes, renames or deletes are changed only in a sandbox, which is discarded.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ class _TracingServer:
         return {}
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
-        """The GPU that the function sees: a model of a real GPU with its kernels, or a virtual GPU."""
+        """The GPU that is visible to the function: a model of a real GPU with its kernels, or a virtual GPU."""
         if not self._setup.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
@@ -231,7 +231,8 @@ class _TracedTrial(Trial):
 
 
 class _TracedGuard(Guard):
-    """Runs only the first micro-batches, and does not check whether samples depend on each other, which needs data."""
+    """Runs only the first micro-batches. It does not check whether samples depend on each other, because this needs
+    data."""
 
     trial: _TracedTrial
     steps: int = 0

@@ -53,7 +53,7 @@ class TrialFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterFigures:
-    """One parameter, as an axis."""
+    """One parameter, as an axis of a chart."""
 
     name: str
     kind: Literal["linear", "log", "category"]

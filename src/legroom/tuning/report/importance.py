@@ -29,7 +29,7 @@ def importance(
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks starting at 1; equal values have the average of their ranks."""
+    """Return ranks starting at 1. Equal values have the average of their ranks."""
     order = sorted(range(len(values)), key=lambda index: values[index])
     ranks = [0.0] * len(values)
     start = 0
@@ -44,7 +44,8 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """The group of each trial: by value if there are few values, otherwise numbers in groups of equal size."""
+    """Return the group of each trial. Trials are grouped by value if there are few values; otherwise numbers form
+    groups of equal size."""
     most = max(2, min(5, len(values) // 4))
     numbers = [value for value in values if _is_number(value)]
     if len(set(numbers)) <= most or len(numbers) < len(values) - values.count(None):
@@ -62,7 +63,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
 
 
 def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Epsilon squared; None if all trials are in one group, or if each trial is its own group."""
+    """Return epsilon squared; None if all trials are in one group, or if each trial is its own group."""
     members: dict[int, list[float]] = {}
     for group, rank in zip(groups, ranks, strict=True):
         members.setdefault(group, []).append(rank)

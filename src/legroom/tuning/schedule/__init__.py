@@ -1,1 +1,1 @@
-"""Schedulers: which trials stop early."""
+"""Schedulers decide which trials stop early."""

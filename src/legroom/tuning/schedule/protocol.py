@@ -38,7 +38,7 @@ CONTINUE = Decision()
 class Scheduler(Protocol):
     """Decides after each report whether a trial continues.
 
-    Like a searcher, it stores nothing: given the same reports in the same order, it makes the same decisions. A resumed
+    Like a searcher, it stores nothing. Given the same reports in the same order, it makes the same decisions. A resumed
     study restores the state of the scheduler in this way.
     """
 

@@ -1,7 +1,7 @@
 """Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
 
-Optuna's pruners and Ray's schedulers have the same rules, but each is tied to its own trial objects and storage. These are pure functions of the
-reports, which every engine shares and a resumed study can replay.
+Optuna's pruners and Ray's schedulers have the same rules, but each is tied to its own trial objects and storage. The
+schedulers here are pure functions of the reports. Every engine shares them, and a resumed study can replay them.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Searchers: which configuration is tried next."""
+"""Searchers decide which configuration is tried next."""

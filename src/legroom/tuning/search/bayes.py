@@ -2,14 +2,15 @@
 
 With the same seed it proposes the same configurations as Ray, as long as everything fits and no other trial runs at the time of the proposal.
 
-It supports only numbers. Linear float ranges are used as they are; every other range is mapped to the interval from 0
-to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed to have an
+It supports only numeric parameters. Linear float ranges are used unchanged. Every other range is mapped to the interval
+from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed to have an
 average result, because otherwise they would be proposed again.
 
-Ray's searcher stops proposing once one of its ten random trials fails. This one also learns from configurations that can never fit: after the random
-points, it proposes the point with the best score among those that probably fit (see `expected_improvement`). The random
-points are the same as Ray's, but start in a different order: unsplit before split and small before large, because
-unsplit and small trials finish first. Once a few results are known, the most promising one starts first.
+Ray's searcher stops proposing once one of its ten random trials fails. This searcher also learns from configurations
+that can never fit. After the random points, it proposes the point with the best score among those that probably fit
+(see `expected_improvement`). The random points are the same as Ray's, but start in a different order: unsplit before
+split and small before large, because unsplit and small trials finish first. Once a few results are known, the most
+promising point starts first.
 """
 
 import statistics

@@ -131,7 +131,8 @@ class _GaussianProcesses:
 
     @classmethod
     def of(cls, points: Points, values: Numbers, rng: numpy.random.RandomState) -> "_GaussianProcesses":
-        """Sample length scales, and weight them by the likelihood of the values. Those with hardly any weight are dropped."""
+        """Sample length scales, and weight them by the likelihood of the values. Samples with nearly zero weight are
+        dropped."""
         length_scales = numpy.exp(
             rng.normal(math.log(LENGTH_MEDIAN), LENGTH_SPREAD, size=(DRAWN, points.shape[1]))
         )
@@ -147,7 +148,7 @@ class _GaussianProcesses:
         return selected
 
     def with_more(self, points: Points, values: Numbers) -> "_GaussianProcesses":
-        """The same length scales, with additional observations."""
+        """Return Gaussian processes with the same length scales and additional observations."""
         more = _GaussianProcesses(
             numpy.vstack([self._points, points]),
             numpy.concatenate([self._values, values - self._middle]),
@@ -162,7 +163,7 @@ class _GaussianProcesses:
         return mean
 
     def improvement(self, points: Points, best: float) -> Numbers:
-        """Expected improvement on the best value, for minimization."""
+        """Return the expected improvement on the best value, for minimization."""
         mean, deviation = self.predict(points)
         better = (best - mean) / deviation
         density = numpy.exp(-(better**2) / 2) / math.sqrt(2 * math.pi)
@@ -170,7 +171,7 @@ class _GaussianProcesses:
         return improvement
 
     def predict(self, points: Points) -> tuple[Numbers, Numbers]:
-        """Mean and standard deviation, one row per sample."""
+        """Return the mean and standard deviation, with one row per sample."""
         near = _kernel(points, self._points, self._length_scales)
         mean = self._middle + (near @ self._solved[..., None])[..., 0]
         logs = (near @ self._inverse.transpose(0, 2, 1)) ** 2
@@ -190,7 +191,7 @@ class _GaussianProcesses:
         return squared_error
 
     def _log_likelihood(self) -> Numbers:
-        """Log marginal likelihood of the values, with the scale integrated out."""
+        """Return the log marginal likelihood of the values, with the scale integrated out."""
         volume = numpy.log(numpy.diagonal(self._root, axis1=1, axis2=2)).sum(axis=-1)
         log_likelihood: Numbers = -len(self._values) / 2 * numpy.log(self._squared_error() + 1) - volume
         return log_likelihood

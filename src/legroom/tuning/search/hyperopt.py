@@ -1,4 +1,5 @@
-"""HyperOpt's tree-structured Parzen estimator, used like Ray Tune's `HyperOptSearch`: the same seed gives the same proposals.
+"""HyperOpt's tree-structured Parzen estimator, used like Ray Tune's `HyperOptSearch`. The same seed gives the same
+proposals.
 
 HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty: a loss above all others, which
 increases with its size.
@@ -96,7 +97,7 @@ def _expression(name: str, domain: AnyDomain) -> Any:
 
 
 def _value(domain: AnyDomain, sampled: Any) -> Any:
-    """A value of the domain from HyperOpt's sample."""
+    """Convert HyperOpt's sample to a value of the domain."""
     if isinstance(domain, Categorical):
         return domain.options[int(sampled)]
     if isinstance(domain, FloatRange):

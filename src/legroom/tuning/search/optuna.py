@@ -1,4 +1,5 @@
-"""Optuna's tree-structured Parzen estimator, used like Ray Tune's `OptunaSearch`: the same seed gives the same proposals.
+"""Optuna's tree-structured Parzen estimator, used like Ray Tune's `OptunaSearch`. The same seed gives the same
+proposals.
 
 A configuration that can never fit violates a constraint. It then ranks below all completed trials, and larger
 configurations rank lower, so the estimator avoids that region.
@@ -54,7 +55,8 @@ class OptunaSearcher:
             self._study.tell(trial, result.value)
 
     def _trial_of(self, number: int, config: Config) -> optuna.Trial:
-        """The trial that was proposed. If population-based training changed its configuration, another trial replaces it."""
+        """Return the trial that was proposed. If population-based training changed its configuration, another trial
+        replaces it."""
         known = [parameter for parameter in self._space.parameters if parameter.name in config]
         params = {p.name: _internal_value(p.domain, config[p.name]) for p in known}
         trial = self._asked.pop(number)
@@ -69,7 +71,7 @@ class OptunaSearcher:
 
 
 def _sampler(seed: int) -> TPESampler:
-    """Optuna 5 uses constraints of trials directly; older versions need a function."""
+    """Create the sampler. Optuna 5 uses constraints of trials directly, while older versions need a function."""
     if hasattr(FrozenTrial, "constraints"):
         return TPESampler(seed=seed)
     return TPESampler(seed=seed, constraints_func=lambda trial: (trial.user_attrs.get(_SHORTAGE, 0.0),))
@@ -93,5 +95,5 @@ def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
 
 
 def _internal_value(domain: AnyDomain, value: Any) -> Any:
-    """The value that the sampler uses: for a power of two, the exponent."""
+    """Return the value that the sampler uses. For a power of two, this is the exponent."""
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

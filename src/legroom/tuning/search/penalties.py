@@ -1,4 +1,4 @@
-"""Losses for configurations that can never fit, for searchers that accept only numbers."""
+"""Computes losses for configurations that can never fit, for searchers that accept only numbers."""
 
 import math
 
@@ -19,7 +19,7 @@ class Penalties:
             self._seen.append(self._sign * result.value)
 
     def loss(self, result: Result, *, by_best: bool = False) -> float:
-        """`by_best`: use the best value of a trial instead of its last one."""
+        """`by_best`: use the best value of a trial instead of its last value."""
         value = result.best if by_best and result.best is not None else result.value
         if value is not None:
             return self._sign * value if math.isfinite(value) else self._above(0.0)

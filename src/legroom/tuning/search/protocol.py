@@ -28,16 +28,16 @@ class Result:
 class Searcher(Protocol):
     """Proposes configurations.
 
-    It receives the result of every trial, and proposes trials in the order of their numbers. A searcher stores nothing.
-    A resumed study creates a new searcher and repeats all calls in the same order. After that, the searcher must
-    continue in the same way.
+    A searcher receives the result of every trial, and proposes trials in the order of their numbers. A searcher stores
+    nothing. A resumed study creates a new searcher and repeats all calls in the same order. After that, the searcher
+    must continue in the same way.
     """
 
     startup_trials: int | None
     """Number of first proposals that do not depend on results, so they can be requested early; None if no proposal does."""
 
     def propose(self, number: int) -> Config | None:
-        """The configuration of trial `number`; None if there are no more."""
+        """Return the configuration of trial `number`; None if there are no more."""
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         """Handle the result of a trial that has ended, or that was rejected because it can never fit."""

@@ -1,9 +1,9 @@
-"""Searchers that learn nothing (random and grid), and the creation of all searchers by name.
+"""Searchers that do not learn (random and grid), and a function that creates any searcher by name.
 
 With the same seed, all of them propose the same configurations as Ray Tune's (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`),
-given the same results. They differ if a configuration can never fit: Ray's searchers receive an error; these receive
-the amount by which it exceeds the memory. Proposals start in the same order, unless the searcher is an
-`OrderingSearcher`.
+given the same results. They differ if a configuration can never fit: Ray's searchers receive an error, while Legroom's
+receive the amount by which the configuration exceeds the memory. Proposals start in the same order, unless the searcher
+is an `OrderingSearcher`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 
 
 def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
-    """Create a searcher by name. Raises `UsageError` if it does not support the space."""
+    """Create a searcher by name. Raises `UsageError` if the searcher does not support the space."""
     check_search(search, space)
     if search == "random":
         return RandomSearcher(space, seed)

@@ -1,9 +1,9 @@
 """The domain of one parameter: a range or a list of choices.
 
-Every domain can be sampled (`draw`) and listed for a grid (`grid`; None if it has infinitely many values). Ranges (`is_range`: values have an order
-and a distance) can also be mapped to the interval from 0 to 1 and back (`to_unit`, `from_unit`), which searchers for
-numbers need. A searcher therefore need not distinguish the kinds of ranges. `draw` consumes random numbers in the same
-way as Ray Tune's domains and gives the same values.
+Every domain can be sampled (`draw`) and listed for a grid (`grid`, which returns None if there are infinitely many
+values). Ranges have values with an order and a distance (`is_range`). They can also be mapped to the interval from 0 to
+1 and back (`to_unit`, `from_unit`), which searchers for numbers need. A searcher therefore need not distinguish the
+kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and gives the same values.
 """
 
 import math
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FloatRange:
-    """From `low` to `high`, both included. `log`: uniform in the logarithm; `step`: multiples from `low`; `points`: number of grid points."""
+    """A range from `low` to `high`, both included. `log`: uniform in the logarithm; `step`: multiples from `low`;
+    `points`: number of grid points."""
 
     low: float
     high: float
@@ -142,7 +143,8 @@ AnyDomain = FloatRange | IntRange | PowerRange | Categorical
 
 
 def read_domain(name: str, written: Any) -> AnyDomain | None:
-    """Read a domain as the user writes it, in TOML or Python; None for a plain value, which is the same in every trial.
+    """Read a domain that the user wrote in TOML or Python. Returns None for a plain value, which is the same in every
+    trial.
 
     `[2, 4, 8]` and `{choice = [...]}`: one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1,
     8]}`, `{int_log = [16, 1024]}`: a range with both bounds included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and

@@ -71,7 +71,7 @@ class Space:
         return config
 
     def with_constants(self, values: Mapping[str, Any]) -> Config:
-        """A full configuration from parameter values; inactive parameters are omitted."""
+        """Return a full configuration from parameter values. Inactive parameters are omitted."""
         config = dict(self.constants)
         for parameter in self.parameters:
             if parameter.is_active_in(config) and parameter.name in values:

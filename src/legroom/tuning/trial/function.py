@@ -59,7 +59,7 @@ class TrainFunction:
 
     @classmethod
     def of(cls, function: Any) -> "TrainFunction":
-        """Create it from a function or from text such as `train.py:train`."""
+        """Create a `TrainFunction` from a function or from text such as `train.py:train`."""
         if isinstance(function, TrainFunction):
             return function
         if isinstance(function, str):
@@ -107,7 +107,8 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """Packages that the file imports and that are not in its folder. They can be loaded before the file."""
+        """The packages that the file imports and that are not in its folder. These packages can be loaded before the
+        file."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())
         except (OSError, SyntaxError, ValueError):
@@ -173,7 +174,7 @@ def _is_module_level(file: str, name: str) -> bool:
 
 
 def _positional_count(function: ast.FunctionDef) -> int:
-    """Number of positional arguments, without `*args`."""
+    """The number of positional arguments, without `*args`."""
     return len(function.args.posonlyargs + function.args.args)
 
 

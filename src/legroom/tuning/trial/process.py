@@ -1,7 +1,7 @@
-"""The process of one trial: it limits its GPU memory, loads the training function, runs it, and reports how it ended.
+"""The process of one trial. It limits its GPU memory, loads the training function, runs it, and reports how it ended.
 
-Every trial has its own process, so its memory is always freed. `set_per_process_memory_fraction` limits its memory: a
-trial whose estimate was too low cannot take memory from other trials on the same GPU.
+Every trial has its own process, so its memory is always freed. `set_per_process_memory_fraction` limits its memory, so
+a trial whose estimate was too low cannot take memory from other trials on the same GPU.
 """
 
 import contextlib
@@ -112,7 +112,8 @@ def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
 
 
 def call(train: Train, config: Config, trial: Trial) -> Any:
-    """Call the function with the trial, or without it if it takes only the configuration (a plain Ray function)."""
+    """Call the function with the trial, or without it if the function takes only the configuration (a plain Ray
+    function)."""
     try:
         inspect.signature(train).bind(config, trial)
     except TypeError:
@@ -198,7 +199,7 @@ def _cap(torch: Any, cap: int | None, memory: int) -> None:
 
 @contextlib.contextmanager
 def _group(task: TrialTask) -> Iterator[None]:
-    """A process group of the trial's ranks, if it has several."""
+    """Create a process group of the trial's ranks, if it has several."""
     if task.ranks == 1:
         yield
         return

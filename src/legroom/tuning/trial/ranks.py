@@ -1,6 +1,6 @@
 """Combines the ranks of a trial. The report of rank 0 decides for all ranks, and if one rank fails, all of them end.
 
-An engine passes on the messages of each rank and returns the answers. Ranks wait for the decision about a step, but do
+An engine passes on the messages of each rank and sends the answers. Ranks wait for the decision about a step, but do
 not wait for a rank that has ended.
 """
 

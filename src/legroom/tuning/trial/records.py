@@ -6,7 +6,8 @@ States of a trial:
        │         └→ paused → running                (population-based training with more trials than can run)
        └→ never-fits                                 (rejected before it started)
 
-`finished`, `stopped`, `failed`, `out-of-memory` and `never-fits` are final: a resumed study does not change them.
+`finished`, `stopped`, `failed`, `out-of-memory` and `never-fits` are final states. A resumed study does not change
+them.
 """
 
 import math

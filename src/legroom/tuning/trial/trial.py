@@ -41,7 +41,8 @@ FULL_DISK_BYTES = 1 * MiB
 
 
 class DiskFull(LegroomError):  # noqa: N818
-    """A checkpoint could not be written because the disk is full. The study ends, and the trial continues when it is resumed."""
+    """A checkpoint could not be written because the disk is full. The study ends, and the trial continues when the
+    study is resumed."""
 
 
 class StopTrial(BaseException):
@@ -50,7 +51,7 @@ class StopTrial(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMessage:
-    """One report, as sent to the engine."""
+    """One report, in the form in which it is sent to the engine."""
 
     step: int
     metrics: dict[str, float]
@@ -132,7 +133,8 @@ class Trial:
             raise StopTrial
 
     def load_checkpoint(self, **options: Any) -> Any:
-        """The object that was passed to `report(checkpoint=...)`, loaded with `torch.load`; None for a new trial."""
+        """Return the object that was passed to `report(checkpoint=...)`, loaded with `torch.load`; None for a new
+        trial."""
         if self.checkpoint is None:
             return None
         import torch
@@ -207,7 +209,7 @@ def reserved_peak() -> int | None:
 
 
 def out_of_memory_count() -> int:
-    """Number of failed allocations in this process, including those that were handled."""
+    """The number of failed allocations in this process, including those that were handled."""
     cuda = _cuda_in_use()
     return 0 if cuda is None else int(cuda.memory_stats().get("num_ooms", 0))
 

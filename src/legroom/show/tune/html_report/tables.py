@@ -22,7 +22,7 @@ def lead(study: StudyFigures) -> str:
 
 
 def _lost_text(study: StudyFigures) -> str:
-    """Trials that ran out of memory, if there was a GPU."""
+    """Return text about the trials that ran out of memory, if there was a GPU."""
     lost = study.count("lost")
     if not study.capacities:
         return ""
@@ -30,7 +30,7 @@ def _lost_text(study: StudyFigures) -> str:
 
 
 def _ran(study: StudyFigures) -> int:
-    """Number of trials, without configurations that could never fit."""
+    """The number of trials, without configurations that could never fit."""
     return len(study.trials) - study.count("rejected")
 
 
@@ -189,7 +189,7 @@ def _cell(text: str, value: Any) -> str:
 
 def _by_reason(trials: list[TrialFigures]) -> list[tuple[list[int], str]]:
     """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are treated as equal.
-    The text of the first trial is shown; the table of all trials contains the others."""
+    The text of the first trial is shown. The table of all trials contains the other texts."""
     grouped: dict[str, list[TrialFigures]] = {}
     for trial in trials:
         grouped.setdefault(re.sub(r"[\d.,]+", "0", trial.reason), []).append(trial)

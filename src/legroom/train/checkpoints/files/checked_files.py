@@ -1,6 +1,6 @@
-"""Files that are flushed to disk when a call returns, with checksums.
+"""Writes files with checksums. The files are flushed to disk when a call returns.
 
-Several threads write a file in blocks. Each block has its own CRC-32, so that checking is parallel too.
+Several threads write a file in blocks. Each block has its own CRC-32, so that checking also runs in parallel.
 """
 
 import mmap

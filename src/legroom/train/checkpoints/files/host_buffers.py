@@ -1,4 +1,4 @@
-"""Copies of tensors in host memory, in buffers of the block size of a file.
+"""Copies tensors to host memory, in buffers of the block size of a file.
 
 The file is written from the copy, so training can continue. Copies from a GPU go into page-locked memory and are
 asynchronous. Later work on the GPU is queued after them, and the host waits in `wait()`. Page-locked buffers are reused

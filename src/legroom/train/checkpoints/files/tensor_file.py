@@ -1,4 +1,4 @@
-"""Named tensors in one file of the safetensors format.
+"""Stores named tensors in one file of the safetensors format.
 
 The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library writes it in one
 thread from a second copy, without fsync and checksums, so `checked_files` writes the bytes instead. The tests compare this
@@ -28,7 +28,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def can_hold(tensor: torch.Tensor) -> bool:
-    """Whether the format supports the tensor: dense, with a standard dtype."""
+    """Whether the format supports the tensor, which must be dense and have a standard dtype."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and (
         tensor.layout is torch.strided and tensor.dtype in _NAMES and not tensor.is_meta
     )

@@ -1,7 +1,7 @@
-"""Folders that are created atomically.
+"""Creates folders atomically.
 
 A folder is filled under a hidden name and renamed after its contents are flushed to disk, so it is either complete or
-absent. Hidden folders of killed processes are recognized by their lock, which the kernel has released.
+absent. Hidden folders of killed processes are recognized because the kernel has released their lock.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class UnfinishedFolder:
-    """A hidden folder until `finish(name)` renames it."""
+    """A folder that stays hidden until `finish(name)` renames it."""
 
     def __init__(self, parent: Path) -> None:
         parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,8 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove hidden folders of killed processes. Folders that a running process is filling are locked, and stay."""
+    """Remove hidden folders of killed processes. Folders that a running process is filling are locked, and are not
+    removed."""
     for path in parent.glob(f"{_HIDDEN}*"):
         with contextlib.suppress(OSError):
             lock = _lock(path)

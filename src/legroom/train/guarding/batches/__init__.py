@@ -1,1 +1,1 @@
-"""Splitting a batch, and weighting the micro-batches."""
+"""Splits a batch, and weights the micro-batches."""

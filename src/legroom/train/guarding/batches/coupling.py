@@ -28,7 +28,8 @@ SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
 
 @dataclass(frozen=True, slots=True)
 class ReductionProbe:
-    """The reduction found with two samples. None if neither reduction matches, or if the test was not possible."""
+    """The reduction found with two samples. The reduction is None if neither matches, or if the test was not
+    possible."""
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None

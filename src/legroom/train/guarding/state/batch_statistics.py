@@ -1,4 +1,4 @@
-"""Updates the running statistics of batch normalization as for the whole batch, although the batch is split.
+"""Updates the running statistics of a split batch in the same way as for the whole batch.
 
 Each micro-batch is still normalized with its own mean and variance. The running statistics, which are used in evaluation,
 are updated once with the mean and variance over all samples, and one batch is counted.

@@ -1,4 +1,5 @@
-"""Copies of tensors on their own device, made with a few multi-tensor kernels. Saving them at every step is cheap."""
+"""Makes copies of tensors on their own device with a few multi-tensor kernels. It is cheap enough to save the tensors
+at every step."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Restores the state that a forward and backward pass changes, if memory runs out before its end.
+"""Restores the state that a forward and backward pass changes, if memory runs out before the end of the passes.
 
     transaction = Transaction(model, parameters, device)
     transaction.begin()                   # sets existing gradients aside
@@ -8,7 +8,7 @@
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
 Restores the random generators, the buffers and the gradients. Gradients from earlier passes are set aside rather than
-copied. If a failed pass added to them in place, they could not be separated from its gradients.
+copied. If a failed pass added to earlier gradients in place, they could not be separated from its own gradients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -171,7 +171,8 @@ class _BufferCopies:
 
 
 def _allocated(device: torch.device) -> int | None:
-    """Return the bytes that tensors use on the device. Faster than `memory_allocated`, which sorts all statistics first."""
+    """Return the bytes that tensors use on the device. This is faster than `memory_allocated`, which sorts all
+    statistics first."""
     if device.type != "cuda":
         return None
     stats: Any = torch.cuda.memory_stats_as_nested_dict(device)

@@ -1,1 +1,1 @@
-"""Trials on Ray Tune."""
+"""Runs trials on Ray Tune."""

@@ -82,12 +82,12 @@ class DispatchSearcher(Searcher):
         """Never called: Not supported, because a search is resumed from the study's storage."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Ray saves a copy of its settings to disk. The study is not part of it."""
+        """Ray saves a copy of its settings to disk. The study is not included in this copy."""
         return {}
 
 
 class DispatchScheduler(FIFOScheduler):
-    """Passes reports and ends of trials to the dispatcher, and its decisions to Ray."""
+    """Passes reports and the ends of trials to the dispatcher, and passes its decisions to Ray."""
 
     _supports_buffered_results = False  # a trial waits for the answer to each report
 

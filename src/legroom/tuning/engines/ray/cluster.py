@@ -25,7 +25,8 @@ _HELP = ray_cluster.RayHelp(
 
 @contextlib.contextmanager
 def connected(address: str | None, *, processors: int) -> Iterator[None]:
-    """Connect to Ray: the caller's instance, the cluster at `address`, or a new local one with `processors` CPUs."""
+    """Connect to the caller's Ray instance, to the cluster at `address`, or to a new local instance with `processors`
+    CPUs."""
     with contextlib.ExitStack() as stack:
         is_ours = not ray_cluster.is_initialized()
         stack.enter_context(
@@ -41,9 +42,10 @@ def connected(address: str | None, *, processors: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_messages() -> Iterator[None]:
-    """Suppress Ray's message about a dead worker, which would corrupt the live table. The study reports it in one line.
+    """Suppress Ray's message about a dead worker, which would corrupt the live table. The study itself reports the dead
+    worker in one line.
 
-    Uses a private function of Ray. If its name differs, Ray's message is printed in addition.
+    This uses a private function of Ray. If its name differs, Ray's message is printed in addition.
     """
     from ray._private import worker
 
@@ -53,7 +55,8 @@ def _no_messages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silenced(name: str) -> Iterator[None]:
-    """Silence a logger: Ray Tune logs a traceback for each failed trial, which the study reports in one line."""
+    """Silence a logger: Disable the traceback that Ray Tune logs for each failed trial, because the study reports it in
+    one line."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,8 @@
 """Runs trials on Ray Tune: on this machine, with a Ray instance started for the study, or on a cluster.
 
-On this machine, the dispatcher places trials on GPUs as it does without Ray. On a cluster, Ray places them. Each trial requests the
-fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it fits.
+On this machine, the dispatcher places trials on GPUs as it does without Ray. On a cluster, Ray places trials on GPUs.
+Each trial requests the fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it
+fits.
 """
 
 import contextlib

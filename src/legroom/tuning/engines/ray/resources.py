@@ -1,7 +1,7 @@
 """The Ray resources that a trial requests, and those that a cluster has.
 
 On this machine, the dispatcher places trials, so they request almost nothing from Ray. On a cluster, Ray places trials by their predicted
-memory. A trial with several ranks has one bundle per rank, all on one machine if one has enough GPUs.
+memory. A trial with several ranks has one bundle per rank. All bundles are on one machine if a machine has enough GPUs.
 """
 
 import math
@@ -21,7 +21,7 @@ Resources = Callable[[dict[str, Any]], Any]
 
 
 def resources(*, on_cluster: bool, strategy: str = "STRICT_PACK") -> Resources:
-    """The function that Ray Tune calls with a trial's tasks. `strategy` applies to ranks without GPUs."""
+    """Return the function that Ray Tune calls with a trial's tasks. `strategy` applies to ranks without GPUs."""
 
     def request(config: dict[str, Any]) -> Any:
         from ray.tune import PlacementGroupFactory
@@ -47,7 +47,7 @@ def _bundle(task: TrialTask, on_cluster: bool) -> dict[str, float]:
 
 
 def strategy_for(ranks: int) -> str:
-    """The placement strategy for ranks without GPUs: on one machine, if one has enough CPUs."""
+    """The placement strategy for ranks without GPUs. They are placed on one machine if a machine has enough CPUs."""
     import ray
 
     max_cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]

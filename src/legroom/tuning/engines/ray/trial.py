@@ -1,4 +1,4 @@
-"""A trial inside a Ray worker. The function runs as in the local engine; its reports go through Ray Tune.
+"""A trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray Tune.
 
 Every trial has its own process, so its memory is always freed. This process is either the worker, which exits with the
 trial, or a process that is forked while Ray reuses its worker.
@@ -51,7 +51,7 @@ def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit
 
 def kill_process(result: dict[str, Any], server: str | None) -> None:
     """Kill the process that sent a result, if it was forked. Ray notifies a reused worker only when the next trial
-    starts; until then, the trial would keep its memory."""
+    starts. Until then, the trial would keep its memory."""
     number = result.get(PROCESS)
     if number is not None and server is not None:
         wait_for_exit(server, number, kill=True)

@@ -34,7 +34,8 @@ def is_tuner(given: Any) -> bool:
 
 
 def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The training function, and keyword arguments for `legroom.tune`: space, metric, mode, trials, search, scheduler, ..."""
+    """Return the training function, and keyword arguments for `legroom.tune`: space, metric, mode, trials, search,
+    scheduler, ..."""
     inside = getattr(tuner, "_local_tuner", None)
     settings = getattr(inside, "_tune_config", None)
     written = getattr(inside, "param_space", None)
