@@ -91,7 +91,12 @@ def run_side(side: str, work: str, count: int) -> tuple[float, float]:
         out = Path(folder) / "figures.json"
         output = ["-o", str(Path(folder) / "run.legroom")] if command else []
         device = "cuda" if side == "gpu" else "cpu"
-        sizes = ["--steps", str(count if work == "steps" else 0), "--tensors", str(count if work != "steps" else 0)]
+        sizes = [
+            "--steps",
+            str(count if work == "steps" else 0),
+            "--tensors",
+            str(count if work != "steps" else 0),
+        ]
         options = ["--work", work, *sizes, "--modes", modes, "--device", device, "--out", str(out)]
         process = subprocess.Popen(
             [sys.executable, *command, *output, str(Path(__file__)), *options],

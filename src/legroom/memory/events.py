@@ -33,6 +33,8 @@ class Category(StrEnum):
     TEMPORARY = "temporary"
     """None of the above: an intermediate result, usually freed soon."""
 
+    __hash__ = str.__hash__  # `Enum` computes it in Python, and sites are looked up for every event
+
 
 class Phase(StrEnum):
     """The part of the training step."""
@@ -41,6 +43,8 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     OTHER = "other"
+
+    __hash__ = str.__hash__
 
 
 class Frame(NamedTuple):

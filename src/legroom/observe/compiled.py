@@ -32,16 +32,28 @@ def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
         hook(*args)
 
     disabled: Callable[..., None] = disable(call)
-    return disabled
+
+    def outside_graphs(*args: Any) -> None:
+        # Calling `disabled` in eager mode takes several microseconds.
+        if torch.compiler.is_compiling():
+            disabled(*args)
+        else:
+            hook(*args)
+
+    return outside_graphs
 
 
 @contextmanager
-def compiled_functions_run_in_eager_mode() -> Iterator[None]:
-    """Let `torch.compile(fullgraph=True)` work under a dispatch mode, and report once that nothing is compiled."""
+def compiled_functions_run_in_eager_mode(on_compile: Callable[[], None]) -> Iterator[None]:
+    """Let `torch.compile(fullgraph=True)` work under a dispatch mode, and report once that nothing is compiled.
+
+    `on_compile()` is called before that.
+    """
     original = torch.compile
 
     @functools.cache
     def warn() -> None:
+        on_compile()
         log.warning(IN_EAGER_MODE)
         # About the recorder's hooks, not about the user's.
         warnings.filterwarnings(

@@ -89,7 +89,7 @@ class Session:
         self._began = time.perf_counter()
         self._exit.enter_context(self._producer)
         loaders = TrainingClock(on_batch=lambda _: self._leak_detector.iterations.next_batch())
-        loaders.attach()
+        loaders.attach(batches_only=True)
         self._exit.callback(loaders.detach)
         self._leak_detector.attach()
         self._exit.callback(self._leak_detector.detach)
@@ -205,11 +205,11 @@ class _HostProducer(_DispatchProducer):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._memory = HostMemory()
-        self._recorder = Recorder(self._send, [self._memory], host_only=True)
+        self._recorder = Recorder(self._send, [self._memory], host_only=True, eager=True)
         self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        self._exit.enter_context(compiled_functions_run_in_eager_mode())
+        self._exit.enter_context(compiled_functions_run_in_eager_mode(self._recorder.compiles))
         self._recorder.attach()
         self._exit.callback(self._recorder.detach)
 

@@ -59,12 +59,14 @@ class TrainingClock:
         self._handles: list[Any] = []
         self._original_next: Callable[[Any], Any] | None = None
 
-    def attach(self) -> None:
+    def attach(self, *, batches_only: bool = False) -> None:
+        """`batches_only`: call `on_batch` and count no optimizer steps."""
         self._step_started = time.perf_counter()
-        self._handles = [
-            register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
-            register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
-        ]
+        if not batches_only:
+            self._handles = [
+                register_optimizer_step_pre_hook(not_compiled(self._before_optimizer)),
+                register_optimizer_step_post_hook(not_compiled(self._after_optimizer)),
+            ]
         self._wrap_loaders()
 
     def detach(self) -> None:

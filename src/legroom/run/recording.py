@@ -31,13 +31,14 @@ from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
 from legroom.memory.annotations import ExitReason, RunEnded, SpillTotals
+from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.dispatch.index_checks import IndexChecks
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
-from legroom.run.capture_path import OpenCapture, open_capture
+from legroom.run.capture_path import NoWriter, OpenCapture, open_capture
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
@@ -101,6 +102,8 @@ class Recording:
         self._pid = os.getpid()
         self._session: Session | None = None
         self._capture: OpenCapture | None = None
+        self._writer: CaptureWriter | NoWriter | None = None
+        """The writer of the capture; None before the run and in a forked child."""
         self._run: dict[str, Any] = {}
         self._ledger = Ledger(keep_events=KEPT_EVENTS)
         self._live: LiveLine | None = None
@@ -137,6 +140,7 @@ class Recording:
         self._session = Session(self._record, gpus=self._gpus)
         self._run = self._header()
         self._capture = open_capture(self._output, force=self._force, stem=self._script.stem, run=self._run)
+        self._writer = self._capture.writer
         try:
             self._recording.enter_context(self._session)
         except BaseException:
@@ -201,12 +205,13 @@ class Recording:
     # --- while it runs
 
     def _record(self, event: Event) -> None:
-        if self._oom_report is None:
-            self._write(event)
+        if self._oom_report is None and self._writer is not None:
+            self._writer.write(event)
+            self._ledger.apply(event)
 
     def _write(self, event: Event) -> None:
-        if self._capture is not None and os.getpid() == self._pid:
-            self._capture.writer.write(event)
+        if self._writer is not None and os.getpid() == self._pid:
+            self._writer.write(event)
             self._ledger.apply(event)
 
     def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
@@ -331,8 +336,9 @@ class Recording:
 
     def abandon(self) -> None:
         """Stop using the parent's capture and terminal in a forked child."""
-        if self._capture is not None:
-            self._capture.writer.abandon()
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
         if self._live is not None:
             self._live.abandon()
 

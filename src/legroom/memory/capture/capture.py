@@ -24,7 +24,7 @@ from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.capture.chunks import ChunkFile
 from legroom.memory.capture.lines import to_json
 from legroom.memory.capture.reader import Capture, read_capture
-from legroom.memory.events import Alloc, Event, Free, Tag
+from legroom.memory.events import Alloc, Event, Free, Step, Tag
 from legroom.memory.interrupts import delayed_interrupts
 from legroom.units import MiB, format_size
 
@@ -38,7 +38,9 @@ _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
 """How many events may be pending. Pending events are lost if the process is killed."""
 _MAX_WAIT = 0.5
-"""How many seconds an event may be pending. A Step, an Oom and other rare events are written at once."""
+"""How many seconds an event may be pending. An Oom and other rare events are written at once."""
+_MAX_STEP_WAIT = 0.05
+"""How many seconds a Step may be pending. Short steps are written together, because each write takes time and space."""
 
 
 class CaptureWriter:
@@ -72,6 +74,7 @@ class CaptureWriter:
         self._process = os.getpid()
         self._pending: list[Event] = []
         self._due = _MAX_WAIT
+        self._step_due = _MAX_STEP_WAIT
         self._lock = Lock()
         self._owner: int | None = None
         self._file: ChunkFile | None = None
@@ -94,12 +97,15 @@ class CaptureWriter:
     def write(self, event: Event) -> None:
         if self._file is None:
             return
-        self._pending.append(event)
-        if isinstance(event, Alloc | Free):
-            if event[0] < self._due and len(self._pending) < _MAX_PENDING:
+        pending = self._pending
+        pending.append(event)
+        if len(pending) < _MAX_PENDING:
+            # This runs for every event. A union of types would be created each time.
+            if isinstance(event, Alloc) or isinstance(event, Free):  # noqa: SIM101
+                if event[0] < self._due:
+                    return
+            elif isinstance(event, Tag) or (isinstance(event, Step) and event[0] < self._step_due):
                 return
-        elif isinstance(event, Tag) and len(self._pending) < _MAX_PENDING:
-            return
         self._drain()
 
     def flush(self) -> None:
@@ -167,6 +173,7 @@ class CaptureWriter:
         if batch:
             file.write(batch)
             self._due = file.seconds + _MAX_WAIT
+            self._step_due = file.seconds + _MAX_STEP_WAIT
 
     def _stop(self, failed: str | None) -> None:
         self.failed = failed

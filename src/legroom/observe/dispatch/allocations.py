@@ -93,6 +93,8 @@ class DeviceAllocations:
         """Number of a workspace allocation → other possible sizes, if the size is uncertain."""
         self.optional: set[int] = set()
         """Numbers of workspace allocations that the kernel can do without."""
+        self.room_left = 0
+        """At most the memory that is left on the fullest device. Allocations reduce it; `Recorder.check_room` updates it."""
         self._clock = clock
         self._stream_on = stream_on
         self._on_failure = on_failure
@@ -121,9 +123,11 @@ class DeviceAllocations:
             failed = failure.with_traceback(None)  # otherwise it and this frame would form a reference cycle
         else:
             number = self.count = self.count + 1
+            self.room_left -= block.size
             peaks = self._peaks[device]
-            if allocator.allocated > peaks[0]:
-                peaks[0] = allocator.allocated
+            allocated = allocator.allocated
+            if allocated > peaks[0]:
+                peaks[0] = allocated
                 if allocator.reserved > peaks[1]:
                     peaks[1] = allocator.reserved
             self.sink(

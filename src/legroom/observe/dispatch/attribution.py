@@ -8,6 +8,7 @@ it up.
 
 import sysconfig
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,21 @@ class OpLocation(NamedTuple):
     phase: Phase
 
 
+_locations: dict[tuple[int, str, Phase], OpLocation] = {}
+_MAX_CACHED = 100_000
+
+
+def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
+    """The location with these values, one object for equal ones: a run has one for each operation."""
+    key = (id(frame), module, phase)
+    known = _locations.get(key)
+    if known is None or known.frame is not frame:
+        if len(_locations) > _MAX_CACHED:
+            _locations.clear()
+        known = _locations[key] = OpLocation(frame, module, phase)
+    return known
+
+
 # --- the user's line ---------------------------------------------------------------------------------------------
 
 
@@ -48,6 +64,8 @@ _INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
 _INTERNAL, _LIBRARY, _USER = 0, 1, 2
 _kinds: dict[str, int] = {}
 _frames: dict[tuple[str, int, str], Frame] = {}
+_lines: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
+"""`id` of a code object and instruction → the code object, so that its `id` is not used again, and the line."""
 
 
 def _kind_of(file: str) -> int:
@@ -90,13 +108,24 @@ def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
         if kind is None:
             kind = _kinds[code.co_filename] = _kind_of(code.co_filename)
         if kind == _USER:
-            return _as_frame(code, frame.f_lineno), engine
+            return _line_of(frame, code), engine
         if kind == _LIBRARY:
             fallback = fallback or frame
         elif code is _ENGINE:
             engine = True
         frame = frame.f_back
-    return (_as_frame(fallback.f_code, fallback.f_lineno) if fallback else None), engine
+    return (_line_of(fallback, fallback.f_code) if fallback else None), engine
+
+
+def _line_of(frame: FrameType, code: CodeType) -> Frame:
+    # Python finds the line number by decoding a table from its start. A code object is hashed slowly, so its `id` is the key.
+    key = (id(code), frame.f_lasti)
+    known = _lines.get(key)
+    if known is None:
+        if len(_lines) > _MAX_CACHED:
+            _lines.clear()
+        known = _lines[key] = code, _as_frame(code, frame.f_lineno)
+    return known[1]
 
 
 def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
@@ -186,10 +215,10 @@ class ModuleStack(threading.local):
 class ForwardLocations:
     """Maps the sequence number of an autograd node to the location of the forward operation that created it."""
 
-    MAX_ENTRIES = 400_000
+    MAX_ENTRIES = 200_000
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
+        self._numbers = array("q")
         self._locations: list[OpLocation] = []
         self._last: OpLocation | None = None
 
@@ -204,7 +233,8 @@ class ForwardLocations:
         numbers.append(number)
         self._locations.append(location)
         if len(numbers) > self.MAX_ENTRIES:
-            del numbers[: self.MAX_ENTRIES // 2], self._locations[: self.MAX_ENTRIES // 2]
+            del numbers[: self.MAX_ENTRIES // 2]
+            del self._locations[: self.MAX_ENTRIES // 2]
 
     def find(self, node: Any) -> OpLocation | None:
         """The forward location of `node`. A view records no location, so it gets the location of the operation before

@@ -19,6 +19,7 @@ from legroom.observe.holders import autograd_graph
 
 GUESSES = (Category.TEMPORARY, Category.INPUT)
 """Categories that a storage may have before its role is known."""
+_TEMPORARY = (Category.TEMPORARY,)
 _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 """Categories that a storage of the forward pass may change between."""
 
@@ -45,7 +46,7 @@ class CategoryTracker:
         is one of these."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
-        if known is not None and (over is None or known.category in over):
+        if known is not None and known.category is not category and (over is None or known.category in over):
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
@@ -62,9 +63,10 @@ class CategoryTracker:
         """
         hidden = False
         for node in autograd_graph.nodes(roots):
-            for tensor in autograd_graph.saved_by(node):
-                self.tag_tensor(tensor, Category.ACTIVATION, over=(Category.TEMPORARY,))
-            hidden = hidden or autograd_graph.has_pack_hooks(node)
+            saved, packed = autograd_graph.saved_and_packed(node)
+            for tensor in saved:
+                self.tag_tensor(tensor, Category.ACTIVATION, over=_TEMPORARY)
+            hidden = hidden or packed
         if hidden:
             for storage in list(self.live.values()):
                 if storage.phase is Phase.FORWARD and storage.category is Category.TEMPORARY:

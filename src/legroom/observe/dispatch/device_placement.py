@@ -5,7 +5,7 @@ another one (`CallContext.target`). If an operation mixes devices, it raises tor
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -63,12 +63,16 @@ class DevicePlacement:
         device: int | None = None
         hosts: set[int] = set()
         mixed = any_tensor = False
-        for tensor in tensors_in((args, kwargs) if kwargs else args):
+        live = self.live
+        tensors: Iterable[torch.Tensor] = [item for item in args if isinstance(item, torch.Tensor)]
+        if kwargs or not tensors or any(isinstance(item, (list, tuple)) for item in args):
+            tensors = tensors_in((args, kwargs) if kwargs else args)
+        for tensor in tensors:
             storage = storage_of(tensor)
             if storage is None:
                 continue
             any_tensor = True
-            known = self.live.get(storage._cdata)
+            known = live.get(storage._cdata)
             if known is None:
                 hosts.add(storage._cdata)
             elif device is None:

@@ -5,17 +5,22 @@ A backward operation gets the location of the forward operation that it differen
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from legroom.memory.events import Category, Phase
-from legroom.observe.dispatch.attribution import ForwardLocations, ModuleStack, OpLocation, user_frame
+from legroom.observe.dispatch.attribution import (
+    ForwardLocations,
+    ModuleStack,
+    OpLocation,
+    located,
+    user_frame,
+)
 from legroom.observe.dispatch.backward_engine import current_node
 from legroom.observe.dispatch.categories import CategoryTracker
 from legroom.observe.dispatch.operations import overloads
-from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.training import TrainingClock
 
 
@@ -44,20 +49,20 @@ class OpLocator(threading.local):
             if engine and not modules.stack:
                 forward = self._forward_locations.find(node)
                 if forward is not None:
-                    return OpLocation(forward.frame, forward.module, Phase.BACKWARD)
-            location = OpLocation(frame, modules.path, Phase.BACKWARD)
+                    return located(forward.frame, forward.module, Phase.BACKWARD)
+            location = located(frame, modules.path, Phase.BACKWARD)
             if torch.is_grad_enabled():  # recomputed for a checkpoint, so its own backward follows
                 self._forward_locations.record(location)
             return location
         self.in_backward = False
         if modules.stack:
-            location = OpLocation(frame, modules.path, Phase.FORWARD)
+            location = located(frame, modules.path, Phase.FORWARD)
         elif self._clock.in_optimizer:
-            return OpLocation(frame, "", Phase.OPTIMIZER)
-        elif torch.is_grad_enabled() and any(item.requires_grad for item in tensors_in(args)):
-            location = OpLocation(frame, "", Phase.FORWARD)
+            return located(frame, "", Phase.OPTIMIZER)
+        elif torch.is_grad_enabled() and _requires_grad(args):
+            location = located(frame, "", Phase.FORWARD)
         else:
-            return OpLocation(frame, "", Phase.OTHER)
+            return located(frame, "", Phase.OTHER)
         if torch.is_grad_enabled():
             self._forward_locations.record(location)
         return location
@@ -77,6 +82,20 @@ class OpLocator(threading.local):
         elif phase is Phase.OTHER and id(func) in _FACTORIES:
             return Category.INPUT
         return Category.TEMPORARY
+
+
+def _requires_grad(args: Iterable[Any]) -> bool:
+    """Whether a tensor among the arguments requires a gradient."""
+    for item in args:
+        if isinstance(item, torch.Tensor):
+            if item.requires_grad:
+                return True
+        elif isinstance(item, (list, tuple)):
+            if _requires_grad(item):
+                return True
+        elif isinstance(item, Mapping) and _requires_grad(item.values()):
+            return True
+    return False
 
 
 _FACTORIES = overloads(

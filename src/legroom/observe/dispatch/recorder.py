@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,6 @@ from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Category, Event, Phase, Sink
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
-from legroom.observe.dispatch import device_mismatch
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
 from legroom.observe.dispatch.attribution import ModuleStack, OpLocation
 from legroom.observe.dispatch.backward_engine import in_backward_pass
@@ -34,8 +34,8 @@ from legroom.observe.dispatch.categories import CategoryTracker
 from legroom.observe.dispatch.device_placement import HOST, INHERIT, DevicePlacement
 from legroom.observe.dispatch.kernel_memory import KernelMemory
 from legroom.observe.dispatch.location import OpLocator
-from legroom.observe.dispatch.operations import overloads
-from legroom.observe.dispatch.result_size import ResultSizes
+from legroom.observe.dispatch.operation_facts import facts_of
+from legroom.observe.dispatch.result_size import LARGEST_ELEMENT, ResultSizes, upper_bound
 from legroom.observe.dispatch.storages import (
     LiveStorage,
     is_shape_inference,
@@ -44,6 +44,7 @@ from legroom.observe.dispatch.storages import (
     tensors_in,
 )
 from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
+from legroom.observe.profiler_labels import labels_only_while_profiling
 from legroom.observe.training import TrainingClock
 
 
@@ -69,8 +70,8 @@ class Recorder:
         room: Callable[[], int] | None = None,
         current_device: Callable[[], int] | None = None,
     ) -> None:
-        """`host_only`: record every storage, as device 0. `eager`: the program compiles nothing with `torch.compile`, which makes
-        recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
+        """`host_only`: record every storage, as device 0. `eager`: the program compiles nothing with `torch.compile` until
+        `compiles()` is called, which makes recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
         `rules`: also count the memory that CUDA kernels allocate in addition to their results. `fake_tensors`: device tensors
         have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
         raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device. An operation
@@ -97,10 +98,13 @@ class Recorder:
         self._fake_mode = None if fake_tensors is None else fake_tensors.mode
         """The mode whose fake tensors are recorded: that of `fake_tensors`, or one that the program entered itself."""
         self._eager = eager
+        self._modes: weakref.WeakSet[RecordingMode] = weakref.WeakSet()
         self._on_failure = on_failure
         self.room = room
         self.current_device = current_device
         self._result_sizes = ResultSizes()
+        self._ignores_aliases = rules is None and not host_only
+        """Whether a view of an unknown storage is unimportant: on a virtual GPU it is a view of host memory."""
         self.lock = threading.RLock()
         """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
@@ -117,6 +121,7 @@ class Recorder:
         self._exit.callback(self.modules.detach)
         self.clock.attach()
         self._exit.callback(self.clock.detach)
+        self._exit.enter_context(labels_only_while_profiling())
         for handle in (
             nn.modules.module.register_module_parameter_registration_hook(
                 self.categories.parameter_registered
@@ -133,7 +138,16 @@ class Recorder:
 
     def mode(self) -> TorchDispatchMode:
         """Return a dispatch mode for one thread that shares the state of this recorder."""
-        return EagerMode(self) if self._eager else RecordingMode(self)
+        mode = EagerMode(self) if self._eager else RecordingMode(self)
+        self._modes.add(mode)
+        return mode
+
+    def compiles(self) -> None:
+        """Call before the program compiles a function for the first time."""
+        if self._eager:
+            self._eager = False
+            for mode in self._modes:
+                mode.__class__ = RecordingMode
 
     def is_recording(self) -> bool:
         """Whether operations of this thread are recorded. Operations inside another operation are not recorded
@@ -148,7 +162,11 @@ class Recorder:
     def check_room(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
         """Raise an error for an operation whose results cannot fit, before the CPU computes them in host memory."""
         assert self.room is not None
-        nbytes = self._result_sizes.new_bytes(func, args, kwargs, self.room())
+        bound = upper_bound(args) * LARGEST_ELEMENT
+        if bound <= self.allocations.room_left:
+            return
+        room = self.allocations.room_left = self.room()
+        nbytes = 0 if bound <= room else self._result_sizes.new_bytes(func, args, kwargs, room)
         if not nbytes:
             return
         target = self.context.target
@@ -172,18 +190,19 @@ class Recorder:
     ) -> None:
         """Record an operation that has run and returned `out`."""
         live = self.live
+        facts = facts_of(func)
         new: list[tuple[int, Any]] | None = None
         if isinstance(out, torch.Tensor):
             storage = storage_of(out)
             if storage is not None:
-                if storage._cdata not in live:
-                    new = [(storage._cdata, storage)]
-                elif id(func) in _RESIZING:
-                    self._maybe_resized(storage, func)
-        elif isinstance(out, tuple | list):
-            for tensor in tensors_in(
-                out if id(func) not in device_mismatch.LAST_RESULT_ON_HOST else out[:-1]
-            ):
+                key = storage._cdata
+                if key in live:
+                    if facts.resizes:
+                        self._maybe_resized(storage, func)
+                elif not (facts.only_aliases and self._ignores_aliases and self.context.target == INHERIT):
+                    new = [(key, storage)]
+        elif isinstance(out, (tuple, list)):
+            for tensor in tensors_in(out[:-1] if facts.last_result_on_host else out):
                 storage = storage_of(tensor)
                 if storage is not None and storage._cdata not in live:
                     new = new or []
@@ -191,9 +210,9 @@ class Recorder:
                         new.append((storage._cdata, storage))
         plan = None if self._kernels is None else self._kernels.rules.plan(func, args, kwargs, out)
         if new is None and plan is None:
-            if id(func) in device_mismatch.IN_PLACE and not self._host_only:
+            if facts.checks_in_place and not self._host_only:
                 self.placement.check_in_place(func, args, kwargs)
-            if func is _DETACH:
+            if facts.is_detach:
                 self.categories.maybe_gradient(out)
             else:
                 self._locator.no_allocation()
@@ -210,7 +229,7 @@ class Recorder:
         plan: MemoryPlan | None,
     ) -> None:
         target = self.context.target
-        if is_shape_inference(out, self._fake_mode):
+        if type(out) is not torch.Tensor and is_shape_inference(out, self._fake_mode):
             return
         if self._host_only:
             device = 0
@@ -419,7 +438,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if self._recorder.rules is not None:
                 func = self._recorder.rules.instead_of(func, args, kwargs)
             try:
-                if self._recorder.room is not None:
+                if self._recorder.room is not None and not facts_of(func).only_aliases:
                     self._recorder.check_room(func, args, kwargs)
             except BaseException as error:
                 # The traceback keeps this frame alive, so drop the operation's tensors and our frames.
@@ -490,8 +509,6 @@ _surviving_storage = (
     _storage_behind if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
 )
 POLL_SECONDS = 0.001
-_DETACH = torch.ops.aten.detach.default
 _TO_COPY = torch.ops.aten._to_copy.default
 _ALIAS = torch.ops.aten.alias.default
 _CPU = torch.device("cpu")
-_RESIZING = overloads("resize_", "resize_as_", "set_")

@@ -91,6 +91,31 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(value)
 
 
+def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
+    """The results of `saved_by` and `has_pack_hooks`. If the node saved only plain tensors, its variables are read once."""
+    if not _unpacks_freely and _can_read_saved:
+        names = _saved_attributes(type(node))
+        if not names:
+            return (saved_by(node) if hasattr(node, "__dict__") else ()), False
+        found: list[torch.Tensor] = []
+        try:
+            for name in names:
+                saved = getattr(node, name)
+                if type(saved) is not _SAVED_TENSOR or saved.unpack_hook is not None:
+                    break
+                data = saved.data
+                if isinstance(data, torch.Tensor):
+                    found.append(data)
+                elif data is not None:
+                    break
+            else:
+                if not getattr(node, "__dict__", None):
+                    return found, False
+        except (AttributeError, RuntimeError):
+            pass
+    return saved_by(node), has_pack_hooks(node)
+
+
 def _saved_variables(node: Any) -> Iterator[Any]:
     """The saved variables of a node, still packed. Raises `RuntimeError` if the graph was freed."""
     for name in _saved_attributes(type(node)):
@@ -161,6 +186,10 @@ def can_read_saved() -> bool:
     """Whether this torch exposes saved tensors without unpacking them."""
     saved_type = getattr(torch._C._autograd, "SavedTensor", None)
     return saved_type is not None and hasattr(saved_type, "data")
+
+
+_SAVED_TENSOR: Any = getattr(torch._C._autograd, "SavedTensor", None)
+_can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:

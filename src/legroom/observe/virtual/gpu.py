@@ -106,6 +106,7 @@ class VirtualGPU:
                 on_segment=partial(self.recorder.allocations.segment_changed, index),
             )
             self.devices.append(VirtualDevice(index, spec, allocator))
+        self._placement = PlacementMode(self, self.recorder)
         self._selected = _Selected()
         self._faults: Faults | None = None
         self._exit = contextlib.ExitStack()
@@ -143,9 +144,9 @@ class VirtualGPU:
                 entering.enter_context(self.fake_tensors.fake_modules())
                 entering.enter_context(fake_tensors_report_device(self))
                 entering.enter_context(lazy_parameters_without_data())
-            entering.enter_context(mode_in_callbacks(lambda: PlacementMode(self, self.recorder)))
+            entering.enter_context(mode_in_callbacks(self._placement))
             entering.enter_context(operator_kernels(self, self._user_code))
-            entering.enter_context(PlacementMode(self, self.recorder))
+            entering.enter_context(self._placement)
             _discard_events_of_forks(self.recorder)
             self._exit = entering.pop_all()
         return self
@@ -164,7 +165,7 @@ class VirtualGPU:
     @contextlib.contextmanager
     def on_this_thread(self) -> Iterator[None]:
         """Record the operations of a thread that the program started."""
-        with self.recorder.mode(), PlacementMode(self, self.recorder):
+        with self.recorder.mode(), self._placement:
             yield
 
     @contextlib.contextmanager
@@ -184,7 +185,7 @@ class VirtualGPU:
                 if not self.recorder.is_recording():
                     modes.enter_context(self.recorder.mode())
                 if not is_placement_active():
-                    modes.enter_context(PlacementMode(self, self.recorder))
+                    modes.enter_context(self._placement)
                 yield
         finally:
             context.factory_target, context.call, context.target, context.category = outer
@@ -246,6 +247,10 @@ class VirtualGPU:
         with self.recorder.lock:  # another thread may be inside the allocator
             for device in self.devices:
                 device.allocator.empty_cache()
+
+    def set_memory_fraction(self, index: int, fraction: float) -> None:
+        self.devices[index].allocator.set_memory_fraction(fraction)
+        self.recorder.allocations.room_left = 0
 
     def reset_peaks(self, index: int) -> None:
         self.devices[index].allocator.reset_peaks()

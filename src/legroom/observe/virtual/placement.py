@@ -11,6 +11,7 @@ Tensors that it creates without tensor inputs are placed on the device of the ar
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from inspect import isgetsetdescriptor
 from types import FunctionType
 from typing import Any
 
@@ -69,6 +70,8 @@ class PlacementMode(TorchFunctionMode):
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
         }
+        for plain in _without_results():
+            self._handlers.setdefault(plain, plain)
         # Private: it parses the arguments of `Module.to`. Versions of torch without it parse them elsewhere.
         if (parse := getattr(torch._C._nn, "_parse_to", None)) is not None:
             self._handlers[parse] = functools.partial(_parse_to_arguments, parse)
@@ -515,6 +518,14 @@ def cuda_default_device() -> Iterator[None]:
         finally:
             if before != _device_module.CURRENT_DEVICE:  # it may name a virtual device
                 torch.set_default_device(before)
+
+
+@functools.cache
+def _without_results() -> list[Any]:
+    """Functions that create no tensor on a device that a call could name, and are called often: reading a property of a tensor,
+    and changing the grad mode. They need no `CallContext`."""
+    getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
+    return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]
 
 
 def _constructors() -> Any:

@@ -71,6 +71,9 @@ class FakeHost:
         for device in self.devices:
             device.allocator.empty_cache()
 
+    def set_memory_fraction(self, index: int, fraction: float) -> None:
+        self.devices[index].allocator.set_memory_fraction(fraction)
+
     def reset_peaks(self, index: int) -> None:
         self.devices[index].allocator.reset_peaks()
 

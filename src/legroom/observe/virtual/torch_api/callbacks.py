@@ -15,31 +15,33 @@ from legroom.observe.virtual.placement import PlacementMode, is_placement_active
 
 
 @contextlib.contextmanager
-def mode_in_callbacks(make_mode: Callable[[], PlacementMode]) -> Iterator[None]:
+def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
     """Enter the mode again in backward passes (checkpointing, custom functions, hooks) and in hooks for saved tensors.
 
     Without torch's private `_engine_run_backward`, user code inside a backward pass cannot use `cuda`.
     """
 
+    context = mode.recorder.context
+
     def with_mode_on(function: Callable[..., Any]) -> Callable[..., Any]:
         def with_mode(*args: Any, **kwargs: Any) -> Any:
             if is_placement_active():
                 return function(*args, **kwargs)
-            with make_mode():
+            with mode:
                 return function(*args, **kwargs)
 
         return with_mode
 
     def run_engine(engine: Callable[..., Any]) -> Callable[..., Any]:
+        engine_with_mode = with_mode_on(engine)
+
         def with_mode(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            mode = make_mode()
-            context = mode.recorder.context
             outer = context.factory_target, context.call
             # Tensors that the engine creates (zeros for a missing gradient) are on the device of the first root.
             index = mode.device_index(roots[0]) if roots else None
             context.factory_target, context.call = HOST if index is None else index, None
             try:
-                return with_mode_on(engine)(roots, *args, **kwargs)
+                return engine_with_mode(roots, *args, **kwargs)
             finally:
                 context.factory_target, context.call = outer
 
@@ -51,7 +53,6 @@ def mode_in_callbacks(make_mode: Callable[[], PlacementMode]) -> Iterator[None]:
         with_mode = with_mode_on(hook)
 
         def call(*args: Any) -> Any:
-            context = make_mode().recorder.context
             outer = context.factory_target, context.call, context.target, context.category
             context.factory_target, context.call, context.target, context.category = HOST, None, INHERIT, None
             try:

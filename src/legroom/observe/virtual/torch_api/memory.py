@@ -110,7 +110,8 @@ class _MemoryFunctions:
         self._allocator(index).reset_accumulated()
 
     def set_fraction(self, fraction: float, index: int) -> None:
-        self._allocator(index).set_memory_fraction(fraction)
+        self._allocator(index)
+        self._host.set_memory_fraction(index, fraction)
         self._fractions[index] = fraction
 
     def get_fraction(self, index: int) -> float:

@@ -1,0 +1,44 @@
+"""What the recorder must know about an operation before and after it runs, determined once per operation."""
+
+from typing import Any
+
+from legroom.observe.dispatch import device_mismatch
+from legroom.observe.dispatch.operations import overloads
+
+
+class OperationFacts:
+    """Facts about one operation."""
+
+    __slots__ = ("checks_in_place", "func", "is_detach", "last_result_on_host", "only_aliases", "resizes")
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        """Kept so that its `id` is not used again."""
+        self.only_aliases = _only_aliases(func)
+        """Whether every result shares the memory of an input: views and operations in place."""
+        self.is_detach = id(func) in _DETACH
+        self.resizes = id(func) in _RESIZING
+        self.checks_in_place = id(func) in device_mismatch.IN_PLACE
+        """Whether the operation allocates nothing but rejects inputs on several devices."""
+        self.last_result_on_host = id(func) in device_mismatch.LAST_RESULT_ON_HOST
+
+
+_facts: dict[int, OperationFacts] = {}
+
+
+def facts_of(func: Any) -> OperationFacts:
+    # By `id`: hashing an operation calls into Python.
+    known = _facts.get(id(func))
+    if known is None:
+        known = _facts[id(func)] = OperationFacts(func)
+    return known
+
+
+def _only_aliases(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    returns = getattr(schema, "returns", None)
+    return returns is not None and all(each.alias_info is not None for each in returns)
+
+
+_DETACH = overloads("detach")
+_RESIZING = overloads("resize_", "resize_as_", "set_")

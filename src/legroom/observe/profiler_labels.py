@@ -1,0 +1,41 @@
+"""Labels of torch's profiler cost nothing while no profiler runs.
+
+Every optimizer labels each `step` and `zero_grad` with `record_function`. A label is an operation that torch passes to every
+mode, so under a recorder it costs as much as a training operation.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from legroom.observe.virtual.patching import replaced, table
+
+_is_profiling: Callable[[], bool] | None = getattr(torch._C._autograd, "_profiler_enabled", None)
+"""Private to torch. Without it, labels are always recorded."""
+
+
+@contextmanager
+def labels_only_while_profiling() -> Iterator[None]:
+    """Make `record_function` do nothing unless a profiler runs."""
+    if _is_profiling is None:
+        yield
+        return
+    is_profiling = _is_profiling
+    label: Any = torch.autograd.profiler.record_function
+    enter, leave = label.__enter__, label.__exit__
+
+    # TorchScript compiles the source of these methods, which it finds through `__wrapped__`.
+    @functools.wraps(enter)
+    def __enter__(self: Any) -> Any:  # noqa: N807
+        return enter(self) if is_profiling() else self
+
+    @functools.wraps(leave)
+    def __exit__(self: Any, *error: Any) -> None:  # noqa: N807
+        if self.record is not None:
+            leave(self, *error)
+
+    with replaced(table(label, {"__enter__": __enter__, "__exit__": __exit__})):
+        yield
