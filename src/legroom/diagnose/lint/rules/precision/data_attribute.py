@@ -9,8 +9,9 @@ Checks for uses of `.data` on a value that is known to be a tensor, such as an o
 - reading metadata (`w.data.shape`).
 
 ## Why this is a problem
-`.data` shares the memory of the tensor, but not its version counter. Autograd does not see a change through `.data`, and gradients can be silently
-wrong. `.detach()` also returns a tensor without a graph, and autograd raises an error if a change makes a gradient invalid.
+`.data` shares the memory of the tensor, but not its version counter. Autograd does not detect a change through `.data`,
+and gradients can be silently wrong. `.detach()` also returns a tensor without a graph, and autograd raises an error if
+a change makes a gradient invalid.
 
 ## Example
 ```python

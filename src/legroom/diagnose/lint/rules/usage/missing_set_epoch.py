@@ -5,8 +5,8 @@ Checks for files that use a shuffling `DistributedSampler` and never call `set_e
 loader in a loop over epochs.
 
 ## Why this is a problem
-`DistributedSampler` shuffles by its epoch number. Without `set_epoch`, every epoch has the same order, and each rank sees the same part of
-the data in every epoch.
+`DistributedSampler` shuffles by its epoch number. Without `set_epoch`, every epoch has the same order, and each rank
+gets the same part of the data in every epoch.
 
 ## Example
 ```python

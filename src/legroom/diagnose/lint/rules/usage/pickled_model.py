@@ -5,7 +5,7 @@ Checks for calls of `torch.save` on a model.
 
 ## Why this is a problem
 `torch.save(model)` stores the object and the import paths of its classes. The file cannot be loaded if the code moves, or with
-`weights_only=True`. Loading it restores the whole model at once to the device that it was on.
+`weights_only=True`. Loading the file restores the whole model at once, on the device where it was saved.
 
 ## Example
 ```python
