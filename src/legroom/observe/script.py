@@ -145,7 +145,8 @@ _TORCH_DISPATCH = tuple(os.path.join("torch", name) for name in ("_ops.py", "ove
 
 @contextmanager
 def user_line_warnings() -> Iterator[None]:
-    """Show warnings with the user's line, as without Legroom. A program that replaces `warnings.showwarning` is not affected.
+    """Make warnings show the user's line, as they do without Legroom. A program that replaces `warnings.showwarning` is
+    not affected.
 
     Python attributes a warning from C++ to the innermost Python frame. In a recorded program, this frame belongs to
     Legroom or to torch's dispatch code.

@@ -68,8 +68,8 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG201",
-        message=f"{batches} batches ran without a backward pass, but autograd saved {format_size(size)} of activations "
-        "for a backward pass.",
+        message=f"{batches} batches ran without a backward pass, but autograd saved {format_size(size)} of "
+        "activations that no backward pass used.",
         fix="Wrap the evaluation loop in `with torch.no_grad():` (or `torch.inference_mode()`).",
         **location(frame),
         bytes=size,

@@ -216,8 +216,8 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
     """Return the container that grows. `candidates` are ordered from the outermost to the innermost.
 
     It is the innermost container that has tensors from many iterations, that is long enough for them, and that can
-    grow. A dict of two lists has tensors from as many iterations as the lists, and a tuple may contain a state and the
-    previous one. If the iterations are unknown, it is the longest one.
+    grow. A dict that contains two lists has tensors from as many iterations as the lists, but it does not grow. A tuple
+    may contain a state and the previous state. If the iterations are unknown, it is the longest one.
     """
     if not candidates:
         return None

@@ -145,9 +145,9 @@ class ForestHeader(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
-    """Read the forests. The file has one line of JSON per operation (`ForestHeader`). For each operation, the
-    thresholds follow. For each of its nodes, the feature indices, the indices of thresholds (or of formulas, for
-    leaves), and the distances to the right branch follow."""
+    """Read the forests. The file has one line of JSON per operation (`ForestHeader`), followed by the arrays of each
+    operation. These are the thresholds and, for all nodes, the feature indices, the indices of thresholds (or of
+    formulas, for leaves), and the distances to the right branch."""
     if not FOREST.exists():
         return {}
     found: dict[ConvOperation, _Forest] = {}
