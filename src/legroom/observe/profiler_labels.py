@@ -1,4 +1,4 @@
-"""Labels of torch's profiler cost nothing while no profiler runs.
+"""Disables the labels of torch's profiler while no profiler runs.
 
 Every optimizer labels each `step` and `zero_grad` with `record_function`. A label is an operation that torch passes to every
 mode, so under a recorder it costs as much as a training operation.

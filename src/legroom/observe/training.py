@@ -60,7 +60,7 @@ class TrainingClock:
         self._original_next: Callable[[Any], Any] | None = None
 
     def attach(self, *, batches_only: bool = False) -> None:
-        """`batches_only`: call `on_batch` and count no optimizer steps."""
+        """`batches_only`: call `on_batch` only, and do not count optimizer steps."""
         self._step_started = time.perf_counter()
         if not batches_only:
             self._handles = [

@@ -38,9 +38,10 @@ _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
 """How many events may be pending. Pending events are lost if the process is killed."""
 _MAX_WAIT = 0.5
-"""How many seconds an event may be pending. An Oom and other rare events are written at once."""
+"""The maximum number of seconds that an event may be pending. An Oom and other rare events are written at once."""
 _MAX_STEP_WAIT = 0.05
-"""How many seconds a Step may be pending. Short steps are written together, because each write takes time and space."""
+"""The maximum number of seconds that a Step may be pending. Short steps are written together, because each write takes
+time and space."""
 
 
 class CaptureWriter:

@@ -94,7 +94,8 @@ class DeviceAllocations:
         self.optional: set[int] = set()
         """Numbers of workspace allocations that the kernel can do without."""
         self.room_left = 0
-        """At most the memory that is left on the fullest device. Allocations reduce it; `Recorder.check_room` updates it."""
+        """A lower bound on the memory that is left on the fullest device. Allocations reduce it, and
+        `Recorder.check_room` updates it."""
         self._clock = clock
         self._stream_on = stream_on
         self._on_failure = on_failure

@@ -37,7 +37,8 @@ _MAX_CACHED = 100_000
 
 
 def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
-    """The location with these values, one object for equal ones: a run has one for each operation."""
+    """Return the location with these values. Equal locations are one object, because a run has a location for each
+    operation."""
     key = (id(frame), module, phase)
     known = _locations.get(key)
     if known is None or known.frame is not frame:
@@ -65,7 +66,8 @@ _INTERNAL, _LIBRARY, _USER = 0, 1, 2
 _kinds: dict[str, int] = {}
 _frames: dict[tuple[str, int, str], Frame] = {}
 _lines: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
-"""`id` of a code object and instruction → the code object, so that its `id` is not used again, and the line."""
+"""Maps the `id` of a code object and an instruction to the code object and the line. The code object is stored so that
+its `id` is not reused."""
 
 
 def _kind_of(file: str) -> int:

@@ -1,4 +1,5 @@
-"""What the recorder must know about an operation before and after it runs, determined once per operation."""
+"""The facts about an operation that the recorder needs before and after it runs. They are determined once per
+operation."""
 
 from typing import Any
 
@@ -13,9 +14,9 @@ class OperationFacts:
 
     def __init__(self, func: Any) -> None:
         self.func = func
-        """Kept so that its `id` is not used again."""
+        """Stored so that its `id` is not reused."""
         self.only_aliases = _only_aliases(func)
-        """Whether every result shares the memory of an input: views and operations in place."""
+        """Whether every result shares the memory of an input, as for views and in-place operations."""
         self.is_detach = id(func) in _DETACH
         self.resizes = id(func) in _RESIZING
         self.checks_in_place = id(func) in device_mismatch.IN_PLACE

@@ -76,7 +76,7 @@ class Recorder:
         have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
         raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device. An operation
         whose results need more memory fails before it is computed. `current_device()`: the device that `cuda` without
-        an index names, if the devices are virtual."""
+        an index refers to, if the devices are virtual."""
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}
@@ -104,7 +104,7 @@ class Recorder:
         self.current_device = current_device
         self._result_sizes = ResultSizes()
         self._ignores_aliases = rules is None and not host_only
-        """Whether a view of an unknown storage is unimportant: on a virtual GPU it is a view of host memory."""
+        """Whether a view of an unknown storage can be ignored. On a virtual GPU, it is a view of host memory."""
         self.lock = threading.RLock()
         """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
@@ -456,7 +456,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that names a device below the function mode: in TorchScript, in C++, or inside a torch function."""
+        """Run an operation that names a device and is called below the function mode: in TorchScript, in C++, or inside
+        a torch function."""
         recorder, context = self._recorder, self._recorder.context
         assert recorder.current_device is not None
         index = kwargs["device"].index

@@ -522,8 +522,8 @@ def cuda_default_device() -> Iterator[None]:
 
 @functools.cache
 def _without_results() -> list[Any]:
-    """Functions that create no tensor on a device that a call could name, and are called often: reading a property of a tensor,
-    and changing the grad mode. They need no `CallContext`."""
+    """Return functions that are called often and create no tensor on a device that a call could name. They read a
+    property of a tensor or change the grad mode, and need no `CallContext`."""
     getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
     return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]
 

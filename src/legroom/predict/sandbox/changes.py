@@ -1,4 +1,4 @@
-"""The last check before a file of the user would change.
+"""Blocks changes of the user's files that were not redirected.
 
 Python reports every change of a file to its audit hooks, also those of code that calls below the redirected functions (`_io.FileIO`,
 `posix.remove`, a function that was imported by name before the redirection). A change outside of the scratch folder is refused. Landlock refuses most of these
@@ -18,18 +18,18 @@ _CHANGED_PATHS = {
     "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "os.setxattr": (0,), "os.removexattr": (0,),
 }  # fmt: skip
-"""Audit event → the positions of the paths that it changes."""
+"""Maps each audit event to the positions of the paths that it changes."""
 
 _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
 """Events that change the entry of a directory and do not follow a link there."""
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818
-    """A change of a file that cannot be redirected to the scratch folder."""
+    """Raised if a change of a file cannot be redirected to the scratch folder."""
 
 
 def refuse_changes(overlay: Overlay) -> None:
-    """Raise `RefusedChange` from now on before a file outside of the scratch folder is changed."""
+    """From now on, raise `RefusedChange` before a file outside the scratch folder is changed."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -1,11 +1,12 @@
-"""A file system overlay: what a script writes goes to a scratch folder, and the script reads back what it wrote.
+"""A file system overlay. A script writes to a scratch folder, and reads its own changes from there.
 
 The user's files are the lower layer and never change. Everything that the script writes is placed in the upper layer, a
 folder with the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of the lower layer that
 the script deleted or renamed are recorded in memory.
 
-`resolve` returns the path that a script means, without links; `find` returns where its content is. Links are resolved here and not by
-the kernel, because a link of the script can point to a file that is only in the upper layer.
+`resolve` returns the path that a script refers to, without links. `find` returns the location of its content. Links are
+resolved here instead of by the kernel, because a link of the script can point to a file that is only in the upper
+layer.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
 """Folders without files of the user: devices, shared memory, the kernel's own files."""
 
 _MAX_LINKS = 40
-"""Links that Linux follows in one path before it reports a loop."""
+"""The number of links that Linux follows in one path before it reports a loop."""
 
 
 class Overlay:
@@ -54,7 +55,8 @@ class Overlay:
 
     @contextlib.contextmanager
     def with_opener(self, file: Any) -> Iterator[None]:
-        """The block calls `open` with an opener for `file`. Python reports that as an open file, but only the opener opens one."""
+        """The block calls `open` with an opener for `file`. Python reports this call as an open file, although the
+        opener opens the file."""
         self._threads.has_opener = file
         try:
             yield
@@ -69,7 +71,8 @@ class Overlay:
         return is_left
 
     def continue_in(self, upper: Path) -> None:
-        """Use a copy of the upper layer from now on: for a fork, whose siblings write to the same paths."""
+        """Use a copy of the upper layer from now on. This is needed in a fork, because other forks write to the same
+        paths."""
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)
         if self._directory is not None:
@@ -78,14 +81,15 @@ class Overlay:
     # --- where a path is
 
     def is_scratch(self, path: str) -> bool:
-        """Whether a resolved path is used as it is: it is in the scratch folder, or not a file of the user."""
+        """Whether a resolved path is not redirected, because it is in the scratch folder or is not a file of the
+        user."""
         return _is_below(path, self._scratch) or _is_kernel(path)
 
     def resolve(self, path: Any, *, follow: bool = True, folder: int | None = None) -> str:
-        """The absolute path without links, as the script sees the file system.
+        """Return the absolute path without links, in the script's view of the file system.
 
-        `follow` resolves a link that the path itself is, not only those in its folders. `folder` is an open directory, which a
-        relative path starts from.
+        `follow`: if the path itself is a link, resolve it too, in addition to links in its folders. `folder`: an open
+        directory from which a relative path starts.
         """
         text = os.fsdecode(path)
         if os.path.isabs(text):
@@ -118,7 +122,7 @@ class Overlay:
         return current
 
     def _link(self, path: str, may_be_upper: bool) -> tuple[str | None, bool]:
-        """What a link points to (None for anything else), and whether the path is in the upper layer."""
+        """Return the target of a link (None for anything else), and whether the path is in the upper layer."""
         if may_be_upper:
             try:
                 return os.readlink(self._physical(path)), True
@@ -129,7 +133,7 @@ class Overlay:
         return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """Where the content of a resolved path is; None if it does not exist."""
+        """Return the location of the content of a resolved path; None if it does not exist."""
         upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
@@ -137,7 +141,7 @@ class Overlay:
         return lower if lower is not None and os.path.lexists(lower) else None
 
     def location(self, path: str) -> str:
-        """Where the content of a resolved path is, or would be if the script wrote it."""
+        """Return the location of the content of a resolved path, or where it would be if the script wrote it."""
         found = self.find(path)
         if found is None:
             parent = self.find(os.path.dirname(path))
@@ -148,7 +152,8 @@ class Overlay:
         return found or self._physical(path)
 
     def require(self, path: str) -> str:
-        """Where the content of a resolved path is. Raises what the kernel raises if it does not exist."""
+        """Return the location of the content of a resolved path. If it does not exist, raises the same error as the
+        kernel."""
         location = self.location(path)
         os.lstat(location)
         return location
@@ -166,7 +171,7 @@ class Overlay:
         return list(found)
 
     def is_changed(self, path: str) -> bool:
-        """Whether a directory is not as it is in the lower layer: entries were written, moved or deleted."""
+        """Whether a directory differs from the lower layer because entries were written, moved or deleted."""
         return self.find(path) != path or any(
             os.path.dirname(each) == path for each in (*self._deleted, *self._moved)
         )
@@ -175,7 +180,7 @@ class Overlay:
         return self.upper + path
 
     def _physical(self, path: str) -> str:
-        """The path in the upper layer; a path in the scratch folder is in no layer."""
+        """Return the path in the upper layer. A path in the scratch folder belongs to neither layer."""
         return path if self.is_scratch(path) else self._upper(path)
 
     def _lower(self, path: str) -> str | None:
@@ -196,7 +201,7 @@ class Overlay:
     # --- changes
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
-        """Where to write a file. It has the file's content if `keep_content` is set."""
+        """Return the path at which a file is written. If `keep_content` is set, the file there has the same content."""
         upper = self._physical(path)
         if not os.path.lexists(upper):
             self._make_parents(path)
@@ -216,14 +221,14 @@ class Overlay:
         os.mkdir(self._physical(path), mode)
 
     def make_link(self, path: str, target: str) -> None:
-        """Make a symbolic link with the text that the script gave: `resolve` reads it."""
+        """Create a symbolic link with the text that the script passed. `resolve` reads it."""
         if self.find(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._make_parents(path)
         os.symlink(target, self._physical(path))
 
     def remove(self, path: str) -> None:
-        """Delete a file, a link or a directory from both layers, as the script sees them."""
+        """Delete a file, a link or a directory from the script's view of both layers."""
         upper = self._physical(path)
         if os.path.isdir(upper) and not os.path.islink(upper):
             shutil.rmtree(upper)
@@ -266,7 +271,7 @@ class Overlay:
         self._deleted.update(target + path[len(source) :] for path in gone)
 
     def copy(self, source: str, destination: str) -> None:
-        """Copy a file, a link or a directory, as the script sees it, to a place outside of both layers."""
+        """Copy a file, a link or a directory from the script's view to a location outside both layers."""
         found = self.location(source)
         if os.path.isdir(found) and not os.path.islink(found):
             os.mkdir(destination)
@@ -276,7 +281,7 @@ class Overlay:
             shutil.copy2(found, destination, follow_symlinks=False)
 
     def _check_rename(self, source: str, target: str) -> None:
-        """Raise what the kernel raises if `target` exists and cannot be replaced by `source`."""
+        """If `target` exists and cannot be replaced by `source`, raise the same error as the kernel."""
         old, new = self.require(source), self.find(target)
         code = 0
         if target == source:
@@ -320,7 +325,7 @@ class Overlay:
         return self._directory
 
     def directory_of(self, descriptor: int) -> str:
-        """The path of an open directory, as the script sees it."""
+        """Return the path of an open directory in the script's view."""
         physical = _path_of(descriptor)
         return physical[len(self.upper) :] if _is_below(physical, self.upper) else physical
 
@@ -335,7 +340,8 @@ def _is_kernel(path: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def _link_of_user(path: str) -> str | None:
-    """What a link of the lower layer points to. It is cached because nothing changes that layer while a script is traced."""
+    """Return the target of a link of the lower layer. It is cached, because that layer does not change while a script
+    is traced."""
     try:
         return os.readlink(path)
     except OSError:

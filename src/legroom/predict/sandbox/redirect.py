@@ -1,6 +1,7 @@
 """Python's file functions, redirected to the overlay: `open`, the functions of `os`, `sqlite3.connect`.
 
-Everything in the standard library that is built on them (pathlib, shutil, tempfile, logging, zipfile, …) is redirected with them.
+Everything in the standard library that is built on them (pathlib, shutil, tempfile, logging, zipfile, …) is redirected
+too.
 """
 
 import builtins
@@ -44,9 +45,10 @@ def _is_in(value: Any, functions: set[Any]) -> bool:
 
 def _redirect_os(overlay: Overlay) -> None:
     def redirect(names: str, how: Callable[..., Any], *, follow: bool = True) -> None:
-        """Replace functions of `os` that have a path: `how(plain_function, resolved_path, *arguments)` handles it.
+        """Replace functions of `os` that take a path. `how(plain_function, resolved_path, *arguments)` handles the
+        path.
 
-        `follow` says that the function acts on what a link points to.
+        `follow`: the function acts on the target of a link.
         """
         for name in names.split():
             if hasattr(os, name):

@@ -1,4 +1,5 @@
-"""Random numbers in sharded tensors (`DTensor`): parameters that FSDP2 or tensor parallelism initializes, dropout.
+"""Random numbers in sharded tensors (`DTensor`), for parameters that FSDP2 or tensor parallelism initializes and for
+dropout.
 
 On CUDA, each rank advances the generator of its GPU to the offset of its shard. The generator of a virtual GPU is the one of the
 CPU, which has no offsets. Instead, each shard has a seed of its own: replicas are equal, shards differ, and the generators of all ranks stay
@@ -47,7 +48,7 @@ def _tracker() -> Iterable[Replacement]:
         return
 
     def init(self: Any, *_arguments: Any, **_options: Any) -> None:
-        """torch would also compare the state of the generator with that of rank 0."""
+        """Initialize the tracker. torch would also compare the state of the generator with that of rank 0."""
         base.__init__(self, torch.device("cuda", torch.cuda.current_device()))
 
     yield from table(tracker, {"__init__": init, "_distribute_region": _distribute_region})
@@ -79,7 +80,7 @@ def _distribute_region(tracker: Any, spec: Any, generator: Any = None) -> Iterat
 
 
 def _shard(spec: Any) -> tuple[int, int]:
-    """The number of this rank's shard, and how many there are."""
+    """Return the number of this rank's shard, and the number of shards."""
     index, shards = 0, 1
     coordinate = spec.mesh.get_coordinate()
     for dimension, placement in enumerate(spec.placements):
