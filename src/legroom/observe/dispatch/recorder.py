@@ -167,7 +167,8 @@ class Recorder:
             return
         room = self.allocations.room_left = self.room()
         nbytes = 0 if bound <= room else self._result_sizes.new_bytes(func, args, kwargs, room)
-        if not nbytes:
+        # A fake mode of the program allocates nothing.
+        if not nbytes or active_fake_mode() is not self._fake_mode:
             return
         target = self.context.target
         if target == INHERIT:
@@ -229,9 +230,10 @@ class Recorder:
         plan: MemoryPlan | None,
     ) -> None:
         target = self.context.target
-        if type(out) is not torch.Tensor and is_shape_inference(out, self._fake_mode):
-            return
+        has_no_data = type(out) is not torch.Tensor and is_shape_inference(out, self._fake_mode)
         if self._host_only:
+            if has_no_data:
+                return
             device = 0
         elif target == HOST:
             return
@@ -246,6 +248,10 @@ class Recorder:
             device = found
             if aliases:
                 new = [(key, storage) for key, storage in new if key not in aliases]
+        if has_no_data:  # it is on the device, but uses no memory
+            for _, storage in new:
+                self.register_storage(storage, device, nbytes=0)
+            return
         with self.lock:
             if self._expired:
                 self._free_expired()

@@ -140,9 +140,9 @@ class VirtualGPU:
                     lambda tensor: self.device_of(tensor) is not None, with_data=self.fake_tensors is None
                 )
                 entering.enter_context(installed)
+            entering.enter_context(fake_tensors_report_device(self))
             if self.fake_tensors is not None:
                 entering.enter_context(self.fake_tensors.fake_modules())
-                entering.enter_context(fake_tensors_report_device(self))
                 entering.enter_context(lazy_parameters_without_data())
             entering.enter_context(mode_in_callbacks(self._placement))
             entering.enter_context(operator_kernels(self, self._user_code))

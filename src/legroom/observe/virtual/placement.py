@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import overrides
 from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as _device_module
 
@@ -445,7 +445,23 @@ def fake_tensors_report_device(host: VirtualHost) -> Iterator[None]:
         real: torch.device = original.__get__(tensor)
         return real
 
-    with replaced(table(FakeTensor, {"device": property(device, original.fset)})):
+    original_from: Any = FakeTensorMode.from_tensor
+
+    @functools.wraps(original_from)
+    def from_tensor(mode: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        index = host.device_of(tensor)
+        with (
+            torch._C.DisableTorchFunction()
+        ):  # a build without CUDA cannot compute gradients of a fake CUDA tensor
+            made = original_from(mode, tensor, *args, **kwargs)
+            storage = None if index is None else storage_of(made)
+        if storage is not None:
+            assert index is not None
+            host.mark(storage, index, counted=False)
+        return made
+
+    replacements = table(FakeTensor, {"device": property(device, original.fset)})
+    with replaced(replacements + table(FakeTensorMode, {"from_tensor": from_tensor})):
         yield
 
 

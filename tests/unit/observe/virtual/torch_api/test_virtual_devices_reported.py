@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import dlpack as torch_dlpack
 
 from legroom import VirtualGPU
@@ -66,3 +68,26 @@ def test_a_storage_set_into_a_tensor_keeps_its_device(tensor: Any) -> None:
     storage = tensor.untyped_storage()
     again = torch.tensor([], device=storage.device).set_(storage)
     assert (again.device, again.numel()) == (tensor.device, 6)
+
+
+def test_fake_tensors_of_the_program_have_the_device_it_names_and_use_no_memory(tensor: Any) -> None:
+    before = torch.cuda.memory_allocated()
+    with FakeTensorMode() as mode:
+        huge = torch.empty(1 << 40, device="cuda")
+        model = nn.Linear(3, 3, device="cuda:1")
+        result = model(mode.from_tensor(tensor))
+        result.sum().backward()
+        created = (
+            huge,
+            huge + 1,
+            model.weight,
+            result,
+            model.weight.grad,
+            torch.ones(2),
+            torch.ones(2).cuda(),
+        )
+        devices = [str(each.device) for each in created if each is not None]
+        assert devices == ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cuda:1", "cpu", "cuda:0"]
+        with pytest.raises(RuntimeError, match="found at least two devices, cuda:1 and cpu"):
+            result + torch.ones(3)
+    assert torch.cuda.memory_allocated() == before
