@@ -24,7 +24,7 @@ class GapStarted(Annotation):
     """Events are missing from here to the next `GapEnded`. Only the steps in between are known."""
 
     events: int | None = None
-    """How many events are missing; None if unknown."""
+    """The number of missing events; None if unknown."""
     every: int = 1
     """Only one in `every` steps of the gap is stored."""
 
@@ -47,7 +47,7 @@ class HolderCoverage(Annotation):
     """The total memory that the `Holder` events of an `Oom` account for."""
 
     bytes: int
-    """Each storage counts once."""
+    """Each storage is included once."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class DetectedLeak(Annotation):
     step: int
     """The step in which the leak was detected."""
     steps: int
-    """How many steps it had grown by then."""
+    """The number of steps over which the leak had grown by then."""
     evaluation: bool = False
     """Whether the loop ran no backward pass."""
     on_host: bool = False

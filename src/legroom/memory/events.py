@@ -156,7 +156,7 @@ class Holder(NamedTuple):
     path: str
     """`losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
     bytes: int
-    """Device bytes reachable through it. Two holders may reach the same bytes."""
+    """Device bytes that can be reached through the variable. Two holders may reach the same bytes."""
     storages: int
     """The number of storages reachable through it."""
     frame: Frame | None

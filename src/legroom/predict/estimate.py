@@ -22,7 +22,7 @@ class Estimate:
     peak_requested: int
     """The sum of the sizes that tensors and libraries request."""
     peak_allocated: int
-    """`torch.cuda.max_memory_allocated()`: the same, rounded up by the allocator."""
+    """`torch.cuda.max_memory_allocated()`: the same sum, rounded up by the allocator."""
     peak_reserved: int
     """`torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
     peak_device: int
@@ -39,7 +39,7 @@ class Estimate:
     """The live tensors at the peak."""
     trace: Trace
     decided_by: Literal["training", "validation"] = "training"
-    """Which of the two has the peak."""
+    """Whether training or validation has the peak."""
     notes: tuple[str, ...] = ()
 
     @property

@@ -16,9 +16,9 @@ from legroom.units import MiB
 FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
-"""The fraction of the peak that the safe bound adds for unseen kernels; other library versions add to it. Of
-180 measured convolutional networks, 5 exceeded their bound with half of it and 2 with all of it; a higher
-bound would be of little use."""
+"""The fraction of the peak that the safe bound adds for unseen kernels. Other library versions add to it. Of 180
+measured convolutional networks, 5 exceeded their bound with half of this fraction and 2 with all of it. A higher bound
+would be of little use."""
 
 MIN_MARGIN = 4 * MiB
 """The safe bound adds at least two of the 2 MiB segments in which small blocks are reserved."""

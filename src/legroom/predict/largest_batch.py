@@ -30,7 +30,7 @@ class BatchSearch:
     """The batch sizes that were tried, and the result."""
 
     tried: dict[int, bool] = field(default_factory=dict)
-    """Batch size → whether it fits."""
+    """Maps each batch size to whether it fits."""
     traces: dict[int, Trace] = field(default_factory=dict)
 
     @property

@@ -37,7 +37,7 @@ class ReplayPeaks:
     allocated: int
     reserved: int
     failed_at: int | None
-    """The position of the request that failed; None if every request succeeded that is not optional."""
+    """The position of the request that failed; None if every request that is not optional succeeded."""
 
 
 def replay_requests(

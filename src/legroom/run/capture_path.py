@@ -42,9 +42,9 @@ class OpenCapture:
 
     writer: CaptureWriter | NoWriter
     name: str | None
-    """The path relative to the current directory; None if no capture is kept."""
+    """The path relative to the current directory; None if no capture is written."""
     warning: str = ""
-    """Why no capture is kept."""
+    """The reason why no capture is written."""
 
     def discard(self) -> None:
         """Close and delete the capture."""

@@ -53,7 +53,7 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""How many events stay in memory for the report: those around the peak and failures, and the newest."""
+"""The number of events that stay in memory for the report: those around the peak and failures, and the newest."""
 AtExit = Callable[[Callable[[], None]], object]
 
 

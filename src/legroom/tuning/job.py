@@ -24,11 +24,11 @@ class TuneJob:
     scheduler: str | None = None
     scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
     trials: int = 10
-    """Number of trials to start. Configurations that can never fit do not count."""
+    """The number of trials to start. Configurations that can never fit are not included."""
     gpus: Sequence[TrialGpu] = ()
     """Real or virtual GPUs; empty for the CPU."""
     parallel: int | None = None
-    """Maximum number of trials at the same time; None: limited by memory and CPU cores."""
+    """The maximum number of trials at the same time. None means that it is limited only by memory and CPU cores."""
     ranks: int = 1
     """Processes per trial."""
     time_budget: float | None = None
@@ -37,7 +37,7 @@ class TuneJob:
     folder: Path
     """The folder of the study."""
     shape_parameters: frozenset[str] | None = None
-    """Parameters that memory depends on, if the user sets them; None: determined by tracing."""
+    """The parameters that affect memory, if the user sets them. None means that they are determined by tracing."""
 
 
 class StudyCallback(Protocol):

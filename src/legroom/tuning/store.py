@@ -25,7 +25,7 @@ from legroom.tuning.trial.records import Mode, Report, TrialMemory, TrialRecord,
 FILE = "study.db"
 _NAME = "legroom"
 _REPORT = "report:"
-"""Prefix of the attribute that holds the report of a step."""
+"""The prefix of the attribute that contains the report of a step."""
 
 
 class StoreError(LegroomError):
@@ -91,7 +91,7 @@ class StudyStore:
         self._ids: dict[int, int] = {}
         self._last: dict[int, str] = {}
         self._reports: dict[int, int] = {}
-        """Trial → number of its reports on disk, including discarded ones."""
+        """Maps each trial to the number of its reports on disk, including discarded ones."""
 
     def trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"

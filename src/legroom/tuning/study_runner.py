@@ -27,7 +27,8 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""Stop proposing after this many configurations per requested trial that can never fit: almost nothing in the space fits."""
+"""Stop proposing after this many configurations per requested trial that can never fit, because almost nothing in the
+space fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,11 @@ from legroom.tuning.trial.trial import ReportMessage
 PREPARED_PER_SLOT = 4
 """Trials to prepare for each that can run at the same time, if the search does not learn from results."""
 MANY_MICRO_BATCHES = 8
-"""A trial with more than this many times the usual number of micro-batches is slow: if the searcher chooses the order, it starts last."""
+"""A trial with more than this many times the usual number of micro-batches is slow. If the searcher chooses the order,
+it starts last."""
 STUCK_SECONDS = 5.0
-"""Wait this long before a trial that finds no free memory is estimated again: memory of a trial that just ended may not be free yet."""
+"""The time to wait before a trial that finds no free memory is estimated again. The memory of a trial that just ended
+may not be free yet."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,8 @@ class TrialDispatcher:
         """Number of micro-batches of each admitted trial."""
         self._running: dict[int, _RunningTrial] = {}
         self._alone: dict[int, int] = {}
-        """Trials that need a GPU to themselves after they ran out of memory → minimum size of the GPU in bytes."""
+        """Maps trials that need a GPU to themselves after they ran out of memory to the minimum size of the GPU in
+        bytes."""
         self._stuck_since: float | None = None
 
     @property

@@ -46,7 +46,7 @@ class Cause:
 
     cause: str
     check: str
-    """How to find out whether this is the cause."""
+    """A check that shows whether this is the cause."""
     fix: str
 
 
@@ -67,7 +67,7 @@ class Explanation:
     kind: ErrorKind
     certainty: ExplanationCertainty
     code: str = ""
-    """The code of the page that explains it; "" if there is none."""
+    """The code of the page that explains the error; "" if there is none."""
     sentence: str
     """What happened, in one sentence."""
     meaning: str = ""

@@ -41,7 +41,7 @@ class LogMatch:
     around: str
     """The text around the match; sizes may be on the following lines."""
     priority: int
-    """The position in the tables. If several match one line, the lowest counts."""
+    """The position in the tables. If several entries match one line, the one with the lowest position is used."""
     weak: bool
     pattern: MessagePattern | None = None
 
@@ -283,7 +283,7 @@ _NOT_ERRORS = ("NCCL INFO", "could not destroy")
 """Markers of informational lines and of cleanup after an error."""
 _IN_WORKER = "LG741"
 _EXIT_CODES = ("LG734", "LG729")
-"""A process exited, a process crashed. Any other known error is more informative."""
+"""Reports that a process exited or crashed. Any other known error is more informative."""
 _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"

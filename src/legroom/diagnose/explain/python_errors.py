@@ -88,7 +88,7 @@ _CLEAR_CLASSES = frozenset(
         "TabError", "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
     )
 )  # fmt: skip
-"""Classes that are always program errors, whatever the message says."""
+"""Classes that are always program errors, regardless of the message."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
 """Other classes that are not memory errors, whose message is more specific."""
 
@@ -129,4 +129,5 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""The first match counts: the source (NCCL, a process group) comes before the content, devices and types before sizes."""
+"""The first match is used. The source (NCCL, a process group) comes before the content, and devices and types come
+before sizes."""

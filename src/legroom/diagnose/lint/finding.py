@@ -39,7 +39,7 @@ class LintFinding(Finding):
     cell: int | None = None
     edits: tuple[TextEdit, ...] = ()
     safe: bool = True
-    """Whether the edits do not change what the program computes."""
+    """Whether the edits leave the results of the program unchanged."""
     source: tuple[tuple[int, str], ...] = ()
     """The line and its context, with line numbers."""
 

@@ -18,10 +18,10 @@ class Problem:
     message: str
     """The problem in one sentence without a final period, using the names in the code."""
     help: str
-    """How to fix it, without a final period."""
+    """The fix, without a final period."""
     edits: tuple[Edit, ...] = ()
     safe: bool = True
-    """Whether the edits do not change what the program computes."""
+    """Whether the edits leave the results of the program unchanged."""
 
 
 RuleCheck = Callable[[Program], Iterator[Problem]]

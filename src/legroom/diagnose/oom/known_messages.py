@@ -38,7 +38,8 @@ class MessagePattern:
     reason: str
     """One sentence: what the message means."""
     informal: bool = False
-    """Also occurs in ordinary log lines (`the out of memory handler`), so it counts only on lines that look like an error."""
+    """Whether the message also occurs in ordinary log lines (`the out of memory handler`). It is then used only on
+    lines that look like an error."""
 
 
 def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:

@@ -36,7 +36,7 @@ class ErrorClassification(ReportedSizes):
 
     certainty: Certainty
     source: str = ""
-    """What reported the error: CUDA, cuDNN, NCCL, CPU, shared memory, ...; "" if it is not about memory."""
+    """The source of the error: CUDA, cuDNN, NCCL, CPU, shared memory, ...; "" if it is not about memory."""
     reason: str
     """One sentence that explains the classification."""
     is_oom: bool = False
@@ -44,7 +44,7 @@ class ErrorClassification(ReportedSizes):
     message: str = ""
     """The line of the message that matched."""
     link: Link = "itself"
-    """Which exception of the chain matched."""
+    """The exception of the chain that matched."""
 
     @property
     def is_memory(self) -> bool:
@@ -125,7 +125,7 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Exceptions of these types are program errors, whatever their message says; their cause may still be memory."""
+"""Exceptions of these types are program errors, regardless of their message. Their cause may still be memory."""
 _BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
 _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is not about memory.")
 

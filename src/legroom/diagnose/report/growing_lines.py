@@ -24,9 +24,10 @@ class Leak:
 
     file: str | None
     line: int | None
-    """Where it is stored; if unknown, where the largest part is allocated."""
+    """The line that stores the memory or, if unknown, the line that allocates the largest part."""
     kind: str
-    """`graph`: an autograd graph; `tensor`: tensors without a graph; `larger`: one tensor, recreated larger each step."""
+    """`graph`: an autograd graph. `tensor`: tensors without a graph. `larger`: one tensor that is replaced by a larger
+    one in each step."""
     bytes: int
     """Bytes alive now."""
     bytes_per_step: int
@@ -36,7 +37,7 @@ class Leak:
     """The reference path from a variable, if known."""
     advice: str
     steps: int
-    """The number of steps over which it has grown."""
+    """The number of steps over which the memory has grown."""
     lines: int
     """The number of lines of code that grow together."""
     device: int = 0

@@ -115,9 +115,9 @@ class RunReport:
     truncated: bool
     dropped: int
     remarks: tuple[str, ...]
-    """What could not be recorded, and why."""
+    """Remarks about parts that could not be recorded, with the reason."""
     spilled: SpillTotals | None = None
-    """What was moved to host memory, with `--spill`."""
+    """Statistics about the memory that was moved to host memory, with `--spill`."""
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report shows."""
     rank: int | None = None

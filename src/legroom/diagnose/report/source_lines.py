@@ -15,7 +15,7 @@ CONTEXT_LINES = 2
 _MAX_LENGTH, _MAX_FRAMES = 300, 200
 
 Sources = Mapping[str, Mapping[int, str]]
-"""File name → line number → text."""
+"""Maps file names to line numbers and their text."""
 
 
 def read_sources(frames: Iterable[Frame]) -> Sources:

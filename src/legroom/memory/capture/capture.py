@@ -36,7 +36,7 @@ DEFAULT_MAX_BYTES = 64 * MiB
 
 _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
-"""How many events may be pending. Pending events are lost if the process is killed."""
+"""The maximum number of pending events. Pending events are lost if the process is killed."""
 _MAX_WAIT = 0.5
 """The maximum number of seconds that an event may be pending. An Oom and other rare events are written at once."""
 _MAX_STEP_WAIT = 0.05

@@ -40,11 +40,11 @@ class Capture:
     run: dict[str, Any]
     """A description of the run: script, devices, versions, settings. JSON types, otherwise unchecked."""
     events: list[Event]
-    """The events in the order in which they happened."""
+    """The events in the order in which they occurred."""
     truncated: bool
     """Whether the end is missing: the run was killed or is still running, or the file is damaged."""
     dropped: int
-    """How many events were removed to limit the size of the file."""
+    """The number of events that were removed to limit the size of the file."""
 
 
 def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) -> Capture:

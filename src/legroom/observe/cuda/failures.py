@@ -28,8 +28,8 @@ class FailureObserver:
     """Observes failed allocations from `watch` to `close`."""
 
     MAX_SURVEYS = 16
-    """How often the script's variables are searched for holders. A script that searches for the largest batch size fails
-    often, and its later failures have the same holders."""
+    """The maximum number of searches for holders. A script that searches for the largest batch size fails often, and
+    its later failures have the same holders."""
 
     def __init__(
         self, api: CudaApi, owners: AddressOwners, on_error: Callable[[AllocationFailure], None]

@@ -62,8 +62,9 @@ from legroom.observe.training import TrainingClock
 FIRST_ENTRIES = 20_000
 """The length of each ring until the number of entries per step is known."""
 RING_STEPS = 8
-"""How many steps a ring should contain: enough to find growing memory, but not more, because reading takes about 10 µs
-per entry during the run. (A step of ResNet-50 has about 2,700 entries, one of a large language model 20,000.)"""
+"""The number of steps that a ring should contain. It is enough to find growing memory, but not more, because reading
+takes about 10 µs per entry during the run. (A step of ResNet-50 has about 2,700 entries, one of a large language model
+20,000.)"""
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """An entry with its stack uses about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4

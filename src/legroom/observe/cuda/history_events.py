@@ -162,7 +162,7 @@ class _Reading:
         self._failed_in: Phase | None = None
         """The phase in which memory ran out, if it did."""
         self._survey: HolderSurvey | None = None
-        """The variables that retained memory then."""
+        """The variables that retained memory at that time."""
 
     # --- the state before the first entry
 

@@ -29,7 +29,7 @@ class ScratchAlloc(NamedTuple):
     name: str
     bytes: int
     alternatives: tuple[int, ...] = ()
-    """Other possible sizes, if `bytes` is a guess; likelier ones first."""
+    """Other possible sizes, if `bytes` is a guess. More likely sizes come first."""
     optional: bool = False
     """Whether the operation uses another kernel, which needs no scratch memory, if this allocation fails."""
 

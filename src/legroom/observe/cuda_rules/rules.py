@@ -150,7 +150,7 @@ def _is_not_fake(tensor: Any) -> bool:
 
 
 _FAKE_TENSOR_CHECKS = {"transformers.utils.import_utils": "is_fake_tensor"}
-"""Module → its function that checks whether a tensor is fake."""
+"""Maps each module to its function that checks whether a tensor is fake."""
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:

@@ -90,9 +90,9 @@ class DeviceAllocations:
         self.count = 0
         """Number of allocations."""
         self.alternatives: dict[int, tuple[int, ...]] = {}
-        """Number of a workspace allocation → other possible sizes, if the size is uncertain."""
+        """Maps the number of a workspace allocation to other possible sizes, if the size is uncertain."""
         self.optional: set[int] = set()
-        """Numbers of workspace allocations that the kernel can do without."""
+        """Numbers of workspace allocations that are optional for the kernel."""
         self.room_left = 0
         """A lower bound on the memory that is left on the fullest device. Allocations reduce it, and
         `Recorder.check_room` updates it."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 ACCUMULATE_GRAD = 2**63
-"""Nodes that accumulate gradients have at least this sequence number; they live as long as their parameter."""
+"""Nodes that accumulate gradients have at least this sequence number. They stay alive as long as their parameter."""
 
 
 def _no_node() -> None:
@@ -28,7 +28,7 @@ next_sequence_nr: Callable[[], int] | None = getattr(torch._C._autograd, "_get_s
 """The sequence number of the next node. Without it, backward operations are attributed to the line that called `backward()`, and
 the age of graphs is unknown."""
 current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_graph_task)
-"""The id of the running backward pass, or -1. Without it, no backward pass is noticed."""
+"""The id of the running backward pass, or -1. Without it, no backward pass is detected."""
 
 
 def in_backward_pass() -> bool:

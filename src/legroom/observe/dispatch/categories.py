@@ -18,7 +18,7 @@ from legroom.observe.dispatch.storages import LiveStorage, storage_of, tensors_i
 from legroom.observe.holders import autograd_graph
 
 GUESSES = (Category.TEMPORARY, Category.INPUT)
-"""Categories that a storage may have before its role is known."""
+"""Categories that a storage may have before its purpose is known."""
 _TEMPORARY = (Category.TEMPORARY,)
 _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 """Categories that a storage of the forward pass may change between."""

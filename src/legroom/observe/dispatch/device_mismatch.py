@@ -35,7 +35,7 @@ IN_PLACE = overloads(
 )  # fmt: skip
 """Operations that allocate no storage, most of them in place, whose inputs are checked as well."""
 LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
-"""Operations whose last result is in host memory, whatever the device of their inputs."""
+"""Operations whose last result is in host memory, regardless of the device of their inputs."""
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
 """Functions that accept integer lengths on the host together with device data."""
 _ACCEPT_MIXED_DEVICES = frozenset(("backward", "grad", "apply", "__get__", "__set__"))

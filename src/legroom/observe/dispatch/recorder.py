@@ -422,7 +422,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each operation of one thread, with CUDA rules and fake tensors applied, and passes it to the recorder."""
 
     supports_higher_order_operators = True
-    """An operation that takes functions (flex attention) counts as one operation, like its CUDA kernel."""
+    """An operation that takes functions (flex attention) is treated as one operation, like its CUDA kernel."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -60,9 +60,9 @@ class FakeTensors:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._shapes = ShapeCache(self.mode, self._infer_shapes)
         self.values_read = 0
-        """How often the program read values of a fake tensor."""
+        """The number of times that the program read values of a fake tensor."""
         self.values_substituted = 0
-        """How often these values were placeholders."""
+        """The number of times that these values were placeholders."""
         self._overflow_flags = _StorageSet()
         self._true_results = _StorageSet()
         self._values = KnownValues(self._fake_like)

@@ -23,7 +23,7 @@ class ShapeCache:
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
         self._known: dict[tuple[Any, ...], _Result | None] = {}
-        """None: this case cannot be cached."""
+        """None if this case cannot be cached."""
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         key = _key(func, args, kwargs) if _is_regular(func) else None

@@ -33,9 +33,9 @@ from legroom.observe.source.storing_lines import class_limits_itself
 GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
-"""A cache with at least this `maxsize` counts as unbounded."""
+"""A cache with at least this `maxsize` is treated as unbounded."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
-"""The attributes of an object count as a container if they contain tensors of this many iterations."""
+"""The attributes of an object are treated as a container if they contain tensors of this many iterations."""
 
 
 class StoredName(NamedTuple):
@@ -64,7 +64,7 @@ class HolderPath(NamedTuple):
     name: str
     """The path as in source code: `losses`, `trainer.history`, `Probe.seen`; "" if no name references it."""
     stored_as: str
-    """The last name on the path: the variable or attribute that things are stored in."""
+    """The last name on the path, which is the variable or attribute in which items are stored."""
     is_attribute: bool
     """Whether `stored_as` is an attribute."""
     how: str
@@ -102,7 +102,8 @@ class HolderPath(NamedTuple):
     contains_models: bool = False
     """Whether the items of the container are models, or contain one."""
     filled_by_iterator: bool = False
-    """Whether an iterator of `itertools` (`cycle`) fills it; then the line that creates the iterator is reported."""
+    """Whether an iterator of `itertools` (`cycle`) fills it. In that case, the line that creates the iterator is
+    reported."""
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())

@@ -45,7 +45,7 @@ class LargestHolders(NamedTuple):
     largest: list[Holder]
     """The holders, largest first."""
     total_bytes: int
-    """Bytes that all variables and running calls retain together. Each storage counts once."""
+    """Bytes that all variables and running calls retain together. Each storage is included once."""
 
 
 class HolderSurvey(NamedTuple):
@@ -55,9 +55,10 @@ class HolderSurvey(NamedTuple):
 
     variables: list[Holder]
     by_variables: dict[int, int]
-    """Storage key → bytes of everything that the user's variables retain."""
+    """Maps storage keys to bytes, for all memory that the user's variables retain."""
     by_calls: dict[Frame, dict[int, int]]
-    """The user's line → storage key → bytes of what local variables of the library functions called there retain."""
+    """Maps the user's line to storage keys and bytes that local variables of the library functions called there
+    retain."""
     lines: list[Frame]
     """The user's lines on the call stack, innermost first."""
     backward_line: Frame | None

@@ -79,9 +79,10 @@ class _Search:
         self._own_lists: set[int] = set()
         """`id`s of the lists of the search itself."""
         self._seen: dict[int, Any] = {}
-        """`id` → every object seen. A single dict, so that only this one must be skipped among the referrers."""
+        """Maps `id`s to all objects that were found. It is a single dict, so that only this dict must be skipped among
+        the referrers."""
         self._leads_to: dict[int, int] = {}
-        """`id` of an object → `id` of the object that it references, one step closer to the target."""
+        """Maps the `id` of an object to the `id` of the object that it references, one step closer to the target."""
 
     def forget(self) -> None:
         self._seen.clear()

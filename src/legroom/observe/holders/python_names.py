@@ -41,7 +41,7 @@ class Variables:
         """`frame`: the frame of the calling thread. Other threads are read as well."""
         self.running: set[int] = set()
         self.locals: dict[int, list[Root]] = {}
-        """`id` of an object → the local variables that refer to it, innermost first."""
+        """Maps the `id` of an object to the local variables that refer to it, innermost first."""
         self._globals: dict[int, Root] = {}
         self.namespaces: dict[int, str] = {}
         self.names: dict[int, str | None] = {}

@@ -23,7 +23,7 @@ from legroom.observe.holders import autograd_graph
 from legroom.observe.training_threads import other_threads_train
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
-"""A tensor → (key of its storage, device bytes), or None if it is not on a device."""
+"""Maps a tensor to (key of its storage, device bytes), or to None if it is not on a device."""
 
 MAX_OBJECTS = 1_000_000
 """The search from one object stops after this many objects."""
@@ -44,7 +44,7 @@ class RetainedStorages:
         self._leaves: set[type] = set(_LEAVES)
         self._referents: dict[type, _Referents] = {}
         self._saved: dict[Any, dict[int, int]] = {}
-        """Graph node → the storages that it saved."""
+        """Maps a graph node to the storages that it saved."""
         self._storages: dict[int, int] = {}
         self._results: dict[int, tuple[Any, dict[int, int]]] = {}
         """Results by `id`, because the same object is often a variable of several functions."""

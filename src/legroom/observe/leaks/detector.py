@@ -47,9 +47,9 @@ SCANS_AFTER_FINDING = TENSOR_SCANS + 3
 LONG_SCANS = 18
 """Before the first optimizer step, a graph must grow for longer."""
 RARE_TRACE_ITERATIONS = 12
-"""A rare addition may take this many iterations to happen again."""
+"""A rare addition may occur again only after this many iterations."""
 WARM_UP_ITERATIONS = 13
-"""A cache that still grows in every iteration after this many is not warming up."""
+"""A cache that still grows in every iteration after this many iterations is not filling."""
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
 
@@ -99,13 +99,13 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """How many windows closed for each symptom, up to 6."""
+        """The number of windows that closed for each symptom, up to 6."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
         self._traced: tuple[DetectedLeak, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
-        """Name and file of a holder → the line found by tracing."""
+        """Maps the name and file of a holder to the line found by tracing."""
 
     def begin_loop(self) -> None:
         """Begin another loop. Start watching a new loop. Earlier results do not delay its scans."""

@@ -50,7 +50,7 @@ class BackwardRoots:
     """
 
     MAX_ITERATIONS = 6
-    """How many iterations are remembered."""
+    """The number of iterations that are stored."""
     MAX_PER_ITERATION = 4
 
     def __init__(self) -> None:

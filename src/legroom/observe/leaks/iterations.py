@@ -40,10 +40,10 @@ class IterationTracker:
     STEPS_OF_OTHERS = 3
     """After this many steps of other optimizers without one of the main optimizer, another becomes the main optimizer."""
     MAX_PREVIOUS_STEPS = 8
-    """A new main optimizer ends iterations once it has stepped more often than the previous one did, up to this many steps.
-    So if optimizers are replaced often (one per task), each ends one iteration."""
+    """A new main optimizer ends iterations once it has made more steps than the previous one, up to this many steps. If
+    optimizers are replaced often (one per task), each one therefore ends one iteration."""
     TRAINED_AFTER = 3
-    """After this many steps, the parameters of an optimizer count as a trained model."""
+    """After this many steps, the parameters of an optimizer are treated as a trained model."""
     CALLS_ALONE = 8
     """After this many calls of a model in training mode without a backward pass, it is checked whether an optimizer exists."""
 
@@ -72,7 +72,7 @@ class IterationTracker:
         """Whether no optimizer exists, so the program updates parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
-        """`id` → parameter, of main optimizers that have stepped `TRAINED_AFTER` times."""
+        """Maps `id`s to the parameters of main optimizers that have made `TRAINED_AFTER` steps."""
         self._one_per_model: list[weakref.ref[torch.Tensor]] = []
         """One parameter of each such optimizer."""
         self.create_graph_line: Frame | None = None
@@ -92,7 +92,7 @@ class IterationTracker:
         self._undo: list[Callable[[], None]] = []
         self._calls = _ModelCalls(self._model_called)
         self._evaluates = False
-        """Whether `model.eval()` was called, and no training or loading has happened since."""
+        """Whether `model.eval()` was called and was not followed by training or loading."""
 
     def attach(self) -> None:
         if not self._has_better_signal():

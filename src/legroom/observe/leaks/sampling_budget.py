@@ -35,7 +35,7 @@ class SamplingBudget:
         always sampled."""
         self.fraction = fraction
         self.expects_sample = True
-        """Whether the iteration that starts now will be sampled; then its backward passes are marked."""
+        """Whether the iteration that starts now will be sampled. If so, its backward passes are marked."""
         self._next = 0.0
         self._debt = 0.0
         self._last = 0.0

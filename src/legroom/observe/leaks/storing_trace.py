@@ -32,7 +32,7 @@ class StoringTrace:
         self._replaced = replaced
         self._state: Any = 0
         self._lines: dict[int, int] = {}
-        """`id` of a frame → its last line."""
+        """Maps the `id` of a frame to its last line."""
         self._trace = self._event  # a single object, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:

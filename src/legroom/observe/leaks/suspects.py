@@ -29,12 +29,12 @@ from legroom.observe.source.storing_lines import NameUsage, find_usage
 
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
-"""Once a holder is found, no further search starts after this long, in CPU time of this thread so that the load of the machine does
-not change the result."""
+"""Once a holder is found, no further search starts after this time. It is CPU time of this thread, so that the load of
+the machine does not change the result."""
 MAX_FRUITLESS_SECONDS = 4.0
-"""If no holder is found, no further search starts after this long, so that a huge heap does not stop the loop."""
+"""If no holder is found, no further search starts after this time, so that a huge heap does not block the loop."""
 MIN_ITERATIONS = 4
-"""Live nodes of this many earlier iterations are not a coincidence."""
+"""If nodes of this many earlier iterations are alive, this is not a coincidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Suspect:
     container_to_trace: int = 0
     """`id` of the container, if the source does not show which line stores into it."""
     replaced: bool = False
-    """Whether the items of that container are replaced by growing ones, instead of items being added."""
+    """Whether items of that container are replaced by larger ones, instead of items being added."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]

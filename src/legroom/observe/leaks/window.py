@@ -66,14 +66,14 @@ class _Observations:
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """`id` of each of `old` and `carrying` → what its own graph retains of one iteration."""
+    """Maps the `id` of each of `old` and `carrying` to the part of one iteration that its own graph retains."""
     old: Targets = field(default_factory=list)
     """Tensors of earlier iterations that have a graph."""
     carrying: Targets = field(default_factory=list)
     """New tensors whose graph includes earlier iterations."""
     accumulated: Targets = field(default_factory=list)
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
-    """`id` → bytes of everything that one iteration left."""
+    """Maps `id`s to the bytes of everything that one iteration left."""
     accumulates_on_host: bool = False
     """Whether none of these is on a device while other tensors are."""
     with_graph: frozenset[int] = frozenset()
@@ -82,7 +82,7 @@ class _Observations:
     with_gradient_graph: Targets = field(default_factory=list)
     """Parameters whose gradients have a graph."""
     created_in: dict[int, int] = field(default_factory=dict)
-    """`id` of a tensor → the iteration in which it was created or first seen."""
+    """Maps the `id` of a tensor to the iteration in which it was created or first found."""
     suspicious: bool = False
     """Whether another scan is worthwhile."""
 
@@ -103,11 +103,11 @@ class ScanWindow:
         self.adds = False
         """Whether storages first seen in the previous scan are still alive."""
         self.quiet = True
-        """Whether the last scan saw nothing suspicious."""
+        """Whether the last scan found nothing suspicious."""
         self.found_holder = False
         """Whether the last scan found a holder."""
         self.reported: set[LeakKind] = set()
-        """Symptoms that were judged to be leaks. They are not traced again, so that other symptoms can appear."""
+        """Symptoms that were classified as leaks. They are not traced again, so that other symptoms can be found."""
         self._numbers = numbers
         self._iterations = iterations
         self._rare = rare
@@ -119,7 +119,7 @@ class ScanWindow:
         self._counts: list[int] = []
         self._sizes: dict[NamedTensor, list[int]] = {}
         self._lengths: dict[tuple[str, str | None], int] = {}
-        """Name and file of a holder → its length when it was first found."""
+        """Maps the name and file of a holder to its length when it was first found."""
 
     def scan(self, iteration: int) -> list[Suspect]:
         """Run a scan. Call this method at the end of an iteration."""

@@ -29,7 +29,7 @@ class Calls(NamedTuple):
     repeated: frozenset[str]
     """Functions whose names occur in a loop, or in a function that is itself called repeatedly."""
     mentions: Mapping[str, frozenset[str]]
-    """Function ("" at module level) → the names that occur in it."""
+    """Maps each function ("" at module level) to the names that occur in it."""
 
     def reached_from(self, functions: Iterable[str]) -> set[str]:
         """Return these functions and all functions that they call, directly or indirectly."""
@@ -50,7 +50,7 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 class _CallCollector:
     def __init__(self) -> None:
         self._mentions: dict[str, set[str]] = {}
-        """Function ("" at module level) → the names that occur in it."""
+        """Maps each function ("" at module level) to the names that occur in it."""
         self._in_loops: dict[str, set[str]] = {}
         self._called_externally: set[str] = set()
         """Functions that a library or Python calls."""

@@ -74,13 +74,13 @@ class NameReader:
         assignments to the name are ignored. `removing_methods`: only these methods remove items."""
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
-        """Its length decides what is done with it, or it is truncated."""
+        """Its length determines how it is used, or it is truncated."""
         self.removals: list[Occurrence] = []
         """Items are removed from it."""
         self.resets: list[Occurrence] = []
         """It is assigned an empty value."""
         self.checks_membership = False
-        """Whether something tests if a key is in it."""
+        """Whether the code tests if a key is in it."""
         self.passed: list[PassedArgument] = []
         self.length_checks: list[LengthCheck] = []
         self._file = file
@@ -96,15 +96,15 @@ class NameReader:
         self._root: ast.AST = self._scope
         self._loops: list[ast.AST] = []
         self._limit_tests = 0
-        """How many enclosing tests require that a counter is below a limit."""
+        """The number of enclosing tests that require a counter to be below a limit."""
         self._missing_tests = 0
-        """How many enclosing tests require that there is no value yet."""
+        """The number of enclosing tests that require that there is no value yet."""
         self._start_tests = 0
-        """How many enclosing tests require that this is the first iteration."""
+        """The number of enclosing tests that require that this is the first iteration."""
         self._tested: ast.If | ast.While | None = None
         """The statement whose test is being read."""
         self._is_irrelevant = False
-        """Whether the comparison that is being read does not decide what is stored."""
+        """Whether the comparison that is being read does not affect what is stored."""
         self._exits: list[tuple[str, int]] = []
         """Function and line where a check of the length ends an iteration or a call early."""
 

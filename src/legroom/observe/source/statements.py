@@ -14,7 +14,7 @@ class StoringStatement(NamedTuple):
     adds: bool
     """It is computed by a sum: `total = total + loss`, `total += loss`."""
     concatenates: bool
-    """It is computed by a function that makes it larger: `torch.cat([history, out])`."""
+    """It is computed by a function that enlarges it: `torch.cat([history, out])`."""
     stores_number: bool
     """The stored value is a number or text: `losses.append(loss.item())`."""
     in_loop: bool

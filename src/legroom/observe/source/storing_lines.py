@@ -35,7 +35,7 @@ class NameUsage(NamedTuple):
     resets: bool
     """It is assigned an empty value repeatedly, for example once per epoch."""
     checks_membership: bool
-    """Something tests whether a key is in it, so it is a cache."""
+    """The code tests whether a key is in it, so it is a cache."""
 
     @property
     def shrinks(self) -> bool:

@@ -35,7 +35,7 @@ class Sandbox:
         redirect_files(self.overlay)
         refuse_changes(self.overlay)
         self.is_enforced = forbid_writes_outside([str(folder), "/dev", "/proc"])
-        """Whether the kernel refuses what Python cannot redirect."""
+        """Whether the kernel denies writes that Python cannot redirect."""
         if not self.is_enforced:
             refuse_programs()
 

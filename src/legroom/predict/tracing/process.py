@@ -49,11 +49,11 @@ MAX_FORKS = 4
 """The maximum number of forks at the same time. Each needs several hundred MiB of host memory."""
 
 MAX_ERROR_LENGTH = 300
-"""Characters of the script's error that are reported; its output has the rest."""
+"""The number of characters of the script's error that are reported. The output of the script contains the rest."""
 MAX_VALIDATION = 10.0
 """Seconds of processor time after the training steps in which the first validation batch must be complete."""
 MAX_EVALUATION = 3.0
-"""Seconds after which an evaluation before the training is stopped: the estimate is about the training."""
+"""Seconds after which an evaluation before the training is stopped, because the estimate is for the training."""
 
 
 class TracingProcess:

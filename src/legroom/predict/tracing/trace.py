@@ -34,13 +34,13 @@ class Trace:
     uncertain_bytes: int = 0
     """Bytes by which reserved memory may be higher (see `uncertainty`)."""
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Workspaces whose size is a guess: id → other possible sizes, most likely first."""
+    """Workspaces whose size is a guess. Maps ids to other possible sizes, most likely first."""
     optional: set[int] = field(default_factory=set)
     """Ids of workspaces without which the program continues if memory is short."""
     values_substituted: int = 0
-    """How many values that the program read were replaced by a placeholder."""
+    """The number of values that the program read and that were replaced by a placeholder."""
     differing_versions: dict[str, str] = field(default_factory=dict)
-    """Library → its installed version, if the CUDA rules were measured with another one."""
+    """Maps each library to its installed version, if the CUDA rules were measured with another version."""
     notes: list[str] = field(default_factory=list)
     validation_starts: int | None = None
     """The position in `events` after the training steps, if a validation batch follows them."""

@@ -20,7 +20,7 @@ _LOST_CONNECTION = re.compile(
     r"|(?:Read|Send|Connect) error|Gloo .{0,40}failed|PeerFailed|RankMissing|RendezvousConnectionError",
     re.IGNORECASE | re.DOTALL,
 )
-"""Messages of gloo, NCCL, torch's stores and Legroom if another rank is gone."""
+"""Messages of gloo, NCCL, torch's stores and Legroom if another rank has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,7 @@ class LaunchResult:
     interrupted: str = ""
     """The signal that stopped the launcher: `SIGINT` for Ctrl-C."""
     host_oom_kills: int = 0
-    """The number of processes that the kernel killed meanwhile because host memory ran out."""
+    """The number of processes that the kernel killed during the attempt because host memory ran out."""
 
     @property
     def last(self) -> LaunchAttempt | None:

@@ -15,7 +15,7 @@ from legroom.gpus.machine import processors
 from legroom.observe.script import Script
 
 IN_ONE_PROCESS = ("dp", "split")
-"""Strategies that use several GPUs in one process. There is one rank, independent of the number of GPUs."""
+"""Strategies that use several GPUs in one process. There is one rank, regardless of the number of GPUs."""
 DEFAULT_PORT = 29400
 STRATEGY_VARIABLE = "LEGROOM_STRATEGY"
 """The environment variable that `legroom.parallel` reads."""

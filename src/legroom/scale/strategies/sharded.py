@@ -21,7 +21,7 @@ from legroom.units import MiB
 MAX_UNIT_FRACTION = 1 / 8
 """The maximum fraction of the model that is gathered at once, if its modules allow it."""
 MIN_UNIT_FRACTION = 1 / 256
-"""The minimum fraction of the model that is gathered on its own."""
+"""The minimum fraction of the model that is gathered separately."""
 MIN_UNIT_BYTES = MiB
 
 

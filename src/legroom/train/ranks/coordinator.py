@@ -84,8 +84,8 @@ class DistributedRanks:
     """Coordinates the ranks that share one model, from the perspective of one of them."""
 
     keeps_finished_micro_batches = False
-    """Whether finished passes of a failed attempt can be kept. They cannot: they received zeros from the
-    rank that failed.
+    """Whether finished passes of a failed attempt can be kept. They cannot, because they received zeros from the rank
+    that failed.
     """
 
     def __init__(

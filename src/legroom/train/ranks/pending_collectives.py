@@ -40,7 +40,8 @@ class PendingCollectives:
         self._announces = False
         self._announced: list[tuple[str, int]] = []
         self.lost = False
-        """Whether a collective itself failed: another rank is gone, so pending collectives cannot be completed."""
+        """Whether a collective itself failed because another rank has failed, so pending collectives cannot be
+        completed."""
 
     def begin(self, kind: Hashable, pass_key: str) -> None:
         """Begin a pass of this kind. `pass_key` is unique for each pass, and the same on all ranks."""

@@ -76,7 +76,7 @@ class Extrapolation:
         replayed = self._replay(large.size, None)
         assert replayed is not None
         self._unexplained = max(0, large.peak_allocated - replayed[0])
-        """Allocated bytes that are in no log. (Reserved bytes could be freed, so they do not count.)"""
+        """Allocated bytes that are in no log. (Reserved bytes could be freed, so they are not included.)"""
 
     def is_exact(self, capacity: int) -> bool:
         """Whether the replay of the larger trial has exactly the measured peak."""

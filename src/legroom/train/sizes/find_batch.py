@@ -59,7 +59,7 @@ class SizeTrial:
     seconds: float
     """The time of the steps. The first one includes the creation of optimizer state."""
     retries: int
-    """How often the allocator freed its cache to serve a request."""
+    """The number of times that the allocator freed its cache to serve a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class _Search:
         self.multiple_of = multiple_of
         self.max_size = max_size
         self.fits = 0
-        """The largest size that fitted."""
+        """The largest size that fit."""
         self.fails = max_size + 1
         """The smallest size that did not fit."""
 
@@ -266,7 +266,7 @@ class _Trials:
         )
         self.done: list[SizeTrial] = []
         self.logged: list[LoggedTrial] = []
-        """The trials that fitted, sorted by size."""
+        """The trials that fit, sorted by size."""
         self.allocated_before = 0
 
     @property

@@ -36,8 +36,8 @@ SLOWER = 0.98
 MARGIN = 0.97
 """The fraction of the available memory that a size may be predicted to need. The rest is for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
-"""The assumed progress of a forward pass that failed at an unknown position. Low, because another failure costs more time than
-a few steps with smaller micro-batches, after which measured peaks show how far to grow."""
+"""The assumed progress of a forward pass that failed at an unknown position. It is low, because another failure costs
+more time than a few steps with smaller micro-batches, after which measured peaks show which larger size fits."""
 MAX_HISTORY = 200
 """The maximum number of stored choices and sizes, because a run may have millions of steps."""
 
@@ -47,7 +47,7 @@ class SizeChoice:
     """A micro-batch size and the reason for it."""
 
     size: int
-    """The maximum samples of a micro-batch. Micro-batches are even, so they may be smaller."""
+    """The maximum samples of a micro-batch. Micro-batches have nearly equal sizes, so they may be smaller."""
     reason: str
 
 
@@ -107,7 +107,7 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit; None while nothing has failed."""
         self._failed_at: int | None = None
-        """The smallest size that failed since a larger one last fitted."""
+        """The smallest size that failed since a larger one last fit."""
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()

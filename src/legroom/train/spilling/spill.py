@@ -35,7 +35,8 @@ from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
 MAX_PENDING_COPIES = 4
-"""The maximum copies to the host at once: one that runs, and some for which the computation is ahead."""
+"""The maximum number of copies to the host at once: one that is running, and some that wait while the computation
+continues."""
 PREFETCHED_COPIES = 2
 """The copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB

@@ -35,7 +35,7 @@ MAX_FOLDER_LENGTH = 70
 """Maximum length of the path of the temporary folder. A socket path is limited to about 100 characters."""
 POLL_SECONDS = 0.005
 SECONDS_TO_END = 60
-"""How long to wait for a killed process: freeing GPU memory takes time."""
+"""The time to wait for a killed process, because freeing GPU memory takes time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,9 +76,9 @@ class Admission:
 
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """GPU index → how the configuration runs there. GPUs on which it cannot run are omitted."""
+    """Maps GPU indices to how the configuration runs there. GPUs on which it cannot run are omitted."""
     reason: str = ""
-    """Why it can never fit, or why the estimate failed."""
+    """The reason why the configuration can never fit, or why the estimate failed."""
     batch_size: int | None = None
     shortage: float = 0.0
     """For a configuration that never fits: the missing memory as a fraction of the largest GPU."""

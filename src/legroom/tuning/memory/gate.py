@@ -43,7 +43,8 @@ NEAR = 0.75
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
 """Priorities of traces: full batches, then micro-batches, then the ends of ranges."""
 OOM_MARGIN = 1.05
-"""A trial that ran out of memory used all that it was given and needed more: its measured use is multiplied by this."""
+"""A trial that ran out of memory used all of its memory and needed more, so its measured use is multiplied by this
+factor."""
 
 
 class OpenGate:
@@ -98,7 +99,8 @@ class MemoryGate:
         """Float ranges that have not been tested for their influence on memory."""
         self._known: list[_TracedConfig] = []
         self._correction = 0
-        """Bytes by which estimates have been too low. An absolute amount: what is not traced (an evaluation) does not grow with the estimate."""
+        """Bytes by which estimates have been too low. This is an absolute amount, because memory that is not traced (an
+        evaluation) does not grow with the estimate."""
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._unseen: set[Future[Admission]] = set()

@@ -17,7 +17,7 @@ from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size
 
 MIN_REPORTED_PART = 50
-"""Changes below 1/50 of a GPU are not reported: drivers and displays cause them."""
+"""Changes below 1/50 of a GPU are not reported, because drivers and displays cause them."""
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
 """If a query takes more than `SLOW_SECONDS` seconds, the next one waits `RETRY_FACTOR` times as long. Without NVML, a query starts a process that uses CUDA, and

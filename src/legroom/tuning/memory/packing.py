@@ -16,8 +16,8 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""How often other trials may start before a waiting one, per slot. Keeping a GPU empty for it costs more than the wait
-(see bench.tuning.packing)."""
+"""The number of times, per slot, that other trials may start before a waiting one. Keeping a GPU empty for it costs
+more than the wait (see bench.tuning.packing)."""
 
 MARGIN = 50
 """A trial gets 1/50 of a real GPU in addition to its bound, if that is free."""
@@ -69,7 +69,7 @@ class Packer:
     used_by_others: Callable[[TrialGpu], int] = _none_used
     """Returns the bytes of a GPU that other programs use."""
     _allocated: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Trial → (GPU index, bytes) of each rank."""
+    """Maps each trial to (GPU index, bytes) of each rank."""
     _times_overtaken: dict[int, int] = field(default_factory=dict)
 
     def place(

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-"""Weights of the runtime against the size of a trial: a large one fits only while much memory is free, and a long one must not start last."""
+"""Weights of the runtime against the size of a trial. A large trial fits only while much memory is free, and a long one
+must not start last."""
 MAX_SIMULATIONS = 16 * 32 * 32
 """Limit on samples times the square of the number of trials, about 10 ms of simulation."""
 MAX_PLANNED = 128
@@ -23,7 +24,7 @@ class Demand:
     """The requirements of a waiting trial."""
 
     sizes: Sequence[int | None]
-    """Bytes on each GPU; None: it cannot run there."""
+    """Bytes on each GPU. None means that it cannot run there."""
     runtimes: Sequence[float]
     """Seconds, one per sample."""
 

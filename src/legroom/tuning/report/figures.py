@@ -32,7 +32,7 @@ class TrialFigures:
     state: str
     """The state as text: `finished`, `stopped early`, ..."""
     reason: str = ""
-    """Why it ended; empty if it finished."""
+    """The reason why it ended; empty if it finished."""
     value: float | None = None
     """The trial's best value of the metric; None if it reported none."""
     curve: Sequence[tuple[int, float]] = ()

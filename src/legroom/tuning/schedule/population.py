@@ -18,7 +18,7 @@ from legroom.tuning.trial.records import Mode
 
 QUANTILE = 0.25
 RESAMPLE_PROBABILITY = 0.25
-"""How often a parameter is sampled again instead of perturbed."""
+"""The probability that a parameter is sampled again instead of perturbed."""
 PERTURBATION = 0.1
 """Size of a perturbation, as a fraction of the range."""
 

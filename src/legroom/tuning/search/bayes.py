@@ -40,7 +40,7 @@ LOCAL_SPREAD = 0.1
 
 Range = FloatRange | IntRange | PowerRange
 Point = dict[str, float]
-"""Parameter → coordinate, as used by bayesian-optimization."""
+"""Maps parameters to coordinates, as used by bayesian-optimization."""
 
 
 class BayesSearcher:

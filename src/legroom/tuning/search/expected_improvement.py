@@ -29,17 +29,19 @@ Points = NDArray[numpy.float64]
 Numbers = NDArray[numpy.float64]
 
 NEAR, FAR = 0.1, 10.0
-"""Limits, relative to the distance between best and median loss: differences below NEAR hardly count, those beyond FAR not at all."""
+"""Limits relative to the distance between best and median loss. Differences below NEAR have little effect, and
+differences beyond FAR have none."""
 DRAWN, KEPT = 96, 16
-"""Number of sampled length scales, and how many of the most likely ones are used."""
+"""The number of sampled length scales, and the number of the most likely ones that are used."""
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
 """Prior of the length scales, as fractions of a range: the median, and the standard deviation of the logarithm."""
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
 """Range of the noise variance of transformed losses: the same configuration does not end twice with the same loss."""
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
-"""Length scale and noise of the model of what fits. The noise allows for a sharp edge."""
+"""The length scale and noise of the model that predicts whether a point fits. The noise allows for a sharp edge."""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""Points that fit with less than this probability get almost no weight: beyond the edge, the improvement is overestimated."""
+"""Points that fit with less than this probability get almost no weight, because the improvement is overestimated beyond
+the edge."""
 RUNTIME_EXPONENT = 0.5
 """Exponent of the runtime in the score."""
 MIN_TRIALS, RIDGE = 4, 0.1

@@ -21,7 +21,8 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, GAMMA = 20, 0.25
-"""Random trials before the model is used, and the fraction of trials that count as good: Ray Tune's settings."""
+"""The number of random trials before the model is used, and the fraction of trials that are treated as good. Both are
+Ray Tune's settings."""
 
 
 class HyperoptSearcher:

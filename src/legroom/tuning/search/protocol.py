@@ -13,7 +13,7 @@ class Result:
     """The result of a trial for the searcher: a value, a `shortage`, or neither if it failed."""
 
     value: float | None = None
-    """The metric as reported, independent of `mode`."""
+    """The metric as reported, regardless of `mode`."""
     shortage: float | None = None
     """For a configuration that can never fit: the missing memory as a fraction of the largest GPU, above 0."""
     is_partial: bool = False

@@ -14,10 +14,11 @@ from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 GRACE = 1.0
-"""After a rank fails, seconds to wait for the other ranks: one of them may have raised the original error."""
+"""The number of seconds to wait for the other ranks after a rank fails, because one of them may have raised the
+original error."""
 
 Answers = dict[int, Action]
-"""Rank → what it does after its report."""
+"""Maps each rank to its action after its report."""
 
 
 @dataclass(slots=True)
@@ -26,11 +27,11 @@ class RankGroup:
 
     ranks: int
     ends: dict[int, TrialExit] = field(default_factory=dict)
-    """Rank → how it ended."""
+    """Maps each rank to how it ended."""
     _decided: dict[int, Action] = field(default_factory=dict)
-    """Step → what all ranks do after it."""
+    """Maps each step to the action of all ranks after it."""
     _waiting: dict[int, list[int]] = field(default_factory=dict)
-    """Step → ranks that wait for the decision."""
+    """Maps each step to the ranks that wait for the decision."""
     _deadline: float | None = None
 
     def reported(

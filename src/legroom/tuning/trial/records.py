@@ -30,7 +30,7 @@ class TrialState(StrEnum):
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """Stopped by the scheduler, by the time budget or because the metric was NaN. Its reports count."""
+    """Stopped by the scheduler, by the time budget or because the metric was NaN. Its reports are used."""
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
@@ -66,7 +66,7 @@ class TrialMemory:
     micro_batch: int | None = None
     """Samples per micro-batch; None if the batch was not split."""
     ooms: int = 0
-    """Number of out-of-memory errors that the trial survived."""
+    """The number of out-of-memory errors from which the trial recovered."""
     shortage: float = 0.0
     """For a trial that never fits: the missing memory as a fraction of the largest GPU."""
     used_by_others: int = 0
@@ -88,7 +88,7 @@ class TrialRecord:
     """Number of results that the searcher knew when it proposed this configuration."""
     state: TrialState = TrialState.WAITING
     reason: str = ""
-    """One line: why it stopped, failed, was split or never started."""
+    """One line with the reason why it stopped, failed, was split or never started."""
     reports: list[Report] = field(default_factory=list)
     memory: TrialMemory = field(default_factory=TrialMemory)
     gpu: str = ""

@@ -49,8 +49,8 @@ class Answer(NamedTuple):
     logs_skipped_kernels: bool = False
     """The result of `cudnn_query.logs_skipped_kernels`."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """The likeliest workspace size and its alternatives, for the forward pass and the two gradients; empty
-    if cuDNN has no answer.
+    """The most likely workspace size and its alternatives, for the forward pass and the two gradients; empty if cuDNN
+    has no answer.
     """
 
 

@@ -51,7 +51,7 @@ OPERATIONS = (ConvOperation.FORWARD, ConvOperation.INPUT_GRADIENT, ConvOperation
 
 
 _MAX_OVERHEAD = 200
-"""Bytes that kernels need at most in addition to copies and sums."""
+"""The maximum number of bytes that kernels need in addition to copies and sums."""
 HOPPER = (9, 0)
 """Compute capability of the GPUs whose split-K kernels are known."""
 
@@ -66,7 +66,7 @@ class KernelChoice(NamedTuple):
     rank: int
     """The position of the kernel in the heuristic's list; positions from `_ALL` on are in the list of fallbacks."""
     knobs: dict[int, int]
-    """cuDNN's number of a setting → its value."""
+    """Maps cuDNN's number of a setting to its value."""
 
     @property
     def cluster(self) -> tuple[int, int] | None:
@@ -260,7 +260,7 @@ _MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
 """Heuristic modes that torch uses: the first one, and the one for the case that no kernel of the first can run."""
 _FIRST, _ALL = 4, 100
-"""How many kernels of the list are tried. Mostly the first one is used."""
+"""The number of kernels of the list that are tried. Usually the first one is used."""
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:
@@ -378,4 +378,4 @@ def describe_gpu(gpu: GpuSpec) -> str:
 
 
 _BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
-"""Compute capability → the maximum number of blocks per SM, from the CUDA programming guide."""
+"""Maps the compute capability to the maximum number of blocks per SM, from the CUDA programming guide."""

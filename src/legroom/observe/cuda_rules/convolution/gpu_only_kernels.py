@@ -55,7 +55,8 @@ ALGORITHMS = {
     (ConvOperation.WEIGHT_GRADIENT, 19): Algorithm.COMPILED,
     (ConvOperation.WEIGHT_GRADIENT, 62): Algorithm.PRODUCT,
 }
-"""(`actual_operation`, cuDNN's number of a kernel) → its algorithm. All other kernels are offered without a GPU."""
+"""Maps (`actual_operation`, cuDNN's number of a kernel) to its algorithm. All other kernels are offered without a
+GPU."""
 
 
 class KernelProblem(NamedTuple):

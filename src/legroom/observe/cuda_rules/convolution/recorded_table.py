@@ -38,7 +38,7 @@ class ConvLayer(NamedTuple):
     groups: int
     transposed: bool
     padding: tuple[int, ...] | None = None
-    """None: not recorded; mostly such that the image size is unchanged."""
+    """None if it is not recorded. In most of these cases, the image size is unchanged."""
 
 
 class ConvQuery(NamedTuple):
@@ -135,7 +135,7 @@ class LayerFamily(NamedTuple):
     """Layers with the same dtype size, layout, number of dimensions, kernel and stride. The file has one line per family."""
 
     precision: str
-    """`half` for both 16-bit dtypes, else the dtype."""
+    """`half` for both 16-bit dtypes, otherwise the dtype."""
     channels_last: bool
     dimensions: int
     transposed: bool

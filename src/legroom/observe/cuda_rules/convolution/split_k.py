@@ -125,9 +125,9 @@ def _split_cost(dtype: str, tile: int, waves: int) -> float:
 TILES = {
     0: (128, 128), 1: (128, 64), 3: (256, 128), 4: (256, 64), 5: (64, 64), 6: (128, 256), 7: (64, 128), 9: (64, 256),
 }  # fmt: skip
-"""cuDNN's number → rows and columns of a tile."""
+"""Maps cuDNN's number to the rows and columns of a tile."""
 _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 112}
-"""Cluster size → the number of blocks that an H200 runs at once. A cluster does not cross a GPC."""
+"""Maps the cluster size to the number of blocks that an H200 runs at once. A cluster does not cross a GPC."""
 _STEP = 128
 """Bytes of the depth that a block processes per step."""
 _SPLIT_COST = {
@@ -143,6 +143,6 @@ _SPLIT_COST_LATER = {
     "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
     "float32": {0: 5, 1: 6, 3: 3, 5: 10, 9: 4},
 }
-"""The same after a full wave."""
+"""The same cost after a full wave."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
 """The number of waves, by dtype and tile, after which nothing is split."""

@@ -169,9 +169,9 @@ _LAYOUT_OF = {
     (ConvOperation.WEIGHT_GRADIENT, 30): "J", (ConvOperation.WEIGHT_GRADIENT, 34): "J", (ConvOperation.WEIGHT_GRADIENT, 48): "J", (ConvOperation.WEIGHT_GRADIENT, 50): "J",
     (ConvOperation.WEIGHT_GRADIENT, 37): "U", (ConvOperation.WEIGHT_GRADIENT, 39): "U", (ConvOperation.WEIGHT_GRADIENT, 40): "L",
 }  # fmt: skip
-"""(`actual_operation`, cuDNN's number of a kernel) → its layout, if it is not `P`."""
+"""Maps (`actual_operation`, cuDNN's number of a kernel) to its layout, if it is not `P`."""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
-"""Kernels that need no copies, whatever their setting."""
+"""Kernels that need no copies, regardless of their setting."""
 _TILES = {
     **TILES,
     2: (128, 32),
@@ -182,7 +182,7 @@ _TILES = {
     14: (16, 64),
     23: (32, 128),
 }
-"""cuDNN's number → rows and columns of a tile, also for kernels without clusters."""
+"""Maps cuDNN's number to the rows and columns of a tile, including kernels without clusters."""
 _WITHOUT_GROUPS = {
     *((ConvOperation.FORWARD, number) for number in (1, 27, 35, 45, 46, 63, 70)),
     *((ConvOperation.INPUT_GRADIENT, number) for number in (1, 2, 25, 57, 58, 59, 60, 64, 65, 74)),

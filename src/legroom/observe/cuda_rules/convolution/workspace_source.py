@@ -26,7 +26,7 @@ class WorkspaceGuess(NamedTuple):
 
     likely: ConvWorkspaces
     others: tuple[ConvWorkspaces, ...] = ()
-    """Alternatives, likelier ones first. Empty if the sizes are certain."""
+    """Alternatives, with more likely ones first. Empty if the sizes are certain."""
     crashed: bool = False
     """Whether cuDNN crashed when it was queried about this convolution."""
 

@@ -16,8 +16,9 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
 GLOO_RELEASE_SECONDS = 0.1
-"""How long gloo's threads may reference a tensor after `wait()` returns. Seen in 3 of 100 all-reduces of two
-ranks, for up to 7 ms on a busy machine. NCCL works in the order of the GPU's streams and delays nothing."""
+"""The maximum time for which gloo's threads may reference a tensor after `wait()` returns. It was observed in 3 of 100
+all-reduces of two ranks, for up to 7 ms on a busy machine. NCCL works in the order of the GPU's streams and causes no
+delay."""
 
 
 def is_rank() -> bool:

@@ -111,7 +111,8 @@ class _Kernels:
         self.host = host
         self.registered_by = weakref.ref(library)
         self.kernels: dict[str, tuple[Any, Callable[..., Any], bool]] = {}
-        """By backend: a weak reference to the library, which owns its kernels, the kernel, and whether it receives the key set."""
+        """The kernels by backend: a weak reference to the library, which owns its kernels, the kernel, and whether it
+        receives the key set."""
         self.previous = _kernel_before(name)
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,7 +130,8 @@ class _Kernels:
 
 
 _operators: dict[str, _Kernels] = {}
-"""By qualified name. The selecting function stays registered until its library is deleted, so this outlives a virtual GPU."""
+"""The kernels by qualified name. The selecting function stays registered until its library is deleted, so this dict
+outlives a virtual GPU."""
 
 
 def _register(

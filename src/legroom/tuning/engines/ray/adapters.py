@@ -37,7 +37,7 @@ class SharedState:
     server: str | None = None
     """Socket path of the fork server, if trials are forked; None if they run inside Ray's workers."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """Ray's trial ID → our trial number."""
+    """Maps Ray's trial IDs to the trial numbers of the study."""
     error: LegroomError | None = None
     """The error that ends the study. It is stored here because Ray would wrap it in its own error with a traceback."""
 
