@@ -83,7 +83,13 @@ def test_an_unmodified_script_is_estimated_and_leaves_no_files(tmp_path: Path) -
     assert done.returncode == 0
     assert answer["verdict"] == "fits"
     assert (answer["batch_size"], answer["steps"], answer["mode"]) == (32, 2, "fake")
-    assert answer["max_batch_size"] > 10_000, "larger than the data set"
+    largest = answer["max_batch_size"]
+    assert largest > 10_000, "larger than the data set"
+    assert answer["batch_setting"] == {
+        "name": "--batch-size",
+        "value": 32,
+        "change": f"Use `--batch-size {largest}`",
+    }
     assert answer["by_category"]["parameter"] >= (256 * 2048 + 2048 + 20480 + 10) * 4
     assert answer["top"][0]["file"].endswith("train.py")
     assert answer["options"]
@@ -291,8 +297,10 @@ import argparse
 import torch
 from torch import nn
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch_size", type=int, default=4000)
-size = parser.parse_args().batch_size
+parser.add_argument("--batch_norm", type=int, default=1)
+parser.add_argument("--batch", type=int, default=4000)  # not the one that counts
+parser.add_argument("--batchSize", type=int, default=4000)
+size = parser.parse_args().batchSize
 model = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 10)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(2):
@@ -302,6 +310,7 @@ for _ in range(2):
     answer = answer_of(estimate(tmp_path, script, gpu="1GiB"))
     assert answer["batch_size"] == 4000
     largest = answer["max_batch_size"]
+    assert answer["batch_setting"]["change"] == f"Add `--batchSize {largest}`"
     assert answer["batches_tried"][str(largest)]
     assert (
         0.9

@@ -6,6 +6,7 @@ padding, a kernel that changes with the size), the search continues with the new
 replayed with the capacity of the GPU.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from legroom.predict import uncertainty
 from legroom.predict.extrapolate import extrapolation
 from legroom.predict.fit import replay, safety_margin
 from legroom.predict.requests import ReplayPeaks
+from legroom.predict.tracing.script import OutOfTime
 from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
@@ -32,10 +34,16 @@ class BatchSearch:
     tried: dict[int, bool] = field(default_factory=dict)
     """Maps each batch size to whether it fits."""
     traces: dict[int, Trace] = field(default_factory=dict)
+    is_complete: bool = True
+    """Whether the search ended before its deadline. Otherwise larger sizes may fit."""
 
     @property
     def largest(self) -> int | None:
         return max((size for size, fits in self.tried.items() if fits), default=None)
+
+    @property
+    def smallest_too_large(self) -> int | None:
+        return min((size for size, fits in self.tried.items() if not fits), default=None)
 
 
 def largest_batch(
@@ -47,22 +55,29 @@ def largest_batch(
     multiple_of: int = 1,
     max_traces: int = 20,
     safe: bool = False,
+    deadline: float | None = None,
 ) -> BatchSearch:
     """Search from `start`. `known`: the trace of the current size, if there is one. `safe`: the safe bound must fit
-    too.
+        too.
 
     A size fits only if it fits in every uncertain case of its trace (see `uncertainty`). The workspace sizes of some
-    kernels and the addresses of segments are uncertain. After `max_traces` traces, the largest size that was found to
-    fit is the result.
+    kernels and the addresses of segments are uncertain. The search stops after `max_traces` traces, at the `deadline` (of
+    `time.monotonic`), or if `trace_at` raises `OutOfTime`. The largest size that was found to fit is the result.
     """
     searcher = _Searcher(trace_at, capacity, multiple_of, safe)
-    if known is not None and start % multiple_of == 0:
-        searcher.add(start, known)
-    else:
-        searcher.try_size(start)
-    searcher.try_size(start * 2 if searcher.low else start / 2)
-    while searcher.is_open and len(searcher.search.tried) < max_traces:
-        searcher.try_size(searcher.predicted_largest() or searcher.middle())
+    try:
+        if known is not None and start % multiple_of == 0:
+            searcher.add(start, known)
+        else:
+            searcher.try_size(start)
+        searcher.try_size(start * 2 if searcher.low else start / 2)
+        while searcher.is_open and len(searcher.search.tried) < max_traces:
+            if deadline is not None and time.monotonic() > deadline:
+                searcher.search.is_complete = False
+                break
+            searcher.try_size(searcher.predicted_largest() or searcher.middle())
+    except OutOfTime:
+        searcher.search.is_complete = False
     return searcher.search
 
 

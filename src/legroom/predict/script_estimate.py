@@ -4,25 +4,29 @@ import re
 import shlex
 import socket
 import tempfile
-import tokenize
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.script import Script
-from legroom.observe.source.batch_argument import BatchArgument, declared_batch_argument, find_batch_argument
+from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.fit import available_bytes
 from legroom.predict.largest_batch import BatchSearch, largest_batch
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.options.plan import PlannedOption, finish_plan, start_plan
+from legroom.predict.setting_check import SettingCheck
 from legroom.predict.tracing.script import CannotTrace, PendingTrace, TracedScript
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 ShowProgress = Callable[[str], None]
 
+SEARCH_SECONDS = 60.0
+"""The search for the largest batch size stops after this time, with the best bounds that it has."""
 NO_VALIDATION_NOTE = "No validation was traced. The estimate is for the training steps"
 
 
@@ -35,13 +39,31 @@ class ScriptEstimate:
     search: BatchSearch | None
     options: tuple[PlannedOption, ...]
     options_tried: bool = True
-    batch_argument: str = ""
-    """The argument of the script that sets its batch size; "" if the DataLoader was changed instead."""
+    batch_setting: BatchSetting | None = None
+    """What sets the batch size of the script: an argument, a variable, a line; None if unknown."""
+
+    @property
+    def batch_change(self) -> str:
+        """The change to make for the largest batch size, as an imperative; "" if unknown.
+
+        The setting may count several of the script's batches (gradient accumulation, several GPUs).
+        """
+        size, largest = self.estimate.batch_size, self.estimate.max_batch_size
+        if self.batch_setting is None or not size or largest is None:
+            return ""
+        return self.batch_setting.how(max(1, largest * self.batch_setting.value // size))
 
     def as_json(self) -> dict[str, Any]:
         return {
             **self.estimate.as_json(self.script),
             "options": [option.as_dict() for option in self.options],
+            "batch_setting": None
+            if self.batch_setting is None
+            else {
+                "name": self.batch_setting.name,
+                "value": self.batch_setting.value,
+                "change": self.batch_change,
+            },
             "batches_tried": {}
             if self.search is None
             else {str(k): v for k, v in sorted(self.search.tried.items())},
@@ -75,8 +97,9 @@ def estimate_script(
             if not needs_torchrun(str(failure)):
                 raise
         with tempfile.TemporaryDirectory(prefix="legroom-") as folder:
-            single_rank = start_tracing(script, gpu, steps=steps, environment=single_rank_environment(folder))
-            return job.run("fake", single_rank, notes=(SINGLE_RANK_NOTE,))
+            environment = single_rank_environment(folder)
+            single_rank = start_tracing(script, gpu, steps=steps, environment=environment)
+            return job.run("fake", single_rank, (SINGLE_RANK_NOTE,), environment)
     except CannotTrace as failure:
         if not failure.needs_data:
             raise
@@ -102,7 +125,13 @@ class _ScriptJob:
     show_progress: ShowProgress
     on_verdict: Callable[[Estimate], None]
 
-    def run(self, mode: Mode, process: WorkerProcess, notes: tuple[str, ...] = ()) -> ScriptEstimate:
+    def run(
+        self,
+        mode: Mode,
+        process: WorkerProcess,
+        notes: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> ScriptEstimate:
         self.show_progress("running the script up to its first batch")
         with TracedScript(process, self.gpu, mode=mode) as traced:
             self.show_progress(f"tracing {self.steps} steps")
@@ -120,14 +149,18 @@ class _ScriptJob:
             self.on_verdict(current)
             if mode == "cpu":  # real values are too slow for further traces
                 return ScriptEstimate(script=self._command, estimate=current, search=None, options=())
-            return self._search_and_plan(traced, current, ahead)
+            return self._search_and_plan(traced, current, ahead, environment or {})
 
     @property
     def _command(self) -> str:
         return shlex.join(self.script.command_line)
 
     def _search_and_plan(
-        self, traced: TracedScript, current: Estimate, ahead: dict[int, PendingTrace]
+        self,
+        traced: TracedScript,
+        current: Estimate,
+        ahead: dict[int, PendingTrace],
+        environment: Mapping[str, str],
     ) -> ScriptEstimate:
         """Return the largest batch size, and the options that save memory. Their traces run in parallel."""
 
@@ -140,92 +173,82 @@ class _ScriptJob:
 
             return finish
 
-        def by_loader(size: int) -> Trace:
-            self.show_progress(f"searching the largest batch size: {size}")
-            return (ahead.pop(size, None) or traced.start(size)).result()
+        def by_loader(deadline: float) -> Callable[[int], Trace]:
+            def trace_at(size: int) -> Trace:
+                self.show_progress(f"searching the largest batch size: {size}")
+                return (ahead.pop(size, None) or traced.start(size)).result(deadline - time.monotonic())
 
-        setting = find_batch_setting(self.script) if current.batch_size is None else None
-        trace_at: Callable[[int], Trace] = by_loader
-        if setting is not None:
-            trace_at = self._by_argument(setting)
-            current = replace(current, batch_size=setting.argument.value)
+            return trace_at
+
+        deadline = time.monotonic() + SEARCH_SECONDS
         with_options = self.plan or not current.fits
         started = start_plan(current, start_with) if with_options else []
+        confirm = SettingCheck(self.script, self.gpu, self.steps, traced, environment, deadline)
         search: BatchSearch | None = None
+        failure: CannotTrace | None = None
         if current.batch_size is not None:
-            try:
-                search = largest_batch(
-                    trace_at,
-                    available_bytes(current.trace),
-                    start=current.batch_size,
-                    known=current.trace,
-                    multiple_of=self.multiple_of,
-                )
-            except CannotTrace as failure:  # the script also sets its batch size elsewhere
-                note = f"No other batch size could be traced: {failure}"
-                current = replace(current, notes=(*current.notes, note))
+            with ThreadPoolExecutor(1) as pool:
+                confirming = pool.submit(confirm.for_loader, current.batch_size)
+                try:
+                    search = self._search(by_loader(deadline), current, deadline)
+                except CannotTrace as error:  # the script uses its batch size elsewhere too
+                    failure = error
+                setting = confirming.result()
+            if failure is not None and setting is not None and setting.value == current.batch_size:
+                search, failure = self._search_by_setting(setting, confirm, current, deadline)
+        else:
+            self.show_progress("looking for the argument that sets the batch size")
+            setting = confirm.by_trace(current.trace)
+            if setting is not None:
+                current = replace(current, batch_size=setting.value)
+                search, failure = self._search_by_setting(setting, confirm, current, deadline)
+        if failure is not None:
+            note = f"No other batch size could be traced: {failure}"
+            current = replace(current, notes=(*current.notes, note))
         largest = None if search is None or search.largest is None else search.traces[search.largest]
-        name = setting.argument.name if setting is not None else ""
-        options = (
-            finish_plan(current, started, start_with, largest=largest, batch_argument=name)
-            if with_options
-            else []
-        )
-        return ScriptEstimate(
+        result = ScriptEstimate(
             script=self._command,
             estimate=replace(current, max_batch_size=None if search is None else search.largest),
             search=search,
-            options=tuple(options),
+            options=(),
             options_tried=with_options,
-            batch_argument=name,
+            batch_setting=setting,
+        )
+        if not with_options:
+            return result
+        options = finish_plan(current, started, start_with, largest=largest, how=result.batch_change)
+        return replace(result, options=tuple(options))
+
+    def _search(self, trace_at: Callable[[int], Trace], current: Estimate, deadline: float) -> BatchSearch:
+        assert current.batch_size is not None
+        return largest_batch(
+            trace_at,
+            available_bytes(current.trace),
+            start=current.batch_size,
+            known=current.trace,
+            multiple_of=self.multiple_of,
+            deadline=deadline,
         )
 
-    def _by_argument(self, setting: "BatchSetting") -> Callable[[int], Trace]:
-        """Trace other batch sizes by starting the script again with another argument."""
+    def _search_by_setting(
+        self, setting: BatchSetting, check: SettingCheck, current: Estimate, deadline: float
+    ) -> tuple[BatchSearch | None, CannotTrace | None]:
+        """The search in which the script is started again for every batch size, or the reason if it fails."""
+        try:
+            return self._search(self._by_setting(setting, check), current, deadline), None
+        except CannotTrace as failure:
+            return None, failure
+
+    def _by_setting(self, setting: BatchSetting, check: SettingCheck) -> Callable[[int], Trace]:
+        """Traces at other batch sizes: the script is started again with another value of its setting."""
 
         def trace_at(size: int) -> Trace:
-            script = setting.script_with(size)
-            self.show_progress(f"searching the largest batch size: {shlex.join(script.command_line)}")
-            process = start_tracing(script, self.gpu, steps=self.steps)
-            with TracedScript(process, self.gpu) as traced:
-                trace = traced.trace()
+            self.show_progress(f"searching the largest batch size: {setting.text_with(size)}")
+            trace = check.trace(setting, size)
             trace.batch_size = size
             return trace
 
         return trace_at
-
-
-# --- the argument that sets the batch size of a script without a DataLoader
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSetting:
-    """A script and the argument that sets its batch size."""
-
-    script: Script
-    """The script with the argument on its command line, even if the script used its default."""
-    argument: BatchArgument
-
-    def script_with(self, size: int) -> Script:
-        arguments = self.argument.with_value(size).replace_in(self.script.arguments)
-        return replace(self.script, arguments=tuple(arguments))
-
-
-def find_batch_setting(script: Script) -> BatchSetting | None:
-    """Return the batch size on the command line of a script, or the default that its source declares."""
-    argument = find_batch_argument(script.arguments)
-    if argument is None and not script.is_module:
-        arguments = (*script.arguments, *declared_batch_argument(_source(script)))
-        script, argument = replace(script, arguments=arguments), find_batch_argument(arguments)
-    return None if argument is None else BatchSetting(script, argument)
-
-
-def _source(script: Script) -> str:
-    try:
-        with tokenize.open(script.name) as file:
-            return file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError):  # a folder, a zip file, or not text
-        return ""
 
 
 # --- scripts that expect to be started by torchrun

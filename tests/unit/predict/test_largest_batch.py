@@ -1,5 +1,6 @@
 """The search for the largest batch size: its result fits and was traced."""
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Category, Free, Phase
 from legroom.predict.fit import replay
 from legroom.predict.largest_batch import largest_batch
+from legroom.predict.tracing.script import OutOfTime
 from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
@@ -114,3 +116,18 @@ def test_the_result_always_fits(fixed: int, slope: float, bend: float, start: in
     if search.largest is not None:
         assert replay(trace_at(search.largest), capacity * MiB).failed_at is None
     assert len(search.tried) <= 20
+
+
+def test_a_search_without_time_returns_its_best_bounds() -> None:
+    def too_slow(size: int) -> Trace:
+        if size > 128:
+            raise OutOfTime("late")
+        return linear(size)
+
+    search = largest_batch(too_slow, 700 * MiB, start=64)
+    assert (search.largest, search.is_complete) == (128, False)
+    assert search.smallest_too_large is None
+
+    search = largest_batch(linear, 700 * MiB, start=400, deadline=time.monotonic() - 1)
+    assert (search.largest, search.smallest_too_large, search.is_complete) == (200, 400, False)
+    assert largest_batch(linear, 700 * MiB, start=64, deadline=time.monotonic() + 60).is_complete

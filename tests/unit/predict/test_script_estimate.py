@@ -1,32 +1,8 @@
-"""The batch size argument of a script, and scripts that expect torchrun."""
-
-from pathlib import Path
+"""Scripts that expect to be started by torchrun."""
 
 import pytest
 
-from legroom.observe.script import Script
-from legroom.predict.script_estimate import find_batch_setting, needs_torchrun, single_rank_environment
-
-
-def test_the_batch_size_argument_is_replaced_in_its_position() -> None:
-    setting = find_batch_setting(Script("train.py", ("--batch-size=64", "--epochs", "3")))
-    assert setting is not None
-    assert setting.argument.value == 64
-    assert setting.script_with(96).command_line == ["train.py", "--batch-size=96", "--epochs", "3"]
-
-
-def test_a_default_in_the_source_is_a_batch_size_argument(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text('parser.add_argument("--batch_size", type=int, default=12)\n')
-    setting = find_batch_setting(Script(str(tmp_path / "train.py"), ("--epochs", "3")))
-    assert setting is not None
-    assert setting.argument.value == 12
-    assert setting.script_with(24).arguments == ("--epochs", "3", "--batch_size", "24")
-
-
-def test_a_script_without_the_argument_or_without_source_has_no_setting(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("batch_size = 12\n")
-    assert find_batch_setting(Script(str(tmp_path / "train.py"))) is None
-    assert find_batch_setting(Script(str(tmp_path))) is None
+from legroom.predict.script_estimate import needs_torchrun, single_rank_environment
 
 
 @pytest.mark.parametrize(

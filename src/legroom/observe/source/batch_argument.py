@@ -4,15 +4,51 @@ A report can then suggest `--batch-size 96` instead of "use a smaller batch". Th
 training scripts. An argument without an integer value is ignored.
 """
 
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-_NAME = re.compile(
-    r"--?(?:(?:per[-_](?:device|gpu)[-_])?(?:train(?:ing)?[-_])?(?:micro[-_]?|mini[-_]?)?batch[-_]?size|bs|batch|b)"
-    r"|(?:[\w.]+\.)?(?:train_)?batch_size"  # hydra: training.batch_size=64
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SIZES = frozenset({"b", "bs", "bsz", "mbs", "batch", "batchsize", "minibatch", "microbatch"})
+_COUNTS = frozenset(
+    {"norm", "num", "number", "n", "count", "batches", "log", "print", "every", "interval", "normalization"}
 )
+_EVALUATION = frozenset(
+    {"test", "eval", "evaluation", "val", "valid", "validation", "dev", "inference", "predict"}
+)
+_QUALIFIERS = frozenset(
+    {
+        "size",
+        "train",
+        "training",
+        "per",
+        "device",
+        "gpu",
+        "micro",
+        "mini",
+        "local",
+        "global",
+        "total",
+        "effective",
+    }
+)
+EVALUATION_RANK = 6
+"""The rank of batch sizes that are not the training's."""
+
+
+def batch_size_rank(name: str) -> int | None:
+    """How likely `name` is the batch size of the training: 0 is most likely; None if it is not a batch size.
+
+    The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only its last part is a batch size;
+    the other parts may show that it is not the training's (`val.batch_size`).
+    """
+    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
+    joined = "".join(words)
+    if _COUNTS & set(words) or not (_SIZES & set(words) or joined in _SIZES or "batchsize" in joined):
+        return None
+    if _EVALUATION & {word.lower() for word in _WORD.findall(name)}:
+        return EVALUATION_RANK
+    return 0 if set(words) <= _SIZES | _QUALIFIERS else 2 if "batch" in joined else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +59,12 @@ class BatchArgument:
     """The index of the argument that contains the number."""
     name: str
     value: int
-    with_equals: bool
-    """Whether it is written `--batch-size=64` instead of `--batch-size 64`."""
+    separator: str
+    """What is between name and value: a space, `=`, or nothing (`-b64`)."""
 
     @property
     def text(self) -> str:
-        return f"{self.name}{'=' if self.with_equals else ' '}{self.value}"
+        return f"{self.name}{self.separator}{self.value}"
 
     def smaller(self, fraction: float) -> "BatchArgument | None":
         """Return the same argument with at most `fraction` of the value, rounded down to a common batch size."""
@@ -43,46 +79,35 @@ class BatchArgument:
     def replace_in(self, arguments: Sequence[str]) -> list[str]:
         """Return the script's arguments with this batch size instead of the old one."""
         changed = list(arguments)
-        changed[self.position] = self.text if self.with_equals else str(self.value)
+        changed[self.position] = str(self.value) if self.separator == " " else self.text
         return changed
 
 
 def find_batch_argument(arguments: Sequence[str]) -> BatchArgument | None:
-    """The first batch size among the script's arguments."""
+    """The batch size of the training among the script's arguments."""
+    found = [
+        (rank, argument)
+        for argument in integer_arguments(arguments)
+        if argument.value > 0 and (rank := batch_size_rank(argument.name)) is not None
+    ]
+    likely = [pair for pair in found if pair[0] < EVALUATION_RANK]
+    return min(likely, key=lambda pair: pair[0])[1] if likely else None
+
+
+def integer_arguments(arguments: Sequence[str]) -> list[BatchArgument]:
+    """All arguments with an integer value: `--name 64`, `--name=64`, `name=64` and `-n64`."""
+    found = []
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if not _NAME.fullmatch(name):
-            continue
-        if equals and value.isdecimal() and int(value) > 0:
-            return BatchArgument(position, name, int(value), with_equals=True)
+        attached = re.fullmatch(r"(-[A-Za-z])(\d+)", argument)
         following = arguments[position + 1] if position + 1 < len(arguments) else ""
-        if not equals and name.startswith("-") and following.isdecimal() and int(following) > 0:
-            return BatchArgument(position + 1, name, int(following), with_equals=False)
-    return None
-
-
-def declared_batch_argument(source: str) -> list[str]:
-    """The default batch size that a script declares, as arguments: `["--batch-size", "32"]` for
-    `parser.add_argument("--batch-size", default=32)`. Empty if it declares none."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return []
-    for call in ast.walk(tree):
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr == "add_argument"
-        ):
-            names = [each.value for each in call.args if isinstance(each, ast.Constant)]
-            defaults = [each.value for each in call.keywords if each.arg == "default"]
-            for name in names[::-1]:  # the long name comes last
-                for default in defaults:
-                    if isinstance(name, str) and isinstance(default, ast.Constant):
-                        arguments = [name, str(default.value)]
-                        if find_batch_argument(arguments) is not None:
-                            return arguments
-    return []
+        if equals and value.isdecimal():
+            found.append(BatchArgument(position, name, int(value), "="))
+        elif attached is not None:
+            found.append(BatchArgument(position, attached[1], int(attached[2]), ""))
+        elif not equals and re.fullmatch(r"--?[A-Za-z].*", name) and following.isdecimal():
+            found.append(BatchArgument(position + 1, name, int(following), " "))
+    return found
 
 
 def _round_down(size: int) -> int:

@@ -86,12 +86,12 @@ def finish_plan(
     start: StartTrace,
     *,
     largest: Trace | None = None,
-    batch_argument: str = "",
+    how: str = "",
 ) -> list[PlannedOption]:
     """Return every option that helps, ordered by cost. An option that cannot be applied to this run is omitted.
 
     `largest`: the trace of the largest batch size that fits, which is also an option if the current one does not fit.
-    `batch_argument`: the argument of the script that sets the batch size, if there is no DataLoader. If no single
+    `how`: the change that sets it. If no single
     option is enough, options are combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
@@ -101,9 +101,7 @@ def finish_plan(
             helpful[option] = planned
     plan = list(helpful.values())
     if not current.fits and largest is not None:
-        plan.insert(
-            1 if MemoryOption.FUSED in helpful else 0, _smaller_batch(current, largest, batch_argument)
-        )
+        plan.insert(1 if MemoryOption.FUSED in helpful else 0, _smaller_batch(current, largest, how))
     if not current.fits and not any(planned.fits for planned in plan):
         combined: tuple[MemoryOption, ...] = ()
         for option in helpful:
@@ -127,13 +125,9 @@ def _planned(
     return planned if planned.saves > MIN_SAVING * current.peak_device else None
 
 
-def _smaller_batch(current: Estimate, largest: Trace, argument: str) -> PlannedOption:
+def _smaller_batch(current: Estimate, largest: Trace, how: str) -> PlannedOption:
     size = largest.batch_size or 1
-    how = (
-        f"pass `{argument} {size}` to the script"
-        if argument
-        else f"pass `batch_size={size}` to the DataLoader"
-    )
+    how = how or f"pass `batch_size={size}` to the DataLoader"
     micro_batches = -(-(current.batch_size or size) // size)
     return _judged(
         current,

@@ -17,7 +17,8 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib.machinery import SourceFileLoader
 from multiprocessing.connection import Connection
 from pathlib import Path
 from textwrap import shorten
@@ -32,16 +33,19 @@ from legroom.gpus.machine import processors
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Alloc, Frame
 from legroom.observe.dispatch.attribution import user_frame
+from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.script import Script, execute, installed
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.options.apply import applied
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
 from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
 from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
+from legroom.predict.tracing.settings import ScriptSettings
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
 
@@ -63,6 +67,11 @@ class TracingProcess:
         hide_real_gpus()
         self._sandbox = Sandbox(Path(job["folder"]))
         self.script: Script = job["script"]
+        _apply_edits(job["edits"])
+        self._settings = ScriptSettings(self.script.arguments)
+        self._settings.follow()
+        self._first_shapes: list[tuple[int, ...]] = []
+        """The shapes of the first model call, if there is no loader."""
         self.steps: int = job["steps"]
         self.trace = Trace(gpu=job["gpu"], mode=job["mode"])
         self.device: VirtualGPU = make_device(
@@ -118,7 +127,12 @@ class TracingProcess:
         if not self._waiting:
             return
         self._imports.close()
-        self._pipe.send({"event": "ready", "batch_size": self._batch_size})
+        self._pipe.send(
+            {
+                "event": "ready", "batch_size": self._batch_size, "shapes": self._first_shapes,
+                "settings": self._batch_settings(),
+            }
+        )  # fmt: skip
         most = min(MAX_FORKS, processors())
         waiting: list[dict[str, Any]] = []
         running: dict[int, int] = {}
@@ -139,6 +153,13 @@ class TracingProcess:
                     self._continue(request)
                     return
                 running[child] = request["number"]
+
+    def _batch_settings(self) -> list[BatchSetting]:
+        leading = self._batch_size or next((shape[0] for shape in self._first_shapes if shape), None)
+        try:
+            return self._settings.candidates(leading)
+        except Exception:  # objects of the script may raise anything; its batch size then has no name
+            return []
 
     def _continue(self, request: dict[str, Any]) -> None:
         """Apply the request in a fork. The request stays applied until the fork exits."""
@@ -258,6 +279,7 @@ class TracingProcess:
             torch.nn.Module.__call__ = plain_call  # type: ignore[method-assign]
             if self._loader is None:
                 self._loader = module  # so later loaders are not treated as the training's
+                self._first_shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
                 self._serve()
             return module(*args, **kwargs)
 
@@ -401,6 +423,26 @@ class TracingProcess:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _apply_edits(edits: Mapping[str, str]) -> None:
+    """Give files another content in this process: those that the script opens (in the sandbox), and its modules."""
+    for path, text in edits.items():
+        with open(path, "w") as file:
+            file.write(text)
+    if not edits:
+        return
+    plain_get_code = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, fullname: str) -> Any:
+        path = os.path.abspath(loader.get_filename(fullname))
+        return (
+            compile(edits[path], path, "exec", dont_inherit=True)
+            if path in edits
+            else plain_get_code(loader, fullname)
+        )
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
 
 
 def _where() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.capture.capture import read_capture
+from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess
@@ -25,6 +26,10 @@ class CannotTrace(LegroomError):  # noqa: N818
         self.needs_data = needs_data
 
 
+class OutOfTime(CannotTrace):
+    """A trace took too long."""
+
+
 class TracedScript:
     """A script that has run up to its first batch. From there, it can be traced several times, even in parallel."""
 
@@ -37,6 +42,10 @@ class TracedScript:
         reply = self._reply()
         self._ended = reply if reply["event"] == "ended" else None
         """The result of a script that ended before its first batch."""
+        self.settings: list[BatchSetting] = reply.get("settings", [])
+        """The candidates for the setting of the batch size, most likely first."""
+        self.shapes: list[tuple[int, ...]] = reply.get("shapes", [])
+        """The shapes of the first model call, if there is no DataLoader."""
         self.batch_size: int | None = reply.get("batch_size")
         """The batch size of the DataLoader; None if there is no DataLoader or it has none."""
 
@@ -72,9 +81,9 @@ class TracedScript:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def await_trace(self, pending: "PendingTrace") -> Trace:
+    def await_trace(self, pending: "PendingTrace", timeout: float | None = None) -> Trace:
         while pending.number not in self._done:
-            self._done.add(self._reply()["number"])
+            self._done.add(self._reply(timeout)["number"])
         if not pending.path.exists():
             raise CannotTrace("The script's process died while it was traced.", output=self._process.output)
         capture = read_capture(pending.path)
@@ -105,14 +114,15 @@ class TracedScript:
             validation_starts=result["validation_starts"],
         )
 
-    def _reply(self) -> dict[str, Any]:
+    def _reply(self, timeout: float | None = None) -> dict[str, Any]:
+        timeout = self._timeout if timeout is None else max(0.0, timeout)
         try:
-            reply: dict[str, Any] | None = self._process.receive(self._timeout)
+            reply: dict[str, Any] | None = self._process.receive(timeout)
         except EOFError:
             raise self._exited() from None
         if reply is None:
-            raise CannotTrace(
-                f"The script did not finish its steps within {self._timeout:.0f} seconds.",
+            raise OutOfTime(
+                f"The script did not finish its steps within {timeout:.0f} seconds.",
                 output=self._process.output,
             )
         return reply
@@ -155,9 +165,9 @@ class PendingTrace:
     number: int
     path: Path
 
-    def result(self) -> Trace:
-        """Wait for the trace. Raises `CannotTrace`."""
-        return self.script.await_trace(self)
+    def result(self, timeout: float | None = None) -> Trace:
+        """Wait for the trace. Raises `CannotTrace`, or `OutOfTime` after `timeout` seconds."""
+        return self.script.await_trace(self, timeout)
 
 
 _NEEDS_GPU = re.compile(r"CUDA tensor|is_cuda|active driver|No module named 'triton'", re.IGNORECASE)

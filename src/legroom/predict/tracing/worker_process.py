@@ -91,15 +91,17 @@ def start_tracing(
     environment: Mapping[str, str] | None = None,
     gpus: Sequence[GpuSpec] = (),
     local_rank: int = 0,
+    edits: Mapping[str, str] | None = None,
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
-    `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced.
+    `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`: the
+    new content of files of the script. Only the new process sees it.
     """
     check_setting()
     job = {
         "script": script, "gpu": gpu, "mode": mode, "steps": steps, "gpus": tuple(gpus) or (gpu,),
-        "local_rank": local_rank,
+        "local_rank": local_rank, "edits": dict(edits or {}),
     }  # fmt: skip
     return start_worker("legroom.predict.tracing.main", job, environment)
 

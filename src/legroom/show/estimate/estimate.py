@@ -13,7 +13,7 @@ from legroom.memory.ledger import Ledger
 from legroom.predict.estimate import Estimate
 from legroom.predict.largest_batch import MAX_BATCH
 from legroom.predict.options.plan import PlannedOption
-from legroom.predict.script_estimate import ScriptEstimate
+from legroom.predict.script_estimate import SEARCH_SECONDS, ScriptEstimate
 from legroom.show.common.formatting import clean, format_count, format_location
 from legroom.show.common.memory_charts import MemoryBar
 from legroom.show.common.sections import section, top_lines
@@ -112,8 +112,15 @@ def _batch(result: ScriptEstimate) -> str:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
     if largest > 0.99 * MAX_BATCH:
         return f"Even batch size {largest} fits (current: {size}); no larger one was tried."
-    what = f"`{result.batch_argument}`" if result.batch_argument else "batch size"
-    return f"Largest {what} that fits: {largest} (current: {size}). Confirmed by a trace."
+    change = f" {result.batch_change}." if result.batch_change else ""
+    if not result.search.is_complete:
+        over = result.search.smallest_too_large
+        bound = f" Batch size {over} does not fit." if over is not None else ""
+        return (
+            f"Batch size {largest} fits (current: {size}).{bound} Other sizes were not traced, because the search "
+            f"stopped after {SEARCH_SECONDS:.0f} seconds.{change if largest != size else ''}"
+        )
+    return f"Largest batch size that fits: {largest} (current: {size}). Confirmed by a trace.{change}"
 
 
 def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[RenderableType]:

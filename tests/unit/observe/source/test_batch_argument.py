@@ -2,7 +2,7 @@
 
 import pytest
 
-from legroom.observe.source.batch_argument import declared_batch_argument, find_batch_argument
+from legroom.observe.source.batch_argument import batch_size_rank, find_batch_argument
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,12 @@ from legroom.observe.source.batch_argument import declared_batch_argument, find_
         (["--per_device_train_batch_size", "16"], "--per_device_train_batch_size 16"),
         (["--train-batch-size", "16"], "--train-batch-size 16"),
         (["data.batch_size=64"], "data.batch_size=64"),
+        (["--batchSize", "64"], "--batchSize 64"),
+        (["--trainer.batch_size=64"], "--trainer.batch_size=64"),
+        (["-b64"], "-b64"),
+        (["--test-batch-size", "1000", "--batch-size", "64"], "--batch-size 64"),
+        (["--batch-norm", "1", "-batch", "8"], "-batch 8"),
+        (["--batch-size-per-gpu", "8"], "--batch-size-per-gpu 8"),
     ],
 )
 def test_common_spellings_are_recognized(arguments, found):
@@ -55,14 +61,23 @@ def test_a_smaller_batch_replaces_the_old_argument(arguments, changed):
 
 
 @pytest.mark.parametrize(
-    ("source", "arguments"),
+    ("likely", "less_likely"),
     [
-        ('parser.add_argument("--batch-size", type=int, default=32)', ["--batch-size", "32"]),
-        ('parser.add_argument("-b", "--batch_size", default=8, type=int)', ["--batch_size", "8"]),
-        ('parser.add_argument("--batch-size", type=int)', []),
-        ('parser.add_argument("--epochs", default=3)\nbatch_size = 8', []),
-        ("print 'Python 2'", []),
+        ("--batch-size", "--test-batch-size"), ("--batchSize", "--valBatchSize"), ("batch_size", "eval_batch_size"),
+        ("per_device_train_batch_size", "per_device_eval_batch_size"), ("train_batch_size", "batch_size_multiplier"),
+        ("BATCH_SIZE", "TEST_BATCH_SIZE"),
     ],
-)
-def test_the_declared_default_is_found(source, arguments):
-    assert declared_batch_argument(source) == arguments
+)  # fmt: skip
+def test_the_batch_size_of_the_training_ranks_first(likely, less_likely):
+    first, second = batch_size_rank(likely), batch_size_rank(less_likely)
+    assert first == 0
+    assert second is not None
+    assert second > first
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--batch-norm", "--num-batches", "batches", "--n_batch", "--batch-count", "-n", "--embed", "--log-every-batch", "--debug", "--robust"],
+)  # fmt: skip
+def test_other_names_are_not_batch_sizes(name):
+    assert batch_size_rank(name) is None

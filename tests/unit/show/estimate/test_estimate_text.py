@@ -7,6 +7,7 @@ from rich.console import Group
 from torch import nn
 
 from legroom.predict.api import _Target
+from legroom.predict.batch_setting import SIZE, BatchSetting
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.largest_batch import BatchSearch
 from legroom.predict.options.plan import PlannedOption
@@ -63,11 +64,26 @@ def test_the_batch_size_argument_of_the_script_is_named() -> None:
         estimate=replace(estimated("8GiB"), max_batch_size=512),
         search=BatchSearch(tried={512: True}),
         options=(),
-        batch_argument="--batch_size",
+        batch_setting=BatchSetting(
+            name="--batch_size", value=128, rank=0, text=f"--batch_size {SIZE}", is_given=False
+        ),
     )
-    assert "Largest `--batch_size` that fits: 512 (current: 64)" in render_to_string(
-        render_details(result), width=80
+    text = render_to_string(render_details(result), width=120)
+    assert (
+        "Largest batch size that fits: 512 (current: 64). Confirmed by a trace. Add `--batch_size 1024`.\n"
+        in text
     )
+
+
+def test_a_search_that_stopped_early_reports_its_bounds() -> None:
+    result = ScriptEstimate(
+        script="train.py",
+        estimate=replace(estimated("8GiB"), max_batch_size=512),
+        search=BatchSearch(tried={512: True, 1024: False, 2048: False}, is_complete=False),
+        options=(),
+    )
+    text = " ".join(render_to_string(render_details(result), width=80).split())
+    assert "Batch size 512 fits (current: 64). Batch size 1024 does not fit. Other sizes" in text
 
 
 def test_an_option_has_its_peak_its_cost_and_the_change_to_make() -> None:

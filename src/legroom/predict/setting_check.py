@@ -1,0 +1,107 @@
+"""Finds out which setting of a script determines its batch size, by starting the script again with another value."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from legroom.gpus.catalog import GpuSpec
+from legroom.memory.events import Alloc
+from legroom.observe.script import Script
+from legroom.predict.batch_setting import BatchSetting
+from legroom.predict.tracing.script import CannotTrace, OutOfTime, TracedScript
+from legroom.predict.tracing.trace import Trace
+from legroom.predict.tracing.worker_process import start_tracing
+
+MAX_CHECKED = 5
+"""The number of candidates that are tried, most likely first."""
+CHECK_SECONDS = 30.0
+"""The check of one candidate is stopped after this time."""
+
+
+@dataclass(slots=True)
+class SettingCheck:
+    """Checks the candidates of one script (see `BatchSetting`) until `deadline` (of `time.monotonic`)."""
+
+    script: Script
+    gpu: GpuSpec
+    steps: int
+    traced: TracedScript
+    """The script with its current batch size."""
+    environment: Mapping[str, str]
+    deadline: float
+    _first: tuple[BatchSetting, int, Trace] | None = None
+    """The trace of a successful check, which the search needs again."""
+
+    def for_loader(self, size: int) -> BatchSetting | None:
+        """The setting that changes the batch size of the script's DataLoader, which is `size`.
+
+        If there is no time for a check, the most likely candidate with this value.
+        """
+        for setting in self.traced.settings[:MAX_CHECKED]:
+            try:
+                with self._restarted(setting, setting.value * 2) as again:
+                    found = again.batch_size if self.traced.batch_size else again.trace().batch_size
+            except OutOfTime:
+                return setting if setting.rank == 0 and setting.value == size else None
+            except CannotTrace:
+                continue
+            if found == 2 * size:
+                return setting
+        return None
+
+    def by_trace(self, current: Trace) -> BatchSetting | None:
+        """The setting that changes the memory of a script without a DataLoader."""
+        for setting in self.traced.settings[:MAX_CHECKED]:
+            double = setting.value * 2
+            try:
+                with self._restarted(setting, double) as again:
+                    is_doubled = _is_doubled(self.traced.shapes, again.shapes)
+                    if not is_doubled and setting.rank > 0:
+                        continue
+                    trace = again.trace()
+            except CannotTrace:
+                continue
+            if is_doubled or _allocated(trace) > _allocated(current):
+                self._first = (setting, double, trace)
+                return setting
+        return None
+
+    def trace(self, setting: BatchSetting, size: int) -> Trace:
+        """Trace the script with another value of a setting. Raises `CannotTrace`."""
+        if self._first is not None and self._first[:2] == (setting, size):
+            return self._first[2]
+        with self._restarted(setting, size, limit=float("inf")) as again:
+            return again.trace()
+
+    def _restarted(self, setting: BatchSetting, size: int, limit: float = CHECK_SECONDS) -> TracedScript:
+        left = min(limit, self.deadline - time.monotonic())
+        if left <= 0:
+            raise OutOfTime("There is no time left for another batch size.")
+        options = setting.start_options(size)
+        options["environment"] = {**self.environment, **options["environment"]}
+        process = start_tracing(setting.script_with(self.script, size), self.gpu, steps=self.steps, **options)
+        try:
+            return TracedScript(process, self.gpu, timeout=left)
+        except BaseException:
+            process.close()
+            raise
+
+
+def _is_doubled(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> bool:
+    """Whether the first dimension of a tensor is twice as large, and no other dimension changed.
+
+    Some models have the batch in their second dimension; then that one is compared.
+    """
+    if len(before) != len(after) or any(len(a) != len(b) for a, b in zip(before, after, strict=True)):
+        return False
+    changed = {
+        (index, new / old if old else 0.0)
+        for a, b in zip(before, after, strict=True)
+        for index, (old, new) in enumerate(zip(a, b, strict=True))
+        if old != new
+    }
+    return bool(changed) and {factor for _, factor in changed} == {2.0} and len({i for i, _ in changed}) == 1
+
+
+def _allocated(trace: Trace) -> int:
+    return sum(event.bytes for event in trace.events if type(event) is Alloc)

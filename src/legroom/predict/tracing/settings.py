@@ -1,0 +1,305 @@
+"""Collects the candidates for the batch size setting of a running script.
+
+They come from the command line, from the parser of the script (argparse, click, absl), from variables of the running
+functions (for parsers that turn variables into options), from configuration files that the script opened, from environment variables and from
+constants in its source. The names only determine the order: the caller starts the script again and compares (see `batch_setting`).
+"""
+
+import argparse
+import functools
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from legroom.observe.dispatch.attribution import is_user_file
+from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments
+from legroom.predict.batch_setting import SIZE, BatchSetting
+
+MAX_CONFIG_BYTES = 200_000
+MAX_DEPTH, MAX_ITEMS = 3, 300
+"""How deep configuration objects are searched, and how many entries of each."""
+UNNAMED_RANK = 4
+"""The rank of arguments whose value is the current batch size, but whose name is not one."""
+_CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".py")
+_ASSIGNED = re.compile(r"""(?P<name>[\w.]+)["']?(?:\s*:\s*int)?\s*[:=]\s*(?P<size>[1-9]\d*)(?![\w.])""")
+_ENVIRONMENT = re.compile(
+    r"""(?:environ(?:\.get)?|getenv)\s*[\[(]\s*["'](?P<name>\w+)["'](?:\s*,\s*["']?(?P<default>\d+))?"""
+)
+
+
+class ScriptSettings:
+    """The settings of the script that runs in this process."""
+
+    def __init__(self, arguments: tuple[str, ...]) -> None:
+        self._arguments = arguments
+        self._options: list[_Option] = []
+        self._opened: dict[str, None] = {}
+        self._parses = 0
+
+    def follow(self) -> None:
+        """Record the options that the script parses and the files that it opens, from now on."""
+        self._follow_argparse()
+        sys.addaudithook(self._on_event)
+
+    def candidates(self, size: int | None) -> list[BatchSetting]:
+        """All candidates, most likely first. `size`: the current batch size, if known."""
+        options = [*self._options, *_click_options(), *_absl_options()]
+        found = [*self._given(options, size), *self._defaults(options)]
+        if not options:
+            found += self._variables()
+        found += [*self._environment(), *self._files()]
+        unique: dict[tuple[str, int], BatchSetting] = {}
+        for setting in sorted(found, key=lambda each: (each.rank, each.value != size)):
+            unique.setdefault((setting.text, setting.line), setting)
+        return list(unique.values())
+
+    # --- the command line
+
+    def _given(self, options: "list[_Option]", size: int | None) -> Iterator[BatchSetting]:
+        names = {text: option for option in options for text in option.names}
+        for argument in integer_arguments(self._arguments):
+            option = names.get(argument.name) or _abbreviated(argument.name, names)
+            rank = _best_rank((argument.name, *(option.all_names if option else ())))
+            if rank is None and argument.value == size:
+                rank = UNNAMED_RANK
+            if rank is not None and argument.value > 0:
+                arguments = argument.replace_in(self._arguments)
+                arguments[argument.position] = (
+                    arguments[argument.position].removesuffix(str(argument.value)) + SIZE
+                )
+                yield BatchSetting(
+                    name=argument.name, value=argument.value, rank=rank, arguments=tuple(arguments),
+                    text=f"{argument.name}{argument.separator}{SIZE}",
+                )  # fmt: skip
+        after_option = {each.position for each in integer_arguments(self._arguments)}
+        for position, text in enumerate(self._arguments):
+            if not text.isdecimal() or position in after_option or int(text) == 0:
+                continue
+            named = [option for option in options if not option.names and option.value == int(text)]
+            rank = _best_rank([name for option in named for name in option.all_names])
+            if rank is None and int(text) == size:
+                rank = UNNAMED_RANK
+            if rank is not None:
+                arguments = list(self._arguments)
+                arguments[position] = SIZE
+                shown = " ".join(arguments)
+                yield BatchSetting(
+                    name=text, value=int(text), rank=rank, text=shown, arguments=tuple(arguments)
+                )
+
+    def _defaults(self, options: "list[_Option]") -> Iterator[BatchSetting]:
+        """The options that the script declares and the command line does not contain."""
+        for option in options:
+            rank = _best_rank(option.all_names)
+            if rank is None or not option.names or option.value <= 0 or self._is_given(option):
+                continue
+            name = max(option.names, key=lambda each: (each.startswith("--"), len(each)))
+            separator = "=" if option.with_equals else " "
+            added = (f"{name}={SIZE}",) if option.with_equals else (name, SIZE)
+            arguments = (*self._arguments, *added) if option.is_nested else (*added, *self._arguments)
+            yield BatchSetting(
+                name=name, value=option.value, rank=rank, arguments=arguments, is_given=False,
+                text=f"{name}{separator}{SIZE}",
+            )  # fmt: skip
+
+    def _is_given(self, option: "_Option") -> bool:
+        names = dict.fromkeys(option.names, option)
+        words = [argument.partition("=")[0] for argument in self._arguments]
+        return any(word in names or _abbreviated(word, names) is not None for word in words) or any(
+            word[:2] in names and not word.startswith("--") for word in words
+        )
+
+    def _follow_argparse(self) -> None:
+        plain = argparse.ArgumentParser.parse_known_args
+
+        @functools.wraps(plain)
+        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            self._parses += 1
+            try:
+                result = plain(parser, *args, **kwargs)
+            finally:
+                self._parses -= 1
+            for action in parser._actions:
+                value = getattr(result[0], action.dest, None)
+                if type(value) is int:
+                    names = tuple(action.option_strings)
+                    self._options.append(_Option(names, value, action.dest, is_nested=self._parses > 0))
+            return result
+
+        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
+
+    # --- variables, for parsers that turn them into options (fire, tyro, hydra, a loop over `sys.argv`)
+
+    def _variables(self) -> Iterator[BatchSetting]:
+        if not any(name in sys.modules for name in ("fire", "tyro", "hydra")) and not any(
+            "argv" in text for _, text in self._sources()
+        ):
+            return
+        for path, value in _named_integers(_user_frames()):
+            rank = batch_size_rank(path)
+            if rank is None:
+                continue
+            last, _, inner = path.rpartition(".")[2], *path.partition(".")[1:]
+            spellings = [("--" + last, "=")]
+            if "tyro" in sys.modules:
+                spellings = [("--" + (inner or path).replace("_", "-"), " ")]
+            if "hydra" in sys.modules and inner:
+                spellings = [(inner, "=")]
+            for name, separator in spellings:
+                if any(argument.partition("=")[0] == name for argument in self._arguments):
+                    continue
+                added = (f"{name}={SIZE}",) if separator == "=" else (name, SIZE)
+                yield BatchSetting(
+                    name=name, value=value, rank=rank, text=f"{name}{separator}{SIZE}",
+                    arguments=(*self._arguments, *added), is_given=False,
+                )  # fmt: skip
+
+    # --- files and environment variables
+
+    def _on_event(self, event: str, details: tuple[Any, ...]) -> None:
+        if event == "open" and len(self._opened) < MAX_ITEMS:
+            path, mode = details[0], details[1]
+            if isinstance(path, str) and path.endswith(_CONFIG_SUFFIXES) and mode in ("r", "rt", "rb", None):
+                self._opened[os.path.abspath(path)] = None
+
+    def _environment(self) -> Iterator[BatchSetting]:
+        for _, text in self._sources():
+            for match in _ENVIRONMENT.finditer(text):
+                name, rank = match["name"], batch_size_rank(match["name"])
+                value = os.environ.get(name) or match["default"] or ""
+                if rank is not None and value.isdecimal() and int(value) > 0:
+                    yield BatchSetting(
+                        name=name, value=int(value), rank=rank, text=f"{name}={SIZE}", variable=name,
+                        is_given=name in os.environ,
+                    )  # fmt: skip
+
+    def _files(self) -> Iterator[BatchSetting]:
+        for path, text in self._sources():
+            start = 0
+            for number, line in enumerate(text.splitlines(keepends=True), 1):
+                for match in _ASSIGNED.finditer(line.split("#")[0]):
+                    rank = batch_size_rank(match["name"])
+                    if rank is not None:
+                        begin, end = (start + each for each in match.span("size"))
+                        assignment = match[0].removesuffix(match["size"]).replace('"', "").replace("'", "")
+                        yield BatchSetting(
+                            name=match["name"], value=int(match["size"]), rank=rank + 1, line=number, file=path,
+                            text=assignment + SIZE, content=text[:begin] + SIZE + text[end:],
+                        )  # fmt: skip
+                start += len(line)
+
+    def _sources(self) -> Iterator[tuple[str, str]]:
+        """The script, its own modules, and the configuration files that it opened: path and text."""
+        modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+        paths = dict.fromkeys(
+            [*(path for path in modules if isinstance(path, str) and path.endswith(".py")), *self._opened]
+        )
+        for path in paths:
+            if not is_user_file(path):
+                continue
+            try:
+                if os.path.getsize(path) <= MAX_CONFIG_BYTES:
+                    yield os.path.abspath(path), Path(path).read_text()
+            except (OSError, UnicodeDecodeError):
+                continue
+
+
+class _Option:
+    """An option or a positional argument that the script declares, and its integer value."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        value: int,
+        destination: str,
+        *,
+        is_nested: bool = False,
+        with_equals: bool = False,
+    ) -> None:
+        self.names, self.value, self.destination = names, value, destination
+        self.is_nested, self.with_equals = is_nested, with_equals
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        return (*self.names, self.destination)
+
+
+def _click_options() -> Iterator[_Option]:
+    """The options of the running click or typer commands."""
+    for name in ("click", "typer._click"):
+        current = getattr(sys.modules.get(name), "get_current_context", None) or getattr(
+            sys.modules.get(f"{name}.globals"), "get_current_context", None
+        )
+        context = current(silent=True) if current is not None else None
+        depth = 0
+        while context is not None and depth < MAX_DEPTH:
+            for parameter in context.command.params:
+                value = context.params.get(parameter.name)
+                if type(value) is int:
+                    names = tuple(each for each in parameter.opts if each.startswith("-"))
+                    yield _Option(names, value, str(parameter.name), is_nested=context.parent is not None)
+            context, depth = context.parent, depth + 1
+
+
+def _absl_options() -> Iterator[_Option]:
+    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+    if flags is None or not flags.is_parsed():
+        return
+    for name in list(flags):
+        if type(flags[name].value) is int:
+            yield _Option((f"--{name}",), flags[name].value, name, with_equals=True)
+
+
+def _abbreviated(word: str, names: Mapping[str, _Option]) -> _Option | None:
+    """The option of which `word` is an abbreviation, as argparse accepts them."""
+    if not word.startswith("--") or len(word) < 4:
+        return None
+    matches = {id(option): option for name, option in names.items() if name.startswith(word)}
+    return next(iter(matches.values())) if len(matches) == 1 else None
+
+
+def _best_rank(names: Iterable[str]) -> int | None:
+    return min((rank for name in names if (rank := batch_size_rank(name)) is not None), default=None)
+
+
+def _user_frames() -> list[FrameType]:
+    frames, frame = [], sys._getframe(1)
+    found: FrameType | None = frame
+    while found is not None:
+        if is_user_file(found.f_code.co_filename):
+            frames.append(found)
+        found = found.f_back
+    return frames
+
+
+def _named_integers(frames: list[FrameType]) -> Iterator[tuple[str, int]]:
+    """The integers in the variables of the frames, and in configuration objects in them: dotted name and value."""
+    seen: set[int] = set()
+
+    def search(prefix: str, entries: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, int]]:
+        if id(entries) in seen:
+            return
+        seen.add(id(entries))
+        for key, value in list(entries.items())[:MAX_ITEMS]:
+            if not isinstance(key, str) or key.startswith("_"):
+                continue
+            if type(value) is int:
+                yield prefix + key, value
+            elif depth and isinstance(value, Mapping):
+                yield from search(f"{prefix}{key}.", value, depth - 1)
+            elif (
+                depth
+                and type(value).__module__.split(".")[0] not in _LIBRARIES
+                and isinstance(getattr(value, "__dict__", None), dict)
+            ):
+                yield from search(f"{prefix}{key}.", vars(value), depth - 1)
+
+    for frame in frames:
+        yield from search("", frame.f_locals, MAX_DEPTH)
+
+
+_LIBRARIES = frozenset({"torch", "builtins", "numpy", "legroom", "types", "importlib", "functools"})

@@ -1,0 +1,136 @@
+"""The candidates for the setting of a script's batch size, by where the script has it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from legroom.observe.script import Script
+from legroom.predict.batch_setting import BatchSetting
+from legroom.predict.tracing.settings import ScriptSettings
+
+
+@pytest.fixture
+def no_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sources of the tests themselves contain batch sizes."""
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter(()))
+
+
+def followed(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> ScriptSettings:
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", argparse.ArgumentParser.parse_known_args)
+    found = ScriptSettings(arguments)
+    found._follow_argparse()
+    return found
+
+
+def described(setting: BatchSetting) -> str:
+    arguments = setting.script_with(Script("train.py"), 9).arguments
+    return f"{setting.how(9)}: {' '.join(arguments)}"
+
+
+@pytest.mark.usefixtures("no_sources")
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("--epochs 3", "Add `--batch-size 9`: --batch-size 9 --epochs 3"),
+        ("--epochs 3 -b 64", "Use `-b 9`: --epochs 3 -b 9"),
+        ("-b64 --epochs 3", "Use `-b9`: -b9 --epochs 3"),
+        ("--batch-s=64", "Use `--batch-s=9`: --batch-s=9"),
+        ("--test-batch-size 64 --batch-norm 64", "Add `--batch-size 9`: --batch-size 9 --test-batch-size 64 --batch-norm 64"),
+    ],
+)  # fmt: skip
+def test_options_of_argparse(arguments: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = followed(monkeypatch, *arguments.split())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-norm", type=int, default=1)
+    parser.add_argument("--test-batch-size", type=int, default=64)
+    parser.add_argument("-b", "--batch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=64)
+    parser.parse_args(arguments.split())
+    assert described(script.candidates(64)[0]) == found
+
+
+@pytest.mark.usefixtures("no_sources")
+def test_an_option_whose_destination_is_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = followed(monkeypatch, "-n", "16", "32")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-n", dest="batch_size", type=int)
+    parser.add_argument("epochs", type=int)
+    parser.parse_args(["-n", "16", "32"])
+    assert [described(each) for each in script.candidates(16)] == ["Use `-n 9`: -n 9 32"]
+
+
+@pytest.mark.usefixtures("no_sources")
+def test_an_option_of_a_subcommand_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = followed(monkeypatch, "train", "data")
+    parser = argparse.ArgumentParser()
+    train = parser.add_subparsers().add_parser("train")
+    train.add_argument("--bs", type=int, default=8)
+    train.add_argument("rest", nargs="*")
+    parser.parse_args(["train", "data"])
+    assert [described(each) for each in script.candidates(8)] == ["Add `--bs 9`: train data --bs 9"]
+
+
+@pytest.mark.usefixtures("no_sources")
+def test_options_of_typer() -> None:
+    found: list[str] = []
+    app = typer.Typer()
+
+    @app.command()
+    def train(batch_size: int = 8, val_batch_size: int = 8) -> None:
+        found.extend(described(each) for each in ScriptSettings(()).candidates(8))
+
+    app([], standalone_mode=False)
+    assert found == ["Add `--batch-size 9`: --batch-size 9", "Add `--val-batch-size 9`: --val-batch-size 9"]
+
+
+@pytest.mark.usefixtures("no_sources")
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ("train.batch_size=32 val.batch_size=32", ["Use `train.batch_size=9`", "Use `val.batch_size=9`"]),
+        ("--trainer.batch_size=64 --lr 1", ["Use `--trainer.batch_size=9`"]),
+        ("3 32", ["Use `3 9`"]),
+        ("--hidden 32", ["Use `--hidden 9`"]),
+        ("--hidden 64", []),
+    ],
+)
+def test_arguments_that_no_known_parser_reads(arguments: str, found: list[str]) -> None:
+    assert [each.how(9) for each in ScriptSettings(tuple(arguments.split())).candidates(32)] == found
+
+
+def test_variables_of_a_script_that_reads_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptSettings, "_sources", lambda self: iter([("x.py", "for each in sys.argv:")]))
+    batch_size, config = 12, {"inner": {"micro_batch": 3}}
+    found = [each.how(9) for each in ScriptSettings(("a",)).candidates(12)]
+    assert found == ["Add `--batch_size=9`", "Add `--micro_batch=9`"]
+    assert batch_size
+    assert config
+
+
+def test_lines_and_variables_in_the_files_of_a_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_module_of_test.py").write_text(
+        "import os\nBATCH_SIZE = 64  # batch_size = 1\n"
+        "bs = int(os.environ.get('TRAIN_BATCH', '32'))\nnum_batches = 4\nbatch_size = 1.5\n"
+    )
+    config = tmp_path / "config.json"
+    config.write_text('{"test_batch_size": 64,\n "batch_size": 64}')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    script = ScriptSettings(())
+    script._on_event("open", (str(config), "r", 0))
+    __import__("own_module_of_test")
+    try:
+        own = [each for each in script.candidates(64) if str(tmp_path) in each.file or each.variable]
+    finally:
+        del sys.modules["own_module_of_test"]
+    assert [each.how(9) for each in own] == [
+        "Set the environment variable `TRAIN_BATCH=9`",
+        "Write `BATCH_SIZE = 9` in own_module_of_test.py, line 2",
+        "Write `batch_size: 9` in config.json, line 2",
+        "Write `test_batch_size: 9` in config.json, line 1",
+    ]
+    assert own[2].start_options(9)["edits"] == {str(config): '{"test_batch_size": 64,\n "batch_size": 9}'}
