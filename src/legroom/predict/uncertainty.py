@@ -21,8 +21,8 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 from legroom.predict.requests import MemoryRequest, ReplayPeaks, replay_requests
 
 SUBSETS = (2, 1)
-"""The guesses are divided into this many subsets. Each subset in turn uses half of its largest alternatives, and then
-all of them."""
+"""The guesses are divided into this many subsets: first two, then one. In each replay, the guesses of one subset use
+their largest alternatives."""
 ADDRESS_ORDERS = 2
 """Replays with other segment addresses."""
 RANDOM_DRAWS = 6
