@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_recorded_is_split_by_the_size_of_its_weights(
     [
         (("model",), {}, "expects the model"),
         ((nn.Linear(1, 1), 3), {}, "optimizer= is a int"),
-        ((nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=1)), {}, "has no parameter of this model"),
+        ((nn.Linear(1, 1), torch.optim.SGD([torch.zeros(1)], lr=1)), {}, "has no parameters of this model"),
         ((nn.Linear(1, 1), None, "zero"), {}, "strategy='zero' is not valid. Use one of auto, ddp"),
         ((nn.Linear(1, 1),), {"schedule": "2f2b"}, "Use '1f1b' or 'gpipe'"),
         ((nn.Linear(1, 1),), {"micro_batches": 0}, "micro_batches=0 is not valid"),

@@ -80,7 +80,7 @@ class TestInvalidValues:
             ("roundup_power2_divisions:[64:2", "`roundup_power2_divisions`: the list has no closing `]`."),
             ("backend:mine", "`backend:mine` is unknown. Write `native` or `cudaMallocAsync`."),
             ("expandable_segment:True", "`expandable_segment` is not an option of the CUDA allocator."),
-            ("expandable_segments:True:max_split_size_mb", "write a comma between options"),
+            ("expandable_segments:True:max_split_size_mb", "Write a comma between options"),
         ],
     )
     def test_an_invalid_setting_is_rejected(self, text: str, message: str) -> None:

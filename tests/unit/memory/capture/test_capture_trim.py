@@ -163,7 +163,7 @@ def test_without_disk_space_to_trim_recording_stops_and_the_file_is_kept(
 
 
 def test_a_maximum_size_below_1_mib_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"A capture needs at least 1\.0 MiB, not 1000 B"):
+    with pytest.raises(UsageError, match=r"must be at least 1\.0 MiB, not 1000 B"):
         CaptureWriter(tmp_path / "run.legroom", run={}, max_bytes=1000)
 
 

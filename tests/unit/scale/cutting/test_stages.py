@@ -174,7 +174,7 @@ def test_a_tensor_outside_the_model_is_rejected() -> None:
 
     model = Model()
     model.layer = nn.Linear(3, 3)
-    with pytest.raises(CannotSplitModel, match="neither an input nor a parameter or buffer"):
+    with pytest.raises(CannotSplitModel, match="not an input, a parameter or a buffer"):
         record_forward(model, (torch.zeros(2, 3),), {})
 
 
