@@ -347,7 +347,7 @@ def limits(machine: Machine) -> DoctorCheck:
         findings=(
             Finding(
                 code="LG916",
-                message=f"This process may open only {files} files, which may be too few for DataLoader workers.",
+                message=f"This process can open only {files} files, which may be too few for DataLoader workers.",
                 fix="Raise the limit with `ulimit -n 65536`.",
             ),
         ),

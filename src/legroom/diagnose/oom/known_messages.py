@@ -289,6 +289,6 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(
         _DISGUISED, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
         rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
-        "The text mentions a lack of memory, but not which memory.", informal=True,
+        "The text mentions a lack of memory, but not which kind of memory.", informal=True,
     ),
 )  # fmt: skip

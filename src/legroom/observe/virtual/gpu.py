@@ -170,8 +170,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a function of the program that torch calls inside an operation. The modes, which torch disables there,
-        are enabled for it."""
+        """Run a function of the program that torch calls inside an operation. torch disables the modes there, so they
+        are enabled again for this function."""
         if VirtualGPU._active is not self:
             yield
             return

@@ -117,7 +117,7 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
 
 
 def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
-    """The result of a method, by the value of its object; None if unknown."""
+    """The result of a method call, derived from the value of the object; None if unknown."""
     kind = receiver.kind
     if kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
         return _tensor_method(receiver, method, arguments, no_grad=no_grad)

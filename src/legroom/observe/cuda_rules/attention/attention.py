@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> None:
-    """Make `scaled_dot_product_attention` use the kernel that it uses on `gpu`.
+    """Make `scaled_dot_product_attention` use the kernel that CUDA selects on `gpu`.
 
     Source: `scaled_dot_product_attention` in ATen/native/transformers/attention.cpp.
     """
