@@ -11,6 +11,7 @@ passes it to the allocator.
 """
 
 import contextlib
+import functools
 import inspect
 import threading
 import time
@@ -43,6 +44,7 @@ from legroom.observe.dispatch.storages import (
     storage_of,
     tensors_in,
 )
+from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
 from legroom.observe.fake.fake_tensors import DEVICE_QUERY, FakeTensors, active_fake_mode, is_factory
 from legroom.observe.profiler_labels import labels_only_while_profiling
 from legroom.observe.training import TrainingClock
@@ -410,6 +412,12 @@ class Recorder:
         """The device of a tensor, or None for the host."""
         return self.placement.device_of(tensor)
 
+    def is_on_device(self, values: Any) -> bool:
+        """Whether a tensor among `values` is on a virtual device."""
+        return not self._host_only and any(
+            self.device_of(tensor) is not None for tensor in tensors_in(values)
+        )
+
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """The key of a tensor's storage and its allocated bytes, or None for the host."""
         return self.placement.measure(tensor)
@@ -436,6 +444,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return fake_tensors.device_of(args[0])
         if types and any(is_wrapper(kind) for kind in types):
             return NotImplemented  # the operations on the tensors inside it are dispatched here as well
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # in other modes, torch decomposes it before it is dispatched here
+                return _decomposed(func, args, kwargs or {})
         if kwargs and "device" in kwargs and self._recorder.current_device is not None:
             device = kwargs["device"]
             if device is not None and device.type == "cuda":
@@ -451,7 +462,12 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args = kwargs = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
             if fake_tensors is None:
-                out = func(*args, **kwargs) if kwargs else func(*args)
+                try:
+                    out = func(*args, **kwargs) if kwargs else func(*args)
+                except RuntimeError as error:
+                    if not is_dtype_error(error) or not self._recorder.is_on_device((args, kwargs)):
+                        raise
+                    out = in_wider_dtype(func, args, kwargs, error)
             else:
                 out = fake_tensors.run(func, args, kwargs or {}, self._targets_device(func))
             try:
@@ -501,6 +517,19 @@ class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
 EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]
 
 
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operation consists of other operations, which are recorded instead of it."""
+    return getattr(func, "namespace", "") == "aten" and bool(func.has_kernel_for_dispatch_key(_COMPOSITE))
+
+
+def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run the operations that `func` consists of: those of torch's C++ code, or of its Python decomposition if `_op_dk`, which is
+    private, is missing."""
+    run = getattr(func, "_op_dk", None)
+    return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
+
+
 def _storage_behind(key: int) -> Any:
     """Return the storage of `key` if only its Python object was freed. In torch 2.6, the garbage collector may free the
     object alone.
@@ -516,6 +545,7 @@ _surviving_storage = (
     _storage_behind if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
 )
 POLL_SECONDS = 0.001
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _TO_COPY = torch.ops.aten._to_copy.default
 _ALIAS = torch.ops.aten.alias.default
 _CPU = torch.device("cpu")

@@ -2,8 +2,8 @@
 
 Device tensors are fake; host tensors are real, so data loading, sampling and logging run as usual. When the host reads
 a small device tensor that does not depend on the model, it gets the real values (`known_values`). For other tensors a
-placeholder is substituted: `.item()` returns 1, `all()` returns True, other Boolean values are False, and `.cpu()`
-returns ones.
+placeholder is substituted: `.item()` returns 1, `all()`, `equal()` and `allclose()` return True, other Boolean values
+are False, and `.cpu()` returns ones.
 
 Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
 creates in its constructor are fake from the start, and so are all parameters and buffers that it registers.
@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.dispatch.operations import overloads
+from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
 from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, KnownValues, needs_values
 from legroom.observe.fake.shape_cache import ShapeCache
 
@@ -92,6 +93,10 @@ class FakeTensors:
             result = self._values.evaluate(func, args, kwargs)
             if result is not None:
                 return result
+            if id(func) in _COMPARISONS:  # mostly assertions, and loops that end when values no longer change
+                self.values_read += 1
+                self.values_substituted += 1
+                return True
         if _CHECK_INF is not None and func is _CHECK_INF.default:
             self._overflow_flags.add(args[1])
         # An operation that returns nothing only writes in place, so there are no shapes to infer.
@@ -104,7 +109,13 @@ class FakeTensors:
         return out
 
     def _infer_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return self.mode.__torch_dispatch__(func, (), args, kwargs)
+        try:
+            return self.mode.__torch_dispatch__(func, (), args, kwargs)
+        except RuntimeError as error:
+            if not is_dtype_error(error):
+                raise
+            with self.mode:
+                return in_wider_dtype(func, args, kwargs, error)
 
     def _fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
         with self.mode, torch.no_grad():
@@ -138,6 +149,8 @@ class FakeTensors:
             return 0.0
         if tensor.dtype is torch.bool:
             return tensor in self._true_results  # result of `all()`: masks are usually all ones
+        if tensor.dtype.is_complex:
+            return 1 + 0j
         return 1.0 if tensor.dtype.is_floating_point else 1
 
     @contextlib.contextmanager
@@ -226,6 +239,7 @@ def _any_fake(values: Any) -> bool:
 
 
 _ALL = overloads("all", "_is_all_true")  # `torch.distributions` validates its parameters with the latter
+_COMPARISONS = overloads("equal", "allclose")
 _MAY_BE_SPARSE = overloads("_sparse_coo_tensor_with_dims_and_tensors", "_embedding_bag_backward")
 _FACTORIES = overloads(
     "empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "arange", "eye"

@@ -26,9 +26,10 @@ from legroom.memory.events import Category
 from legroom.observe.dispatch.device_placement import HOST
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
 from legroom.observe.virtual.host import VirtualHost
-from legroom.observe.virtual.patching import Replacement, replaced, table
-from legroom.observe.virtual.torch_api import dlpack
+from legroom.observe.virtual.patching import replaced, table
+from legroom.observe.virtual.reading import TensorReads
 from legroom.observe.virtual.torch_api.pinned import count_as_pinned
 
 Tensor = torch.Tensor
@@ -41,6 +42,7 @@ class PlacementMode(TorchFunctionMode):
         super().__init__()
         self._host = host
         self.recorder = recorder
+        self._reads = TensorReads(self.device_index, self._cpu, recorder.fake_tensors)
         properties: Any = Tensor  # a function mode receives the descriptors of properties
         self._handlers: dict[Any, Callable[..., Any]] = {
             properties.device.__get__: self._device,
@@ -52,24 +54,19 @@ class PlacementMode(TorchFunctionMode):
             Tensor.cpu: self._cpu,
             Tensor.type: self._type,
             Tensor.type_as: lambda tensor, other: self._to(tensor, other),
-            Tensor.numpy: self._numpy,
-            Tensor.__array__: self._array,
-            Tensor.tolist: self._tolist,
             Tensor.new: self._new,
             Tensor.new_tensor: self._new_tensor,
             Tensor.__deepcopy__: self._deepcopy,
-            Tensor.__repr__: self._repr,
-            Tensor.__format__: self._format,
-            Tensor.__dlpack__: self._dlpack,
-            Tensor.__dlpack_device__: self._dlpack_device,
-            properties.__cuda_array_interface__.__get__: self._cuda_array_interface,
             Tensor.is_shared: lambda tensor: self.device_index(tensor) is not None or tensor.is_shared(),
             Tensor.share_memory_: self._share_memory,
             properties.grad.__set__: self._set_grad,
             torch._VF._pack_padded_sequence: self._pack,
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
+            **self._reads.handlers(),
         }
+        if recorder.fake_tensors is not None:
+            self._handlers[torch.tensor] = self._tensor
         for plain in _without_results():
             self._handlers.setdefault(plain, plain)
         # Private: it parses the arguments of `Module.to`. Versions of torch without it parse them elsewhere.
@@ -83,6 +80,16 @@ class PlacementMode(TorchFunctionMode):
             handler = self._handlers.get(func)
             if handler is not None:
                 return handler(*args, **kwargs) if kwargs else handler(*args)
+            return self._call(func, args, kwargs)
+        except BaseException:
+            # The traceback keeps this frame alive, which must not keep tensors alive.
+            args = ()
+            kwargs = None
+            raise
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Call a torch function that has no handler."""
+        try:
             if kwargs:
                 if kwargs.get("device") is not None or kwargs.get("pin_memory"):
                     return self._create(func, args, dict(kwargs))
@@ -97,8 +104,7 @@ class PlacementMode(TorchFunctionMode):
                     return self._run(func, args, kwargs)
             return self._run(func, args, kwargs)
         except BaseException:
-            # The traceback keeps this frame alive, which must not keep tensors alive.
-            args = ()
+            args = ()  # as above
             kwargs = None
             raise
 
@@ -135,70 +141,9 @@ class PlacementMode(TorchFunctionMode):
         element = torch.empty(0).type(name.replace("torch.cuda.", "torch.")).dtype
         return self._to(tensor, "cuda", element)
 
-    def _repr(self, tensor: Any, **kwargs: Any) -> str:
-        index = self.device_index(tensor)
-        with replaced(() if index is None else _device_in_text(index)):
-            text: str = Tensor.__repr__(tensor, **kwargs)  # type: ignore[no-untyped-call]
-        return text
-
-    def _format(self, tensor: Any, spec: str) -> str:
-        if tensor.dim() == 0 or self.device_index(tensor) is None:
-            text: str = tensor.__format__(spec)
-            return text
-        return object.__format__(self._repr(tensor), spec)
-
-    def _dlpack_device(self, tensor: Any) -> tuple[Any, int]:
-        index = self.device_index(tensor)
-        kind, number = tensor.__dlpack_device__()
-        return (kind, number) if index is None else (type(kind)(dlpack.CUDA), index)
-
-    def _dlpack(self, tensor: Any, **options: Any) -> Any:
-        index = self.device_index(tensor)
-        wanted = options.get("dl_device")
-        if index is None or (wanted is not None and wanted[0] == dlpack.CPU):
-            return self._cpu(tensor).__dlpack__(**options)
-        options["stream"] = None
-        options.pop("dl_device", None)
-        return dlpack.with_device(tensor.__dlpack__(**options), index)
-
-    def _cuda_array_interface(self, tensor: Any) -> dict[str, Any]:
-        if self.device_index(tensor) is None or tensor.requires_grad or tensor.layout is not torch.strided:
-            interface: dict[str, Any] = tensor.__cuda_array_interface__  # raises torch's own error
-            return interface
-        size = tensor.element_size()
-        return {
-            "typestr": tensor.detach().numpy().dtype.str,
-            "shape": tuple(tensor.shape),
-            "strides": None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride()),
-            "data": (tensor.data_ptr() if tensor.numel() else 0, False),
-            "version": 2,
-        }
-
     def _share_memory(self, tensor: Any) -> Any:
         """Does nothing, because device memory can be sent to other processes without a copy."""
         return tensor.share_memory_() if self.device_index(tensor) is None else tensor
-
-    def _numpy(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        self._reject_numpy(tensor)
-        return tensor.numpy(*args, **kwargs)
-
-    def _array(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        self._reject_numpy(tensor)
-        return tensor.__array__(*args, **kwargs)
-
-    def _tolist(self, tensor: Any) -> Any:
-        fake_tensors = self.recorder.fake_tensors
-        if fake_tensors is not None and isinstance(tensor, FakeTensor):
-            return fake_tensors.tolist(tensor)
-        return tensor.tolist()
-
-    def _reject_numpy(self, tensor: Any) -> None:
-        index = self.device_index(tensor)
-        if index is not None:
-            raise TypeError(
-                f"can't convert cuda:{index} device type tensor to numpy. "
-                "Use Tensor.cpu() to copy the tensor to host memory first."
-            )
 
     def _set_grad(self, tensor: Any, gradient: Any) -> None:
         if isinstance(gradient, Tensor) and self.device_index(gradient) != self.device_index(tensor):
@@ -332,7 +277,11 @@ class PlacementMode(TorchFunctionMode):
             self._register(made, index, Category.TEMPORARY)
         return made
 
+    def _tensor(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._call(torch.tensor, (self._reads.with_numbers(data), *args), kwargs)
+
     def _new_tensor(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        args = tuple(map(self._reads.with_numbers, args))
         index = self.device_index(tensor)
         if index is None or kwargs.get("device") is not None:
             return self._create(Tensor.new_tensor, (tensor, *args), kwargs)
@@ -346,7 +295,7 @@ class PlacementMode(TorchFunctionMode):
                 return torch.as_tensor(data, *args, **kwargs)
             dtype = kwargs.get("dtype") or (args[0] if args else None)
             return self._to(data, named, data.dtype if dtype is None else dtype)
-        made = torch.as_tensor(data, *args, **kwargs)
+        made = torch.as_tensor(self._reads.with_numbers(data), *args, **kwargs)
         return made if named is None else self._to(made, named)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
@@ -366,7 +315,13 @@ class PlacementMode(TorchFunctionMode):
                 break
         value = None
         try:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            try:
+                return func(*args, **kwargs) if kwargs else func(*args)
+            except RuntimeError as error:
+                # torch rejects some dtypes on the CPU before it dispatches an operation.
+                if not is_dtype_error(error) or not self.recorder.is_on_device((args, kwargs)):
+                    raise
+                return in_wider_dtype(func, args, kwargs, error)
         except BaseException:
             args = ()  # the traceback keeps this frame alive
             kwargs = None
@@ -472,18 +427,6 @@ def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -
     if type(options.get("device")) is int:
         options = {**options, "device": torch.device("cuda", options["device"])}
     return parse(*args, **options)
-
-
-def _device_in_text(index: int) -> list[Replacement]:
-    """torch appends the device when it prints a tensor. Without this private function, no device is printed."""
-    printing: Any = torch._tensor_str
-    original = getattr(printing, "_add_suffixes", None)
-
-    def add(text: str, suffixes: list[str], *args: Any, **kwargs: Any) -> Any:
-        assert original is not None
-        return original(text, [f"device='cuda:{index}'", *suffixes], *args, **kwargs)
-
-    return table(printing, {"_add_suffixes": add})
 
 
 _SPARSE = (
