@@ -27,6 +27,8 @@ class CallContext(threading.local):
     factory_target: int = INHERIT
     """The device of results of operations without tensor inputs. Such operations run inside larger ones (a causal mask
     inside attention). INHERIT outside any call: the engine runs the operation, on the device of the backward pass."""
+    only_named_factories: bool = False
+    """Whether `factory_target` applies only to operations that name a device; the others are on the host."""
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
     """The torch function that the program called, its arguments and keyword arguments, while it runs."""
@@ -85,6 +87,8 @@ class DevicePlacement:
             target = self.context.factory_target
             if target == INHERIT:
                 target = self.context.backward_device if in_backward else HOST
+            elif self.context.only_named_factories and not (kwargs and kwargs.get("device")):
+                target = HOST
             device = None if target == HOST else target
         return device, hosts
 

@@ -234,14 +234,14 @@ class VirtualGPU:
         self.recorder.storage_resized(storage)
 
     @contextlib.contextmanager
-    def factories_on(self, index: int) -> Iterator[None]:
+    def factories_on(self, index: int, *, if_named: bool = False) -> Iterator[None]:
         context = self.recorder.context
-        outer = context.factory_target
-        context.factory_target = index
+        outer = context.factory_target, context.only_named_factories
+        context.factory_target, context.only_named_factories = index, if_named
         try:
             yield
         finally:
-            context.factory_target = outer
+            context.factory_target, context.only_named_factories = outer
 
     def empty_cache(self) -> None:
         with self.recorder.lock:  # another thread may be inside the allocator

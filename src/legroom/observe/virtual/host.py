@@ -64,7 +64,7 @@ class VirtualHost(Protocol):
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Update the size of a storage that may have been resized. May raise torch.OutOfMemoryError."""
 
-    def factories_on(self, index: int) -> contextlib.AbstractContextManager[None]:
+    def factories_on(self, index: int, *, if_named: bool = False) -> contextlib.AbstractContextManager[None]:
         """Within the block, tensors that are created without tensor inputs are placed on this device."""
 
     def empty_cache(self) -> None: ...

@@ -46,10 +46,10 @@ class FakeHost:
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Sizes are not tracked here."""
 
-    def mark(self, storage: torch.UntypedStorage, index: int) -> None:
+    def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
         allocator, key, devices = self.devices[index].allocator, storage._cdata, self.device_of_storage
         try:
-            block = allocator.malloc(storage.nbytes())
+            block = allocator.malloc(storage.nbytes() if counted else 0)
         except AllocationFailed:
             raise torch.OutOfMemoryError("CUDA out of memory.") from None
         devices[key] = index
@@ -64,7 +64,7 @@ class FakeHost:
 
         weakref.finalize(storage, forget)
 
-    def factories_on(self, index: int) -> contextlib.AbstractContextManager[None]:
+    def factories_on(self, index: int, *, if_named: bool = False) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def empty_cache(self) -> None:

@@ -23,7 +23,6 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
     yield from _transformer_fast_paths()
     yield from _nested_tensors()
     yield from _wrapper_subclasses(host)
-    yield from _jit_load()
     yield from _grouped_tensors(host)
     yield from _optimizers()
 
@@ -121,23 +120,6 @@ def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
         return made
 
     return table(torch.Tensor, {"_make_wrapper_subclass": staticmethod(make)})
-
-
-def _jit_load() -> Iterable[Replacement]:
-    """Make `torch.jit.load(file, map_location="cuda")` load to the host in C++ and then move the module.
-
-    An archive does not record that its tensors were on a virtual GPU, so without `map_location` they are loaded to the host.
-    """
-    original: Any = torch.jit.load
-
-    def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
-        device = None if map_location is None else torch.device(map_location)
-        if device is None or device.type != "cuda":
-            return original(f, map_location, *args, **options)
-        return original(f, "cpu", *args, **options).to(device)
-
-    yield from table(torch.jit, {"load": load})
-    yield from table(optional_module("torch.jit._serialization"), {"load": load})
 
 
 _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int]]]
