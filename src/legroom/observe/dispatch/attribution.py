@@ -82,9 +82,16 @@ def _kind_of(file: str) -> int:
     return _INTERNAL if path.startswith(_STDLIB) else _USER
 
 
+def _cached_kind_of(file: str) -> int:
+    kind = _kinds.get(file)
+    if kind is None:
+        kind = _kinds[file] = _kind_of(file)
+    return kind
+
+
 def is_user_file(file: str) -> bool:
     """Whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
-    return _kind_of(file) == _USER
+    return _cached_kind_of(file) == _USER
 
 
 def _engine_code() -> CodeType | None:

@@ -3,6 +3,8 @@ operation."""
 
 from typing import Any
 
+from torch._ops import OpOverload
+
 from legroom.observe.dispatch import device_mismatch
 from legroom.observe.dispatch.operations import overloads
 
@@ -10,11 +12,21 @@ from legroom.observe.dispatch.operations import overloads
 class OperationFacts:
     """Facts about one operation."""
 
-    __slots__ = ("checks_in_place", "func", "is_detach", "last_result_on_host", "only_aliases", "resizes")
+    __slots__ = (
+        "call",
+        "checks_in_place",
+        "func",
+        "is_detach",
+        "last_result_on_host",
+        "only_aliases",
+        "resizes",
+    )
 
     def __init__(self, func: Any) -> None:
         self.func = func
         """Stored so that its `id` is not reused."""
+        self.call = func._op if type(func) is OpOverload and hasattr(func, "_op") else func
+        """Runs the operation. `_op` is private to torch; it saves a call of a Python function."""
         self.only_aliases = _only_aliases(func)
         """Whether every result shares the memory of an input, as for views and in-place operations."""
         self.is_detach = id(func) in _DETACH
@@ -24,14 +36,14 @@ class OperationFacts:
         self.last_result_on_host = id(func) in device_mismatch.LAST_RESULT_ON_HOST
 
 
-_facts: dict[int, OperationFacts] = {}
+FACTS: dict[int, OperationFacts] = {}
+"""By `id` of the operation, because hashing one calls into Python."""
 
 
 def facts_of(func: Any) -> OperationFacts:
-    # By `id`: hashing an operation calls into Python.
-    known = _facts.get(id(func))
+    known = FACTS.get(id(func))
     if known is None:
-        known = _facts[id(func)] = OperationFacts(func)
+        known = FACTS[id(func)] = OperationFacts(func)
     return known
 
 

@@ -35,7 +35,7 @@ from legroom.observe.dispatch.categories import CategoryTracker
 from legroom.observe.dispatch.device_placement import HOST, INHERIT, DevicePlacement
 from legroom.observe.dispatch.kernel_memory import KernelMemory
 from legroom.observe.dispatch.location import OpLocator
-from legroom.observe.dispatch.operation_facts import facts_of
+from legroom.observe.dispatch.operation_facts import FACTS, OperationFacts, facts_of
 from legroom.observe.dispatch.result_size import LARGEST_ELEMENT, ResultSizes, upper_bound
 from legroom.observe.dispatch.storages import (
     LiveStorage,
@@ -189,11 +189,15 @@ class Recorder:
             self.allocations.free_workspace(number, block, target)
 
     def record_operation(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, out: Any
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any] | None,
+        out: Any,
+        facts: OperationFacts,
     ) -> None:
         """Record an operation that has run and returned `out`."""
         live = self.live
-        facts = facts_of(func)
         new: list[tuple[int, Any]] | None = None
         if isinstance(out, torch.Tensor):
             storage = storage_of(out)
@@ -202,7 +206,7 @@ class Recorder:
                 if key in live:
                     if facts.resizes:
                         self._maybe_resized(storage, func)
-                elif not (facts.only_aliases and self._ignores_aliases and self.context.target == INHERIT):
+                elif not (facts.only_aliases and self._is_view_of_host(args, key)):
                     new = [(key, storage)]
         elif isinstance(out, (tuple, list)):
             for tensor in tensors_in(out[:-1] if facts.last_result_on_host else out):
@@ -221,6 +225,14 @@ class Recorder:
                 self._locator.no_allocation()
             return
         self._record_results(func, args, kwargs, new or [], out, plan)
+
+    def _is_view_of_host(self, args: Sequence[Any], key: int) -> bool:
+        """Whether the unknown storage `key` is that of the first argument, which is then in host memory. The indices of a sparse
+        tensor have another storage than its values."""
+        if not self._ignores_aliases or self.context.target != INHERIT or not args:
+            return False
+        storage = storage_of(args[0]) if isinstance(args[0], torch.Tensor) else None
+        return storage is not None and storage._cdata == key
 
     def _record_results(
         self,
@@ -270,12 +282,46 @@ class Recorder:
             if self._expired:
                 self._free_expired()
 
+    def create(
+        self, operation: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: int
+    ) -> Any:
+        """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
+
+        The dispatch modes are disabled meanwhile, because they cost about ten times as much as creating a small tensor. Returns
+        None and runs nothing if they are necessary: for other modes, for CUDA rules and fake tensors, and if the result may be too
+        large.
+        """
+        if (
+            self.rules is not None
+            or self.fake_tensors is not None
+            or self.room is None
+            or not _only_one_mode()
+            or upper_bound(args) * LARGEST_ELEMENT > self.allocations.room_left
+            or not self.is_recording()
+        ):
+            return None
+        try:
+            with _no_dispatch():
+                made = func(*args, **kwargs)
+        except RuntimeError:  # the dispatch mode raises it again, or handles it
+            return None
+        storage = storage_of(made)
+        if storage is not None:
+            self.register_storage(storage, device, Category.INPUT, func=operation)
+        return made
+
     def register_storage(
-        self, storage: Any, device: int, category: Category | None = None, nbytes: int | None = None
+        self,
+        storage: Any,
+        device: int,
+        category: Category | None = None,
+        nbytes: int | None = None,
+        func: Any = None,
     ) -> None:
         """Record a storage that no operation created (loaded, copied, shared) as being on `device`.
 
-        `nbytes`: the memory that the storage uses there, if that differs from its size."""
+        `nbytes`: the memory that the storage uses there, if that differs from its size. `func`: the operation that created it
+        after all."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -283,8 +329,10 @@ class Recorder:
                 self.categories.tag(known, category)
             return
         with self.lock:
+            if self._expired:
+                self._free_expired()
             location = self._locator.locate((), depth=2)
-            self._add_storage(key, storage, device, location, None, category, nbytes)
+            self._add_storage(key, storage, device, location, func, category, nbytes)
 
     def _add_storage(
         self,
@@ -451,27 +499,29 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device = kwargs["device"]
             if device is not None and device.type == "cuda":
                 return self._on_named_device(func, types, args, kwargs)
+        recorder = self._recorder
         with torch._C.DisableTorchFunction():
-            if self._recorder.rules is not None:
-                func = self._recorder.rules.instead_of(func, args, kwargs)
+            if recorder.rules is not None:
+                func = recorder.rules.instead_of(func, args, kwargs)
+            facts = FACTS.get(id(func)) or facts_of(func)
             try:
-                if self._recorder.room is not None and not facts_of(func).only_aliases:
-                    self._recorder.check_room(func, args, kwargs)
+                if recorder.room is not None and not facts.only_aliases:
+                    recorder.check_room(func, args, kwargs)
             except BaseException as error:
                 # The traceback keeps this frame alive, so drop the operation's tensors and our frames.
                 args = kwargs = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
             if fake_tensors is None:
                 try:
-                    out = func(*args, **kwargs) if kwargs else func(*args)
+                    out = facts.call(*args, **kwargs) if kwargs else facts.call(*args)
                 except RuntimeError as error:
-                    if not is_dtype_error(error) or not self._recorder.is_on_device((args, kwargs)):
+                    if not is_dtype_error(error) or not recorder.is_on_device((args, kwargs)):
                         raise
                     out = in_wider_dtype(func, args, kwargs, error)
             else:
                 out = fake_tensors.run(func, args, kwargs or {}, self._targets_device(func))
             try:
-                self._recorder.record_operation(func, args, kwargs, out)
+                recorder.record_operation(func, args, kwargs, out, facts)
             except BaseException as error:
                 args = kwargs = out = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
@@ -546,6 +596,25 @@ _surviving_storage = (
 )
 POLL_SECONDS = 0.001
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_no_dispatch: Any = getattr(torch._C, "_DisableTorchDispatch", None)
+_count_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_transform: Callable[[], Any] | None = getattr(
+    getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
+)
+"""Private to torch. Without one of these three, every operation goes through the dispatch modes."""
+
+
+def _only_one_mode() -> bool:
+    """Whether one dispatch mode and no `torch.func` transform is active, so that nothing else sees the operations."""
+    return (
+        _no_dispatch is not None
+        and _count_modes is not None
+        and _transform is not None
+        and _count_modes() == 1
+        and _transform() is None
+    )
+
+
 _TO_COPY = torch.ops.aten._to_copy.default
 _ALIAS = torch.ops.aten.alias.default
 _CPU = torch.device("cpu")

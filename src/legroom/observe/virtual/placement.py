@@ -264,6 +264,10 @@ class PlacementMode(TorchFunctionMode):
         if target is not None and func in _SPARSE:
             args = tuple(self._to(value, named) if isinstance(value, Tensor) else value for value in args)
         kwargs["device"] = "cpu"
+        if target is not None and func in _FACTORIES and "out" not in kwargs:
+            made = self.recorder.create(_FACTORIES[func], func, args, kwargs, target)
+            if made is not None:
+                return made
         made = self._placed(target, None, func, args, kwargs)
         if target is not None:
             self._register(made, target)
@@ -368,16 +372,18 @@ class PlacementMode(TorchFunctionMode):
     def _is_cuda_or_cpu(self, named: Any) -> bool:
         if isinstance(named, int):
             return True
-        kind = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
-        return kind in ("cuda", "cpu")
+        return _kind_of(named) in ("cuda", "cpu")
 
     def _index(self, named: Any) -> int | None:
         """The index of a device that a call names in any form; None for the host."""
         if isinstance(named, int):
             index: int | None = named
         else:
+            kind = _kind_of(named)
+            if kind == named == "cuda":
+                return self._host.current
             device = named if isinstance(named, torch.device) else torch.device(named)
-            if device.type == "cpu":
+            if kind == "cpu":
                 return None
             index = device.index
         if index is None:
@@ -429,6 +435,25 @@ def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -
     return parse(*args, **options)
 
 
+def _kind_of(named: Any) -> str:
+    """The type of a device that a call names as a string or a device."""
+    kind: str = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
+    return kind
+
+
+def _operation(name: str) -> Any:
+    packet = getattr(torch.ops.aten, name)
+    return getattr(packet, packet.overloads()[0])
+
+
+_FACTORIES = {
+    getattr(torch, name): _operation(name)
+    for name in (
+        "zeros", "ones", "empty", "full", "rand", "randn", "randint", "arange", "eye", "linspace", "randperm",
+        "empty_strided",
+    )
+}  # fmt: skip
+"""Functions without tensor arguments → an overload of the one operation that each of them runs."""
 _SPARSE = (
     torch.sparse_coo_tensor,
     torch.sparse_csr_tensor,
