@@ -38,16 +38,15 @@ class ExtrapolatedTrace(Trace):
 def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ExtrapolatedTrace] | None:
     """Return a function from batch size to trace, given traces at sizes `a` and `b`.
 
-    Returns None if the two traces do not make the same requests in the same order (for example, because a kernel needs
-    a workspace at only one of the sizes).
+    Returns None if the two traces do not make the same requests in the same order. Optional workspaces may differ.
     """
     aligned = _align(small.requests(), large.requests())
     if aligned is None:
         return None
     alternatives = {
-        number: list(zip(small.alternatives[number], large.alternatives[other], strict=False))
+        number: list(zip(small.alternatives[other], large.alternatives[number], strict=False))
         for number, other in aligned.counterparts.items()
-        if number in small.alternatives and other in large.alternatives
+        if other in small.alternatives and number in large.alternatives
     }
 
     def interpolate(first: int, second: int, share: float) -> int:
@@ -70,8 +69,8 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
                 for number, sizes in alternatives.items()
             },
             extrapolated=[
-                request._replace(bytes=interpolate(request.bytes, other, share))
-                for request, other in aligned.requests
+                request._replace(bytes=interpolate(smaller, request.bytes, share))
+                for request, smaller in aligned.requests
             ],
         )
 
@@ -80,18 +79,32 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """Maps each request of one trace to the bytes of its counterpart in another, with the ids of the counterparts."""
+    """Each request of the large trace with the bytes of its counterpart in the small one, and the ids of the counterparts."""
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
+    """Id in the large trace → id in the small one."""
 
 
-def _align(first: list[MemoryRequest], second: list[MemoryRequest]) -> _Aligned | None:
-    if len(first) != len(second):
+def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
+    """Pair the requests of two traces. Optional requests may differ: the workspace of a convolution may be needed at one
+    size only. They have no counterpart then, and keep their size.
+    """
+    ignored: set[int] = set()
+    if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:
+        ignored = {request.id for request in large if request.optional}
+        optional = {request.id for request in small if request.optional}
+        small = [request for request in small if request.id not in optional]
+    if len(small) != sum(request.id not in ignored for request in large):
         return None
     counterparts: dict[int, int] = {}
     pairs: list[tuple[MemoryRequest, int]] = []
-    for one, other in zip(first, second, strict=True):
+    remaining = iter(small)
+    for one in large:
+        if one.id in ignored:
+            pairs.append((one, one.bytes))
+            continue
+        other = next(remaining)
         if (one.bytes < 0) is not (other.bytes < 0) or one.stream != other.stream:
             return None
         if counterparts.setdefault(one.id, other.id) != other.id:  # another block is freed

@@ -40,3 +40,19 @@ def test_there_is_no_extrapolation_if_one_size_makes_more_requests() -> None:
 def test_there_is_no_extrapolation_if_blocks_are_freed_in_another_order() -> None:
     first, second = trace_of(MiB, 2 * MiB, freed=(1, 2)), trace_of(MiB, 4 * MiB, freed=(2, 1))
     assert extrapolation(4, first, 8, second) is None
+
+
+def test_workspaces_that_only_one_size_needs_are_kept_as_they_are() -> None:
+    first, second = (
+        trace_of(4 * MiB, 40 * MiB, freed=(2, 1)),
+        trace_of(8 * MiB, 3 * MiB, 80 * MiB, freed=(2, 3, 1)),
+    )
+    second.optional = {2}
+    at = extrapolation(4, first, 8, second)
+    assert at is not None
+    assert at(16).requests() == [
+        request._replace(bytes={1: 16 * MiB, 2: 3 * MiB, 3: 160 * MiB}[request.id])
+        if request.bytes > 0
+        else request
+        for request in second.requests()
+    ]

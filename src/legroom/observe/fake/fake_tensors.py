@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.dispatch.operations import overloads
 from legroom.observe.dispatch.wider_dtypes import in_wider_dtype, is_dtype_error
+from legroom.observe.fake.host_data import run_on_host
 from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, KnownValues, needs_values
 from legroom.observe.fake.shape_cache import ShapeCache
 
@@ -78,8 +79,10 @@ class FakeTensors:
         if to_device and args and is_lazy(args[0]):
             return func(*args, **kwargs)  # it is empty, and fake mode does not support its class
         if not (to_device or _any_fake(args) or _any_fake(kwargs.values())):
-            if not _is_in_module_constructor(func, args, kwargs) or active_fake_mode() is not None:
+            if active_fake_mode() is not None:
                 return func(*args, **kwargs)
+            if not _is_in_module_constructor(func, args, kwargs):
+                return run_on_host(func, args, kwargs)
             return self._shapes.run(func, args, kwargs)
         # For example, torch copies a fake tensor: the active mode handles the operation after this one.
         if active_fake_mode() is not None:

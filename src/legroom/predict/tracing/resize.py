@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from legroom.observe.dispatch.storages import tensors_in
+from legroom.observe.fake.host_data import LARGE_BYTES
 
 
 def batch_size_of(batch: Any) -> int | None:
@@ -32,9 +33,22 @@ def resized(batch: Any, size: int) -> Any:
     return _resized(batch, current, samples)
 
 
+def _resized_tensor(value: torch.Tensor, samples: list[int]) -> torch.Tensor:
+    current, size = value.shape[0], len(samples)
+    if size <= current:
+        return value[:size]
+    if value.nbytes // current * size < LARGE_BYTES or value.device.type != "cpu":
+        return value[torch.tensor(samples)]
+    larger = value.new_empty(
+        (size, *value.shape[1:])
+    )  # the rest is zero, and uses no memory until it is written
+    larger[:current] = value
+    return larger
+
+
 def _resized(value: Any, current: int, samples: list[int]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value[torch.tensor(samples)] if value.dim() and value.shape[0] == current else value
+        return _resized_tensor(value, samples) if value.dim() and value.shape[0] == current else value
     if isinstance(value, Mapping):
         items = {name: _resized(item, current, samples) for name, item in value.items()}
         try:

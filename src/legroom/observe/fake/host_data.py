@@ -1,0 +1,69 @@
+"""Large random tensors on the host, without the time and memory to fill them.
+
+A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling them would
+take most of the time, and the values are not needed: those of large tensors are not tracked (see `known_values`). Only
+the beginning of such a tensor is filled. The operating system reserves memory for the rest when a program writes to it, and
+it reads as zeros.
+"""
+
+from typing import Any
+
+import torch
+
+from legroom.observe.dispatch.operations import overloads
+
+LARGE_BYTES = 64 << 20
+"""Smaller tensors are filled. The C library requests new pages, which are zero, for every larger one."""
+FILLED_ELEMENTS = 1 << 16
+"""The number of elements that are filled."""
+
+_NORMAL, _UNIFORM = overloads("randn", "randn_like"), overloads("rand", "rand_like")
+_IN_PLACE = overloads("normal_", "uniform_", "exponential_", "bernoulli_")
+
+
+def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Run an operation on host tensors. A large tensor of random numbers is filled only at its beginning."""
+    number = id(func)
+    if number in _IN_PLACE:
+        beginning = _beginning(args[0])
+        if beginning is not None:
+            func(beginning, *args[1:], **kwargs)
+            return args[0]
+    elif number in _NORMAL or number in _UNIFORM:
+        empty = _empty(args[0], kwargs)
+        beginning = None if empty is None else _beginning(empty)
+        if beginning is not None:
+            generator = kwargs.get("generator")
+            fill = beginning.normal_ if number in _NORMAL else beginning.uniform_
+            fill(generator=generator)
+            return empty
+    return func(*args, **kwargs)
+
+
+def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """An uninitialized tensor for a factory; None if it is small or unusual."""
+    options = {name: kwargs[name] for name in ("dtype", "pin_memory") if kwargs.get(name) is not None}
+    if kwargs.get("names") is not None or kwargs.get("layout") not in (None, torch.strided):
+        return None
+    if str(kwargs.get("device") or "cpu") != "cpu":
+        return None
+    if type(shape) is torch.Tensor and shape.device.type == "cpu" and shape.layout is torch.strided:
+        like = torch.empty_like(shape, **options) if shape.nbytes >= LARGE_BYTES else None
+        return like if like is not None and like.is_contiguous() else None
+    if isinstance(shape, list | tuple):
+        dtype = options.get("dtype") or torch.get_default_dtype()
+        if torch.Size(shape).numel() * dtype.itemsize >= LARGE_BYTES:
+            return torch.empty(shape, **options)
+    return None
+
+
+def _beginning(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The first elements of a large floating-point tensor; None if the tensor must be filled."""
+    if (
+        tensor.nbytes < LARGE_BYTES
+        or not tensor.is_floating_point()
+        or tensor.device.type != "cpu"
+        or not tensor.is_contiguous()
+    ):
+        return None
+    return tensor.view(-1)[:FILLED_ELEMENTS]
