@@ -12,11 +12,10 @@ and forked children (whose events are discarded).
 """
 
 import contextlib
-import multiprocessing.spawn
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,13 +33,13 @@ from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.fake.fake_tensors import FakeTensors
 from legroom.observe.virtual.host import VirtualDevice
 from legroom.observe.virtual.oom import Faults, InjectedFailure, report_out_of_memory
-from legroom.observe.virtual.patching import Replacement, replaced, table
 from legroom.observe.virtual.placement import (
     PlacementMode,
     cuda_default_device,
     fake_tensors_report_device,
     is_placement_active,
 )
+from legroom.observe.virtual.processes import inherited_gpus, other_processes
 from legroom.observe.virtual.torch_api.callbacks import mode_in_callbacks
 from legroom.observe.virtual.torch_api.cuda_api import patches
 from legroom.observe.virtual.torch_api.devices import integers_name_devices
@@ -107,6 +106,7 @@ class VirtualGPU:
             )
             self.devices.append(VirtualDevice(index, spec, allocator))
         self._placement = PlacementMode(self, self.recorder)
+        self._is_inherited = False
         self._selected = _Selected()
         self._faults: Faults | None = None
         self._exit = contextlib.ExitStack()
@@ -121,6 +121,8 @@ class VirtualGPU:
     # --- being active
 
     def __enter__(self) -> "VirtualGPU":
+        if VirtualGPU._active is not None and VirtualGPU._active._is_inherited:
+            VirtualGPU._active.__exit__()  # the process has its own GPU instead of the one of its parent
         if VirtualGPU._active is not None:
             raise UsageError(
                 "A virtual GPU is already active. Leave it first, or list several sizes: `VirtualGPU('8GiB,8GiB')`."
@@ -129,7 +131,7 @@ class VirtualGPU:
             VirtualGPU._active = self
             entering.callback(_deactivate)
             entering.enter_context(patches(self))
-            entering.enter_context(replaced(_spawned_processes(self.devices)))
+            entering.enter_context(other_processes(self, _EnterWhenUnpickled))
             entering.enter_context(integers_name_devices())
             entering.enter_context(cuda_default_device())
             entering.enter_context(_threads_follow(self))
@@ -313,29 +315,10 @@ def _discard_events_of_forks(recorder: Recorder) -> None:
     os.register_at_fork(after_in_child=in_child)
 
 
-def _spawned_processes(devices: Iterable[VirtualDevice]) -> Iterable[Replacement]:
-    """Give virtual GPUs to processes that the script spawns (`torch.multiprocessing.spawn`, spawned DataLoader
-    workers).
-
-    A spawned process imports the script again before anything else, so it must have its GPUs by then. It first
-    unpickles a dictionary of preparation data. An additional entry in this dictionary enters a virtual GPU when it is
-    unpickled. Every process has devices of the full size, because the processes do not share their memory counters. The
-    events of such a process are discarded.
-    """
-    original = multiprocessing.spawn.get_preparation_data
-    gpus = _EnterWhenUnpickled([device.spec for device in devices])
-
-    def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**original(name), "legroom": gpus}
-
-    spawn: Any = multiprocessing.spawn
-    return table(spawn, {"get_preparation_data": get_preparation_data})
-
-
 class _EnterWhenUnpickled:
     """Enters virtual GPUs in the process that unpickles it, until that process exits."""
 
-    def __init__(self, gpus: list[GpuSpec]) -> None:
+    def __init__(self, gpus: Sequence[GpuSpec]) -> None:
         self._gpus = gpus
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -343,5 +326,12 @@ class _EnterWhenUnpickled:
 
 
 def enter_in_spawned_process(*gpus: GpuSpec) -> None:
-    if VirtualGPU._active is None:
-        VirtualGPU(*gpus).__enter__()
+    if VirtualGPU._active is None and gpus:
+        gpu = VirtualGPU(*gpus)
+        gpu._is_inherited = True
+        gpu.__enter__()
+
+
+def enter_inherited() -> None:
+    """Enter the GPUs of the process that started this one (see `processes`)."""
+    enter_in_spawned_process(*inherited_gpus())

@@ -1,0 +1,55 @@
+"""Gives a Python process the virtual GPUs of the process that started it.
+
+Python imports this module at its start, because `processes.inherited_by_programs` adds its folder to PYTHONPATH. It does nothing
+until the program imports torch. A Python without Legroom has no virtual GPUs.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+
+class _AfterTorch:
+    """Finds torch as usual, and enters the virtual GPUs once it is loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        load = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            load(module)
+            try:
+                from legroom.observe.virtual.gpu import enter_inherited
+            except ImportError:
+                return
+            enter_inherited()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _import_next() -> None:
+    """Import the `sitecustomize` module that this one hides, if there is one."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    path = list(sys.path)
+    sys.path[:] = [entry for entry in path if os.path.abspath(entry) != folder]
+    own = sys.modules.pop(__name__, None)
+    try:
+        importlib.import_module("sitecustomize")
+    except ImportError:
+        if own is not None:
+            sys.modules[__name__] = own
+
+
+if os.environ.get("LEGROOM_VIRTUAL_GPUS"):
+    sys.meta_path.insert(0, _AfterTorch())
+_import_next()

@@ -1,0 +1,158 @@
+"""Other processes of the program have the same virtual GPUs, and device tensors that are sent to them stay on their device.
+
+Each process has devices of the full size, because processes do not see each other's memory here. The events of other processes are
+discarded. A tensor that is sent is shared, as on CUDA: its memory counts for the process that allocated it.
+"""
+
+import contextlib
+import json
+import multiprocessing.reduction
+import multiprocessing.spawn
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legroom.gpus.catalog import GpuSpec
+from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.virtual.host import VirtualHost
+from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
+
+VARIABLE = "LEGROOM_VIRTUAL_GPUS"
+"""Environment variable: the virtual GPUs that Python programs inherit, as JSON."""
+_FOLDER = str(Path(__file__).with_name("inherited"))
+_host: VirtualHost | None = None
+"""The virtual GPUs of this process."""
+
+
+@contextlib.contextmanager
+def other_processes(
+    host: VirtualHost, enter_when_unpickled: Callable[[Sequence[GpuSpec]], object]
+) -> Iterator[None]:
+    """Within the block, processes that the program starts inherit the devices of `host`."""
+    global _host
+    specs = [device.spec for device in host.devices]
+    with (
+        replaced(_spawned_processes(enter_when_unpickled(specs))),
+        _inherited_by_programs(specs),
+        _sent_tensors(host),
+    ):
+        _host = host
+        try:
+            yield
+        finally:
+            _host = None
+
+
+def _spawned_processes(gpus: object) -> Iterable[Replacement]:
+    """Processes that the program spawns (`torch.multiprocessing.spawn`, spawned DataLoader workers).
+
+    A spawned process imports the script again before it does anything else, so it must have its GPUs by then. It first
+    unpickles a dictionary of preparation data. One more entry in it enters a virtual GPU when it is unpickled.
+    """
+    original = multiprocessing.spawn.get_preparation_data
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), "legroom": gpus}
+
+    spawn: Any = multiprocessing.spawn
+    return table(spawn, {"get_preparation_data": get_preparation_data})
+
+
+# --- programs
+
+
+@contextlib.contextmanager
+def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
+    """Python programs that are started with this environment (`subprocess`, `os.system`, torchrun) have the same GPUs.
+
+    Python imports `inherited/sitecustomize.py` at its start, unless it ignores PYTHONPATH (`python -I`, `python -E`).
+    """
+    before = os.environ.get(VARIABLE)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ[VARIABLE] = json.dumps({"gpus": [asdict(spec) for spec in specs], "visible": visible})
+    os.environ["PYTHONPATH"] = os.pathsep.join([_FOLDER, *_other_folders()])
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[VARIABLE] = before
+        else:
+            os.environ.pop(VARIABLE, None)
+            remaining = _other_folders()
+            if remaining:
+                os.environ["PYTHONPATH"] = os.pathsep.join(remaining)
+            else:
+                os.environ.pop("PYTHONPATH", None)
+
+
+def _other_folders() -> list[str]:
+    path = os.environ.get("PYTHONPATH", "")
+    return [folder for folder in path.split(os.pathsep) if folder != _FOLDER] if path else []
+
+
+def inherited_gpus() -> list[GpuSpec]:
+    """The GPUs that this process inherits: those of its parent, less those that CUDA_VISIBLE_DEVICES hides from it."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return []
+    content = json.loads(text)
+    specs = [
+        GpuSpec(**{**gpu, "capability": tuple(gpu["capability"]), "aliases": tuple(gpu["aliases"])})
+        for gpu in content["gpus"]
+    ]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or visible == content["visible"]:
+        return specs
+    selected = []
+    for index in visible.split(","):
+        if not index.strip().isdecimal() or int(index) >= len(specs):
+            break  # like CUDA, which ignores the first invalid entry and those after it
+        selected.append(specs[int(index)])
+    return selected
+
+
+# --- tensors
+
+
+@contextlib.contextmanager
+def _sent_tensors(host: VirtualHost) -> Iterator[None]:
+    """Within the block, `torch.multiprocessing` sends device tensors through shared host memory, with their device."""
+    reductions = optional_module("torch.multiprocessing.reductions")
+    reducers: Any = getattr(multiprocessing.reduction.ForkingPickler, "_extra_reducers", None)
+    if reductions is None or reducers is None:
+        yield
+        return
+
+    def reduce_tensor(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
+        index = host.device_of(tensor)
+        with torch._C.DisableTorchFunction():  # inside, the tensor is on the CPU
+            reduced: tuple[Any, tuple[Any, ...]] = reductions.reduce_tensor(tensor)
+        return reduced if index is None else (rebuild_on_device, (index, *reduced))
+
+    def reduce_storage(storage: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return reductions.reduce_storage(storage)
+
+    own = {reductions.reduce_tensor: reduce_tensor, reductions.reduce_storage: reduce_storage}
+    before = dict(reducers)
+    reducers.update({kind: own.get(reducer, reducer) for kind, reducer in before.items()})
+    try:
+        yield
+    finally:
+        for kind, reducer in before.items():
+            if reducers.get(kind) in own.values():
+                reducers[kind] = reducer
+
+
+def rebuild_on_device(index: int, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """A tensor that another process sent. Without a virtual GPU in this process, it is on the host."""
+    with torch._C.DisableTorchFunction():
+        tensor = rebuild(*arguments)
+        storage = storage_of(tensor)
+    if _host is not None and storage is not None and index < len(_host.devices):
+        _host.mark(storage, index, counted=False)
+    return tensor
