@@ -45,9 +45,24 @@ def storage_of(tensor: Any) -> Any:
         return _storage_of_values(tensor)
 
 
-@functools.cache
+_wrappers: set[type] = set()
+
+
 def is_wrapper(kind: type) -> bool:
     """Whether tensors of this class contain other tensors, which have the data (`DTensor`, jagged nested tensors)."""
+    return kind in _wrappers or _can_flatten(kind)
+
+
+def note_wrapper(kind: type) -> None:
+    """Remember that tensors of this class contain other tensors."""
+    if not kind.__module__.startswith(
+        "torch."
+    ):  # torch's own classes implement `__tensor_flatten__` or have no data
+        _wrappers.add(kind)
+
+
+@functools.cache
+def _can_flatten(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__")
 
 
@@ -58,7 +73,10 @@ def inner_tensor(tensor: Any) -> Any:
         return None
     local = getattr(tensor, "_local_tensor", None)
     if local is None:
-        local = next((getattr(tensor, name, None) for name in tensor.__tensor_flatten__()[0]), None)
+        if _can_flatten(kind):
+            local = next((getattr(tensor, name, None) for name in tensor.__tensor_flatten__()[0]), None)
+        else:
+            local = next((value for value in vars(tensor).values() if isinstance(value, torch.Tensor)), None)
     return local
 
 

@@ -61,6 +61,7 @@ class PlacementMode(TorchFunctionMode):
             Tensor.share_memory_: self._share_memory,
             properties.grad.__set__: self._set_grad,
             torch._VF._pack_padded_sequence: self._pack,
+            torch._VF._pad_packed_sequence: self._pad,
             torch.as_tensor: self._as_tensor,
             torch.asarray: self._as_tensor,
             **self._reads.handlers(),
@@ -158,6 +159,11 @@ class PlacementMode(TorchFunctionMode):
                 f"but got {lengths.dim()}D cuda:{index} {lengths.type().removeprefix('torch.').removesuffix('Tensor')} tensor"
             )
         return self._run(torch._VF._pack_padded_sequence, (data, lengths, *args), kwargs)
+
+    def _pad(self, *args: Any, **kwargs: Any) -> Any:
+        """Unpack sequences. Their lengths are on the host."""
+        padded, lengths = self._run(torch._VF._pad_packed_sequence, args, kwargs)
+        return padded, self._cpu(lengths) if self.recorder.fake_tensors is None else lengths
 
     # --- moving
 

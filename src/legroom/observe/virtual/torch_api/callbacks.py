@@ -36,6 +36,7 @@ def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
         engine_with_mode = with_mode_on(engine)
 
         def with_mode(roots: Any, *args: Any, **kwargs: Any) -> Any:
+            _check_gradients(mode, roots, args[0] if args else ())
             outer = context.factory_target, context.call
             # Tensors that the engine creates (zeros for a missing gradient) are on the device of the first root.
             index = mode.device_index(roots[0]) if roots else None
@@ -74,3 +75,16 @@ def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
             replacements += table(module, {"_engine_run_backward": run_engine(engine)})
     with replaced(replacements):
         yield
+
+
+def _check_gradients(mode: PlacementMode, roots: Any, gradients: Any) -> None:
+    """Raise torch's error if the gradient of a result is on another device than the result. A scalar may be."""
+    with torch._C.DisableTorchFunction():
+        for number, (root, gradient) in enumerate(zip(roots, gradients, strict=False)):
+            if isinstance(root, torch.Tensor) and isinstance(gradient, torch.Tensor) and gradient.dim():
+                expected, found = mode.device_index(root), mode.device_index(gradient)
+                if expected != found:
+                    names = ["cpu" if index is None else f"cuda:{index}" for index in (expected, found)]
+                    raise RuntimeError(
+                        f"invalid gradient at index {number} - expected device {names[0]} but got {names[1]}"
+                    )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn, overrides
 
-from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.dispatch.storages import note_wrapper, storage_of
 from legroom.observe.fake.fake_tensors import active_fake_mode
 from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
@@ -109,6 +109,8 @@ def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
         return []
 
     def make(*arguments: Any, device: Any = None, **options: Any) -> Any:
+        if arguments and isinstance(arguments[0], type):
+            note_wrapper(arguments[0])
         named = None if device is None else torch.device(device)
         if named is None or named.type != "cuda" or active_fake_mode() is not None:
             return original(*arguments, **options, **({} if device is None else {"device": device}))

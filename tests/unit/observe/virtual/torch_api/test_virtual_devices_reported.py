@@ -29,11 +29,18 @@ REPORTS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "shared": (lambda x: x.share_memory_().is_shared(), True),
     "like, on meta": (lambda x: str(torch.empty_like(x, device="meta").device), "meta"),
     "moved to meta": (lambda x: str(x.to("meta").device), "meta"),
+    "unpacked lengths": (lambda x: str(_padded(x)[1].device), "cpu"),
+    "unpacked sequence": (lambda x: str(_padded(x)[0].device), "cuda:1"),
     "inside grad": (
         lambda x: str(torch.func.grad(lambda y: (y * torch.ones(3, device=y.device)).sum())(x).device),
         "cuda:1",
     ),
 }  # fmt: skip
+
+
+def _padded(x: Any) -> Any:
+    packed = nn.utils.rnn.pack_padded_sequence(x[:, None], torch.tensor([2]))
+    return nn.utils.rnn.pad_packed_sequence(packed)
 
 
 @pytest.fixture
@@ -91,3 +98,36 @@ def test_fake_tensors_of_the_program_have_the_device_it_names_and_use_no_memory(
         with pytest.raises(RuntimeError, match="found at least two devices, cuda:1 and cpu"):
             result + torch.ones(3)
     assert torch.cuda.memory_allocated() == before
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that contains another one, without `__tensor_flatten__`."""
+
+    content: torch.Tensor
+
+    @staticmethod
+    def __new__(cls: Any, inner: torch.Tensor) -> Any:
+        tensor: Any = torch.Tensor
+        made = tensor._make_wrapper_subclass(cls, inner.size(), device=inner.device)
+        made.content = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        unwrapped = [arg.content if isinstance(arg, Wrapper) else arg for arg in args]
+        return Wrapper(func(*unwrapped, **(kwargs or {})))
+
+
+def test_a_tensor_inside_a_tensor_of_the_program_is_on_its_device_and_counted(tensor: Any) -> None:
+    before = torch.cuda.memory_allocated(1)
+    result: Any = Wrapper(tensor) * 2
+    assert (str(result.device), str(result.content.device)) == ("cuda:1", "cuda:1")
+    assert torch.cuda.memory_allocated(1) > before
+
+
+def test_a_gradient_on_another_device_than_the_result_is_rejected(tensor: Any) -> None:
+    result = tensor.requires_grad_() * 2
+    with pytest.raises(RuntimeError, match="expected device cuda:1 but got cpu"):
+        result.backward(torch.ones(2, 3))
+    result.backward(torch.ones(2, 3, device="cuda:1"))
+    assert str(tensor.grad.device) == "cuda:1"
