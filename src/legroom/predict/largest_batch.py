@@ -23,6 +23,11 @@ MAX_BATCH = 1 << 20
 TOLERANCE = 0.001
 """The search ends when the remaining range is below this fraction of the result."""
 
+LIKELY_MARGIN = 0.01
+"""The search looks for an upper bound this far above the size that a line through the peaks suggests."""
+MAX_FACTOR = 64
+"""The next size is at most this many times the largest one that fits."""
+
 SEGMENT = 20 * MiB
 """The allocator reserves memory in segments of this size, so predictions of reserved memory are no more precise."""
 
@@ -157,7 +162,11 @@ class _Searcher:
 
     def middle(self) -> float:
         """The next size if there is no prediction."""
-        return (self.low + self.high) / 2 if self.high <= MAX_BATCH else self.low * 2
+        if self.high <= MAX_BATCH:
+            return (self.low + self.high) / 2
+        # Slightly more than the likely result, which is a bound if it does not fit.
+        likely = self._linear_estimate() + max(self._multiple_of, self.low * LIKELY_MARGIN)
+        return min(max(self.low + self._multiple_of, likely), self.low * MAX_FACTOR)
 
     def _is_confirmed(self) -> bool:
         """Whether the largest size that fits was predicted, and its trace matches the prediction to a fraction of a

@@ -1,5 +1,6 @@
 """Everything that `legroom estimate` reports about one script."""
 
+import contextlib
 import re
 import shlex
 import socket
@@ -22,6 +23,7 @@ from legroom.predict.setting_check import SettingCheck
 from legroom.predict.tracing.script import CannotTrace, PendingTrace, TracedScript
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
+from legroom.predict.uncertainty import uncertain_bytes
 
 ShowProgress = Callable[[str], None]
 
@@ -141,7 +143,7 @@ class _ScriptJob:
             # The search needs it next, and a core is free now.
             if size is not None and mode == "fake":
                 double = size * 2 // self.multiple_of * self.multiple_of
-                ahead[double] = traced.start(double)
+                ahead[double] = traced.start(double, with_uncertainty=False)
             current = estimate_from_trace(first.result())
             if current.trace.trains and current.trace.validation_starts is None:
                 notes = (*notes, NO_VALIDATION_NOTE)
@@ -164,44 +166,44 @@ class _ScriptJob:
     ) -> ScriptEstimate:
         """Return the largest batch size, and the options that save memory. Their traces run in parallel."""
 
+        deadline = time.monotonic() + SEARCH_SECONDS
+
         def start_with(options: Sequence[MemoryOption]) -> Callable[[], Trace]:
             pending = traced.start(self.batch_size, options, urgent=False)
 
             def finish() -> Trace:
                 self.show_progress(f"tracing an option that saves memory: {' + '.join(options)}")
-                return pending.result()
+                return pending.result(deadline + SEARCH_SECONDS - time.monotonic())
 
             return finish
 
-        def by_loader(deadline: float) -> Callable[[int], Trace]:
-            def trace_at(size: int) -> Trace:
-                self.show_progress(f"searching the largest batch size: {size}")
-                return (ahead.pop(size, None) or traced.start(size)).result(deadline - time.monotonic())
+        def by_loader(size: int) -> Trace:
+            self.show_progress(f"searching the largest batch size: {size}")
+            pending = ahead.pop(size, None) or traced.start(size, with_uncertainty=False)
+            return pending.result(deadline - time.monotonic())
 
-            return trace_at
-
-        deadline = time.monotonic() + SEARCH_SECONDS
         with_options = self.plan or not current.fits
         started = start_plan(current, start_with) if with_options else []
-        confirm = SettingCheck(self.script, self.gpu, self.steps, traced, environment, deadline)
+        check = SettingCheck(self.script, self.gpu, self.steps, traced, environment, deadline)
         search: BatchSearch | None = None
         failure: CannotTrace | None = None
-        if current.batch_size is not None:
-            with ThreadPoolExecutor(1) as pool:
-                confirming = pool.submit(confirm.for_loader, current.batch_size)
+        # The check is closed first, so an interrupted search does not wait for it.
+        with ThreadPoolExecutor(1) as pool, contextlib.closing(check):
+            if current.batch_size is not None:
+                checking = pool.submit(check.for_loader, current.batch_size)
                 try:
-                    search = self._search(by_loader(deadline), current, deadline)
+                    search = self._search(by_loader, current, deadline)
                 except CannotTrace as error:  # the script uses its batch size elsewhere too
                     failure = error
-                setting = confirming.result()
-            if failure is not None and setting is not None and setting.value == current.batch_size:
-                search, failure = self._search_by_setting(setting, confirm, current, deadline)
-        else:
-            self.show_progress("looking for the argument that sets the batch size")
-            setting = confirm.by_trace(current.trace)
-            if setting is not None:
-                current = replace(current, batch_size=setting.value)
-                search, failure = self._search_by_setting(setting, confirm, current, deadline)
+                setting = checking.result()
+                if failure is not None and setting is not None and setting.value == current.batch_size:
+                    search, failure = self._search_by_setting(setting, check, current, deadline)
+            else:
+                self.show_progress("looking for the argument that sets the batch size")
+                setting = check.by_trace(current.trace)
+                if setting is not None:
+                    current = replace(current, batch_size=setting.value)
+                    search, failure = self._search_by_setting(setting, check, current, deadline)
         if failure is not None:
             note = f"No other batch size could be traced: {failure}"
             current = replace(current, notes=(*current.notes, note))
@@ -216,6 +218,8 @@ class _ScriptJob:
         )
         if not with_options:
             return result
+        if largest is not None:
+            largest.uncertain_bytes = largest.uncertain_bytes or uncertain_bytes(largest)
         options = finish_plan(current, started, start_with, largest=largest, how=result.batch_change)
         return replace(result, options=tuple(options))
 

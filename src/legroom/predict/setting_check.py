@@ -10,7 +10,7 @@ from legroom.observe.script import Script
 from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.tracing.script import CannotTrace, OutOfTime, TracedScript
 from legroom.predict.tracing.trace import Trace
-from legroom.predict.tracing.worker_process import start_tracing
+from legroom.predict.tracing.worker_process import WorkerProcess, prepare_tracing, start_tracing
 
 MAX_CHECKED = 5
 """The number of candidates that are tried, most likely first."""
@@ -29,6 +29,9 @@ class SettingCheck:
     """The script with its current batch size."""
     environment: Mapping[str, str]
     deadline: float
+    _running: WorkerProcess | None = None
+    _prepared: WorkerProcess | None = None
+    """The process for the next start."""
     _first: tuple[BatchSetting, int, Trace] | None = None
     """The trace of a successful check, which the search needs again."""
 
@@ -58,7 +61,7 @@ class SettingCheck:
                     is_doubled = _is_doubled(self.traced.shapes, again.shapes)
                     if not is_doubled and setting.rank > 0:
                         continue
-                    trace = again.trace()
+                    trace = again.start(with_uncertainty=False).result()
             except CannotTrace:
                 continue
             if is_doubled or _allocated(trace) > _allocated(current):
@@ -71,7 +74,15 @@ class SettingCheck:
         if self._first is not None and self._first[:2] == (setting, size):
             return self._first[2]
         with self._restarted(setting, size, limit=float("inf")) as again:
-            return again.trace()
+            return again.start(with_uncertainty=False).result()
+
+    def close(self) -> None:
+        """End the processes of a check that is not complete."""
+        for process in (self._running, self._prepared):
+            if process is not None:
+                process.kill()
+        if self._prepared is not None:
+            self._prepared.close()
 
     def _restarted(self, setting: BatchSetting, size: int, limit: float = CHECK_SECONDS) -> TracedScript:
         left = min(limit, self.deadline - time.monotonic())
@@ -79,7 +90,16 @@ class SettingCheck:
             raise OutOfTime("There is no time left for another batch size.")
         options = setting.start_options(size)
         options["environment"] = {**self.environment, **options["environment"]}
-        process = start_tracing(setting.script_with(self.script, size), self.gpu, steps=self.steps, **options)
+        process = start_tracing(
+            setting.script_with(self.script, size),
+            self.gpu,
+            steps=self.steps,
+            prepared=self._prepared,
+            **options,
+        )
+        self._running = process
+        # The next start is certain only in a search without a DataLoader.
+        self._prepared = prepare_tracing(self.environment) if self.traced.batch_size is None else None
         try:
             return TracedScript(process, self.gpu, timeout=left)
         except BaseException:

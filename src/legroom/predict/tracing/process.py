@@ -65,6 +65,7 @@ class TracingProcess:
 
     def __init__(self, job: dict[str, Any], pipe: "Connection[Any, Any]") -> None:
         hide_real_gpus()
+        os.environ.update(job["environment"])
         self._sandbox = Sandbox(Path(job["folder"]))
         self.script: Script = job["script"]
         _apply_edits(job["edits"])
@@ -80,6 +81,7 @@ class TracingProcess:
         self._local_rank: int = job["local_rank"]
         self._pipe = pipe
         self._waiting = True
+        self._with_uncertainty = True
         self._path: str | None = None
         self._batch_size: int | None = None
         self._loader: Any = None
@@ -169,6 +171,7 @@ class TracingProcess:
         self._path = request["path"]
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
+        self._with_uncertainty = request["with_uncertainty"]
         no_model_saved()
         self._sandbox.continue_in_fork()
         options: list[MemoryOption] = request["options"]
@@ -392,7 +395,7 @@ class TracingProcess:
             outcome, error, exit_code = "traced", "", 0
         device = self._traced_device()
         self.trace.keep_device(device)
-        trace = finish(self.trace, self.device)
+        trace = finish(self.trace, self.device, with_uncertainty=self._with_uncertainty)
         trace.batch_size = self._batch_size
         trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
         if outcome in ("traced", "finished") and not trace.trains:

@@ -50,16 +50,24 @@ class TracedScript:
         """The batch size of the DataLoader; None if there is no DataLoader or it has none."""
 
     def start(
-        self, batch_size: int | None = None, options: Sequence[MemoryOption] = (), *, urgent: bool = True
+        self,
+        batch_size: int | None = None,
+        options: Sequence[MemoryOption] = (),
+        *,
+        urgent: bool = True,
+        with_uncertainty: bool = True,
     ) -> "PendingTrace":
-        """Start a trace from the first batch. Traces that are not `urgent` wait for those that are."""
+        """Start a trace from the first batch. Traces that are not `urgent` wait for those that are.
+
+        `with_uncertainty=False`: `Trace.uncertain_bytes`, which takes time, stays 0.
+        """
         if self._ended is not None:
             raise self._failure(self._ended)
         self._count += 1
         path = Path(self._process.folder.name) / f"trace-{self._count}.legroom"
         request = {
             "number": self._count, "path": str(path), "batch_size": batch_size, "urgent": urgent,
-            "options": list(options),
+            "options": list(options), "with_uncertainty": with_uncertainty,
         }  # fmt: skip
         try:
             self._process.send(request)

@@ -45,14 +45,15 @@ def torch_log_disabled() -> Iterator[None]:
         logger.disabled = was_disabled
 
 
-def finish(trace: Trace, device: VirtualGPU) -> Trace:
+def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -> Trace:
     """Copy the results of the device to the trace."""
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
     trace.alternatives = recorder.allocations.alternatives
     trace.optional = recorder.allocations.optional
-    trace.uncertain_bytes = uncertainty.uncertain_bytes(trace)
+    if with_uncertainty:
+        trace.uncertain_bytes = uncertainty.uncertain_bytes(trace)
     if recorder.rules is not None:
         notes = list(recorder.rules.notes)
         trace.differing_versions = recorder.rules.differing_versions()

@@ -41,6 +41,11 @@ class WorkerProcess:
         except OSError:
             raise EOFError from None
 
+    def start(self, job: dict[str, Any]) -> None:
+        """Send the first message."""
+        with contextlib.suppress(EOFError):  # it failed to start; the first reply raises
+            self.send({**job, "folder": os.path.realpath(self.folder.name)})
+
     def receive(self, timeout: float) -> Any:
         """The next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
         try:
@@ -92,18 +97,30 @@ def start_tracing(
     gpus: Sequence[GpuSpec] = (),
     local_rank: int = 0,
     edits: Mapping[str, str] | None = None,
+    prepared: WorkerProcess | None = None,
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
     `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`: the
-    new content of files of the script. Only the new process sees it.
+    new content of files of the script. Only the new process sees it. `prepared`: the process to use (see `prepare_tracing`).
     """
     check_setting()
     job = {
         "script": script, "gpu": gpu, "mode": mode, "steps": steps, "gpus": tuple(gpus) or (gpu,),
-        "local_rank": local_rank, "edits": dict(edits or {}),
+        "local_rank": local_rank, "edits": dict(edits or {}), "environment": dict(environment or {}),
     }  # fmt: skip
-    return start_worker("legroom.predict.tracing.main", job, environment)
+    if prepared is None:
+        return start_worker(_TRACING, job, environment)
+    prepared.start(job)
+    return prepared
+
+
+def prepare_tracing(environment: Mapping[str, str] | None = None) -> WorkerProcess:
+    """Start a process for a later `start_tracing`. It imports torch meanwhile."""
+    return _start(_TRACING, environment)
+
+
+_TRACING = "legroom.predict.tracing.main"
 
 
 def start_worker(
@@ -113,6 +130,12 @@ def start_worker(
 
     `environment`: variables in addition to those of this process.
     """
+    worker = _start(module, environment)
+    worker.start(job)
+    return worker
+
+
+def _start(module: str, environment: Mapping[str, str] | None) -> WorkerProcess:
     folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
     output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
     # Not `multiprocessing.Process`: the script must be `__main__` of an interpreter that imported nothing of ours.
@@ -128,7 +151,4 @@ def start_worker(
         start_new_session=True,
     )
     theirs.close()
-    worker = WorkerProcess(process, ours, output, folder)
-    with contextlib.suppress(EOFError):  # it failed to start; the first reply raises
-        worker.send({**job, "folder": os.path.realpath(folder.name)})
-    return worker
+    return WorkerProcess(process, ours, output, folder)
