@@ -80,6 +80,10 @@ def estimate(
             show_progress("")
             print_to(sys.stdout, render_verdict(estimate))
 
+    def on_long_wait(text: str) -> None:
+        if not sys.stderr.isatty():  # a terminal shows the progress
+            print(f"legroom: {text}", file=sys.stderr, flush=True)
+
     with progress_line(sys.stderr, quiet=format == Format.JSON) as show_progress:
         result = estimate_script(
             target,
@@ -91,6 +95,7 @@ def estimate(
             plan=plan,
             show_progress=show_progress,
             on_verdict=on_verdict,
+            on_long_wait=on_long_wait,
         )
     if format == Format.JSON:
         print(json.dumps(result.as_json(), indent=2))

@@ -125,6 +125,7 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
     ledger = Ledger(trace.events)
     peak = ledger.peak().index
     is_validation = trace.validation_starts is not None and peak >= trace.validation_starts
+    decision = verdict(trace, peaks)
     notes = [
         COMMUNICATION_EXCLUDED if note == COMMUNICATION and trace.gpu.is_size else note
         for note in trace.notes
@@ -140,7 +141,7 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         peak_reserved=peaks.reserved,
         peak_device=peaks.reserved + non_torch_bytes(trace),
         safe=non_torch_bytes(trace) + safe_reserved(trace, peaks),
-        verdict=verdict(trace, peaks),
+        verdict="uncertain" if decision == "fits" and trace.is_partial else decision,
         batch_size=trace.batch_size,
         max_batch_size=max_batch_size,
         steps=trace.steps,

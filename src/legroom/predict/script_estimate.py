@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
+
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.script import Script
 from legroom.predict.batch_setting import BatchSetting
@@ -24,6 +26,7 @@ from legroom.predict.tracing.script import CannotTrace, PendingTrace, TracedScri
 from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 from legroom.predict.uncertainty import uncertain_bytes
+from legroom.units import format_size
 
 ShowProgress = Callable[[str], None]
 
@@ -83,15 +86,20 @@ def estimate_script(
     plan: bool = False,
     show_progress: ShowProgress = lambda text: None,
     on_verdict: Callable[[Estimate], None] = lambda estimate: None,
+    on_long_wait: ShowProgress = lambda text: None,
 ) -> ScriptEstimate:
     """Trace a script and search for its largest batch size. If the script does not fit, trace it with each
     memory-saving option.
 
     `plan`: trace the options even if it fits. `process`: the tracing process of the script, if it is already running.
-    `on_verdict` is called as soon as the verdict is known. A script that needs data that a trace does not have runs
-    with real values on the CPU.
+    `on_verdict` is called as soon as the verdict is known. `on_long_wait` is called a few times during a long wait, with
+    what is waited for. A script that needs data that a trace does not have, or that the trace cannot follow, runs with
+    real values on the CPU.
     """
-    job = _ScriptJob(script, gpu, batch_size, steps, multiple_of, plan, show_progress, on_verdict)
+    waiting = _Waiting(show_progress, on_long_wait)
+    job = _ScriptJob(
+        script, gpu, batch_size, steps, multiple_of, plan, waiting.start, on_verdict, waiting.report
+    )
     try:
         try:
             return job.run("fake", process or start_tracing(script, gpu, steps=steps))
@@ -105,15 +113,48 @@ def estimate_script(
     except CannotTrace as failure:
         if not failure.needs_data:
             raise
-        reason = f"{failure}, so it ran with real values on the CPU"
-        first = str(failure)
-    show_progress("the script needs real values: running it on the CPU instead")
+        first = failure
+    available = psutil.virtual_memory().available
+    if first.reserved > available / 2:
+        raise CannotTrace(
+            f"{first}. Running it with real values would need at least {format_size(first.reserved)} of host memory, "
+            f"and {format_size(available)} is available.",
+            output=first.output,
+        )
+    waiting.start("the script needs real values: running it on the CPU instead")
+    reason = f"{first}, so it ran with real values on the CPU"
     try:
         return job.run("cpu", start_tracing(script, gpu, mode="cpu", steps=steps), notes=(reason,))
     except CannotTrace as failure:
+        if failure.error and failure.error == first.error:  # so it is the script's own error
+            raise
         raise CannotTrace(
             f"{first}, and running it on the CPU failed: {failure}", output=failure.output
         ) from None
+
+
+class _Waiting:
+    """Reports waits: every few seconds as progress, and a few times as a message."""
+
+    MESSAGES = (30.0, 120.0, 240.0)
+    """Seconds after which a message is shown."""
+
+    def __init__(self, show_progress: ShowProgress, on_long_wait: ShowProgress) -> None:
+        self._show_progress, self._on_long_wait = show_progress, on_long_wait
+        self._action = ""
+        self._shown = 0
+
+    def start(self, action: str) -> None:
+        """Begin to wait for `action`."""
+        self._action, self._shown = action, 0
+        self._show_progress(action)
+
+    def report(self, seconds: float, line: str) -> None:
+        where = f", now at {line}" if line else ""
+        self._show_progress(f"{self._action} ({seconds:.0f} s{where})")
+        if self._shown < len(self.MESSAGES) and seconds >= self.MESSAGES[self._shown]:
+            self._shown += 1
+            self._on_long_wait(f"still {self._action} after {seconds:.0f} seconds{where}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +167,7 @@ class _ScriptJob:
     plan: bool
     show_progress: ShowProgress
     on_verdict: Callable[[Estimate], None]
+    on_wait: Callable[[float, str], None]
 
     def run(
         self,
@@ -135,7 +177,7 @@ class _ScriptJob:
         environment: Mapping[str, str] | None = None,
     ) -> ScriptEstimate:
         self.show_progress("running the script up to its first batch")
-        with TracedScript(process, self.gpu, mode=mode) as traced:
+        with TracedScript(process, self.gpu, mode=mode, on_wait=self.on_wait) as traced:
             self.show_progress(f"tracing {self.steps} steps")
             size = self.batch_size or traced.batch_size
             first = traced.start(self.batch_size)
@@ -149,7 +191,8 @@ class _ScriptJob:
                 notes = (*notes, NO_VALIDATION_NOTE)
             current = replace(current, notes=(*current.notes, *notes))
             self.on_verdict(current)
-            if mode == "cpu":  # real values are too slow for further traces
+            # Real values are too slow for further traces, and a part of a step at another batch size says little.
+            if mode == "cpu" or current.trace.is_partial:
                 return ScriptEstimate(script=self._command, estimate=current, search=None, options=())
             return self._search_and_plan(traced, current, ahead, environment or {})
 

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
 from legroom.gpus.machine import processors
+from legroom.memory.annotations import ExitReason
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Alloc, Frame
 from legroom.observe.dispatch.attribution import user_frame
@@ -43,9 +44,12 @@ from legroom.predict.options.apply import applied
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
 from legroom.predict.sandbox.sandbox import Sandbox
+from legroom.predict.tracing.own_failures import fails_without_legroom
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
 from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
+from legroom.predict.tracing.running_line import report_running_line
 from legroom.predict.tracing.settings import ScriptSettings
+from legroom.predict.tracing.terminal import report_terminal_size
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
 
@@ -58,6 +62,10 @@ MAX_VALIDATION = 10.0
 """Seconds of processor time after the training steps in which the first validation batch must be complete."""
 MAX_EVALUATION = 3.0
 """Seconds after which an evaluation before the training is stopped, because the estimate is for the training."""
+MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
+"""Seconds after which a trace ends that has at least one training step, or no optimizer. Real values take longer."""
+MAX_FIRST_STEP = 180.0
+"""Seconds after which a trace ends without a training step."""
 
 
 class TracingProcess:
@@ -66,6 +74,8 @@ class TracingProcess:
     def __init__(self, job: dict[str, Any], pipe: "Connection[Any, Any]") -> None:
         hide_real_gpus()
         os.environ.update(job["environment"])
+        report_running_line(job["folder"])
+        report_terminal_size()
         self._sandbox = Sandbox(Path(job["folder"]))
         self.script: Script = job["script"]
         _apply_edits(job["edits"])
@@ -94,6 +104,14 @@ class TracingProcess:
         self._validation_starts: int | None = None
         """The number of events when the training steps were complete, if the trace continues with the validation."""
         self._validation_batches = 0
+        self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
+        """Seconds after which a fork ends even if no step is complete."""
+        self._started = 0.0
+        """The time at which a fork started."""
+        self._first_batch = 0
+        """The number of events when a fork started."""
+        self._is_own_failure = True
+        """Whether an error certainly is one of the script itself (see `own_failures`)."""
         self._imports = contextlib.ExitStack()
         """Closed at the first batch, after which little is imported."""
         self._options = contextlib.ExitStack()
@@ -111,13 +129,24 @@ class TracingProcess:
             stack.enter_context(checkpoints_in(self._sandbox, has_data=self.trace.mode == "cpu"))
             self._note_compile()
             with installed(self.script):
-                outcome = execute(self.script, uncaught=_describe)
+                outcome = execute(self.script, uncaught=self._uncaught)
+            if outcome.reason is ExitReason.EXITED:
+                self._is_own_failure = self._fails_without_legroom(None)
             result = "finished" if outcome.exit_code == 0 else "failed"
             error = f"{outcome.traceback}{outcome.error}"
             if result == "failed" and self.trace.mode == "fake" and _NO_DATA in error:
                 result = "needs data"
                 error = f"compiled code reads a tensor, {outcome.traceback.strip(' ,')}"
             self._end(result, error, outcome.exit_code)
+
+    def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
+        self._is_own_failure = self._fails_without_legroom(error)
+        return _describe(error, hooked)
+
+    def _fails_without_legroom(self, error: BaseException | None) -> bool:
+        return self.trace.mode == "cpu" or fails_without_legroom(
+            error, device_used=not self._device_is_unused()
+        )
 
     def _device_is_unused(self) -> bool:
         return not any(device.allocator.peak_reserved for device in self.device.devices)
@@ -155,6 +184,7 @@ class TracingProcess:
                     self._continue(request)
                     return
                 running[child] = request["number"]
+                self._pipe.send({"event": "started", "number": request["number"], "pid": child})
 
     def _batch_settings(self) -> list[BatchSetting]:
         leading = self._batch_size or next((shape[0] for shape in self._first_shapes if shape), None)
@@ -172,6 +202,8 @@ class TracingProcess:
         self._batch_size = request["batch_size"] or self._batch_size
         self._resize_to = request["batch_size"]
         self._with_uncertainty = request["with_uncertainty"]
+        self._started, self._first_batch = time.monotonic(), len(self.trace.events)
+        self._limit_time(min(MAX_TRACING[self.trace.mode], self._max_first_step))
         no_model_saved()
         self._sandbox.continue_in_fork()
         options: list[MemoryOption] = request["options"]
@@ -180,6 +212,32 @@ class TracingProcess:
                 applied(*options, no_effect=lambda: self._end("failed", "the option has no effect"))
             )
             self._end_on_error()
+
+    def _limit_time(self, seconds: float) -> None:
+        signal.signal(signal.SIGALRM, lambda *_: self._time_is_up())
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _time_is_up(self) -> None:
+        """End the trace with the steps that are complete, for example because a step ends with a long `generate()`."""
+        clock, seconds = self.device.recorder.clock, time.monotonic() - self._started
+        if not clock.step and clock.has_optimizer() and seconds < self._max_first_step:
+            self._limit_time(self._max_first_step - seconds)
+            return
+        where = _where().strip(" ,")
+        at = f" (stopped at {where})" if where else ""
+        if clock.step and clock.trains:
+            self.trace.first_batch = self._first_batch if clock.step == 1 else None
+            self._note(
+                f"Step {clock.step + 1} did not finish within {seconds:.0f} seconds{at}, and the rest of it was not traced. "
+                f"The estimate is based on {clock.step} complete training {'step' if clock.step == 1 else 'steps'}"
+            )
+        else:
+            self.trace.is_partial = True
+            self._note(
+                f"The script did not complete a step within {seconds:.0f} seconds{at}. "
+                "The estimate covers only the part before that; the rest may need more memory"
+            )
+        self._end("stopped")
 
     def _exit(self, running: Iterable[int]) -> NoReturn:
         """Kill the forks and exit, because the parent has closed the pipe."""
@@ -376,7 +434,6 @@ class TracingProcess:
         """Keep the validation in the trace if it used the device. An error in the validation does not affect the result
         for the training."""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         start = self._validation_starts
         if any(type(event) is Alloc for event in self.trace.events[start:]):
             self.trace.validation_starts = start
@@ -388,8 +445,10 @@ class TracingProcess:
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
         """Write the trace and exit, without running any more code of the script.
 
-        `outcome`: The outcome is `traced` (all steps), `finished` (the script ended), `failed` or `needs data`.
+        `outcome`: The outcome is `traced` (all steps), `stopped` (the time was up), `finished` (the script ended), `failed` or
+        `needs data`.
         """
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if self._validation_starts is not None:
             self._end_validation(outcome, error)
             outcome, error, exit_code = "traced", "", 0
@@ -409,6 +468,7 @@ class TracingProcess:
             "batch_size": trace.batch_size, "uncertain_bytes": trace.uncertain_bytes, "alternatives": trace.alternatives,
             "optional": sorted(trace.optional), "values_substituted": trace.values_substituted, "differing_versions": trace.differing_versions, "notes": trace.notes,
             "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[device].allocator.peak_reserved,
+            "first_batch": trace.first_batch, "is_partial": trace.is_partial, "is_own_failure": self._is_own_failure,
         }  # fmt: skip
         if self._path is None:
             self._pipe.send({"event": "ended", **result})

@@ -1,7 +1,8 @@
 """An unmodified script, traced in a separate process."""
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,22 @@ from legroom.predict.tracing.trace import Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess
 from legroom.units import format_size
 
+REPORT_SECONDS = 3.0
+"""How often a wait is reported."""
+
 
 class CannotTrace(LegroomError):  # noqa: N818
     """A script could not be traced. `output`: the text that the script printed. `needs_data`: the script may run with
-    real values instead."""
+    real values instead. `error`: the script's error. `reserved`: the bytes that the script needed until then."""
 
-    def __init__(self, message: str, *, output: str = "", needs_data: bool = False) -> None:
+    def __init__(
+        self, message: str, *, output: str = "", needs_data: bool = False, error: str = "", reserved: int = 0
+    ) -> None:
         super().__init__(message)
         self.output = output
         self.needs_data = needs_data
+        self.error = error
+        self.reserved = reserved
 
 
 class OutOfTime(CannotTrace):
@@ -34,12 +42,22 @@ class TracedScript:
     """A script that has run up to its first batch. From there, it can be traced several times, even in parallel."""
 
     def __init__(
-        self, process: WorkerProcess, gpu: GpuSpec, *, mode: Mode = "fake", timeout: float = 300
+        self,
+        process: WorkerProcess,
+        gpu: GpuSpec,
+        *,
+        mode: Mode = "fake",
+        timeout: float = 300,
+        on_wait: Callable[[float, str], None] = lambda seconds, line: None,
     ) -> None:
+        """`on_wait(seconds, line)` is called every few seconds of a wait, with the line that the script is running."""
         self._process, self._gpu, self._mode, self._timeout = process, gpu, mode, timeout
+        self._on_wait = on_wait
         self._count = 0
         self._done: set[int] = set()
-        reply = self._reply()
+        self._forks: dict[int, int] = {}
+        """Number of a trace → the process that runs it."""
+        reply = self._reply(waits_for="reach its first batch")
         self._ended = reply if reply["event"] == "ended" else None
         """The result of a script that ended before its first batch."""
         self.settings: list[BatchSetting] = reply.get("settings", [])
@@ -91,13 +109,22 @@ class TracedScript:
 
     def await_trace(self, pending: "PendingTrace", timeout: float | None = None) -> Trace:
         while pending.number not in self._done:
-            self._done.add(self._reply(timeout)["number"])
+            reply = self._reply(timeout, pending.number)
+            if reply["event"] == "started":
+                self._forks[reply["number"]] = reply["pid"]
+            else:
+                self._done.add(reply["number"])
+                self._forks.pop(reply["number"], None)
         if not pending.path.exists():
             raise CannotTrace("The script's process died while it was traced.", output=self._process.output)
         capture = read_capture(pending.path)
         pending.path.unlink()
         result = capture.run
-        is_inference = result["outcome"] == "finished" and not result["trains"] and result["reserved"]
+        is_inference = (
+            result["outcome"] in ("finished", "stopped")
+            and (not result["trains"] or result["is_partial"])
+            and result["reserved"]
+        )
         if result["outcome"] in ("failed", "needs data") or not (result["steps"] or is_inference):
             raise self._failure(result)
         if not result["reserved"]:
@@ -120,20 +147,35 @@ class TracedScript:
             differing_versions=result["differing_versions"],
             notes=result["notes"],
             validation_starts=result["validation_starts"],
+            first_batch=result["first_batch"],
+            is_partial=result["is_partial"],
         )
 
-    def _reply(self, timeout: float | None = None) -> dict[str, Any]:
+    def _reply(
+        self, timeout: float | None = None, number: int = 0, waits_for: str = "finish its steps"
+    ) -> dict[str, Any]:
+        """Wait for a message. `number`: the trace that is waited for."""
         timeout = self._timeout if timeout is None else max(0.0, timeout)
-        try:
-            reply: dict[str, Any] | None = self._process.receive(timeout)
-        except EOFError:
-            raise self._exited() from None
-        if reply is None:
-            raise OutOfTime(
-                f"The script did not finish its steps within {timeout:.0f} seconds.",
-                output=self._process.output,
-            )
-        return reply
+        started = time.monotonic()
+        line = ""
+        while True:
+            seconds = time.monotonic() - started
+            try:
+                reply: dict[str, Any] | None = self._process.receive(
+                    max(0.0, min(REPORT_SECONDS, timeout - seconds))
+                )
+            except EOFError:
+                raise self._exited() from None
+            if reply is not None:
+                return reply
+            seconds = time.monotonic() - started
+            line = self._process.running_line(self._forks.get(number)) or line
+            if seconds >= timeout:
+                raise OutOfTime(
+                    f"The script did not {waits_for} within {timeout:.0f} seconds.{f' It was at {line}.' if line else ''}",
+                    output=self._process.output,
+                )
+            self._on_wait(seconds, line)
 
     def _exited(self) -> CannotTrace:
         return CannotTrace(
@@ -151,18 +193,30 @@ class TracedScript:
         )
         if needs_data:
             message = f"The script needs real values that a trace does not have ({error})"
+        elif result["outcome"] == "failed" and not result["is_own_failure"]:
+            needs_data = True
+            reason = error or self._process.last_line or f"exit code {result['exit_code']}"
+            message = f"The trace could not follow the script ({reason.rstrip('.')})"
         elif result["outcome"] == "failed":
             after = _count(result["steps"], "step", "steps")
             reason = error or self._process.last_line or f"exit code {result['exit_code']}"
             message = f"The script failed after {after}: {reason.rstrip('.')}. {memory}"
             if _NEEDS_GPU.search(error):
                 message += " This code requires a real GPU, so nothing after it can be estimated."
+            if "EOFError" in error:
+                message += " `estimate` gives a script no input."
             if not error and result["exit_code"] == 2:  # the exit code of argparse
                 message += " Put the script's own arguments after its name."
         else:
             batches = f"after {_count(result['batches'], 'batch', 'batches')} " if result["batches"] else ""
             message = f"The script ended {batches}without an optimizer step, so there is no step to estimate. {memory}"
-        return CannotTrace(message, output=self._process.output, needs_data=needs_data)
+        return CannotTrace(
+            message,
+            output=self._process.output,
+            needs_data=needs_data,
+            error=error or f"exit code {result['exit_code']}",
+            reserved=result["reserved"],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ class Trace:
     validation_starts: int | None = None
     """The position in `events` after the training steps, if a validation batch follows them."""
 
+    first_batch: int | None = None
+    """The position in `events` at the first batch, if only one training step was traced because the time was up."""
+    is_partial: bool = False
+    """Whether the trace was stopped before a training step was complete."""
+
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
         """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
@@ -55,9 +60,12 @@ class Trace:
         requests: list[MemoryRequest] = []
         alive: dict[int, Alloc] = {}
         ends: list[int] = []
+        first_batch = 0
         kernels_run = self._first_operation_ends(device)
         library_workspaces = self._library_workspaces()
         for position, event in enumerate(self.events):
+            if position == self.first_batch:
+                first_batch = len(requests)
             if position == kernels_run:
                 requests.append(KERNELS_RUN)
             if type(event) is Alloc and event.device == device:
@@ -77,16 +85,21 @@ class Trace:
             repeated, last = _repeated(requests[ends[-2] :], self._signatures(), REPEATED_STEPS)
             requests.extend(repeated)
             requests.extend(request._replace(id=last.get(request.id, request.id)) for request in validation)
+        elif ends and self.first_batch is not None:
+            repeated = _second_step(requests[first_batch : ends[0]], max(self._signatures()))
+            requests[ends[0] : ends[0]] = repeated
         return requests
 
     def keep_device(self, device: int) -> None:
         """Drop the events of all other devices. `device` becomes device 0."""
         kept: list[Event] = []
         dropped: set[int] = set()
-        validation_starts = self.validation_starts
+        validation_starts, first_batch = self.validation_starts, self.first_batch
         for position, event in enumerate(self.events):
             if position == validation_starts:
                 self.validation_starts = len(kept)
+            if position == first_batch:
+                self.first_batch = len(kept)
             if isinstance(event, Alloc | Step | SegmentChange | Oom):
                 if event.device == device:
                     kept.append(event._replace(device=0))
@@ -128,6 +141,16 @@ class Trace:
             for event in self.events
             if type(event) is Alloc
         }
+
+
+def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
+    """Return the requests of a second step if only the first was traced: those of the first that it frees again.
+
+    The others (gradients, optimizer state) exist in the second step from its start, so its peak is higher.
+    """
+    allocated = {request.id for request in first if request.bytes >= 0}
+    temporary = allocated & {request.id for request in first if request.bytes < 0}
+    return [request._replace(id=last_id + request.id) for request in first if request.id in temporary]
 
 
 def _repeated(

@@ -19,6 +19,8 @@ from typing import IO, Any, Literal
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
 from legroom.observe.script import Script
+from legroom.predict.tracing.running_line import running_line
+from legroom.predict.tracing.terminal import open_terminal
 
 EXIT_TIMEOUT = 2.0
 """Seconds that a process has to exit before it is killed."""
@@ -33,6 +35,12 @@ class WorkerProcess:
     _output: IO[bytes]
     folder: tempfile.TemporaryDirectory[str]
     """A scratch folder for the process and for its replies; removed when it is closed."""
+    _terminal: IO[bytes] | None = None
+    """Our end of its terminal, which exists as long as this is open."""
+
+    def running_line(self, pid: int | None = None) -> str:
+        """The user's line that the process, or its fork `pid`, is running; "" if it is not known."""
+        return running_line(pid or self._process.pid, self.folder.name)
 
     def send(self, request: object) -> None:
         """Send a request. Raises `EOFError` if the process has exited."""
@@ -83,6 +91,8 @@ class WorkerProcess:
             self._process.wait(timeout=EXIT_TIMEOUT)
         self.kill()
         self._output.close()
+        if self._terminal is not None:
+            self._terminal.close()
         with contextlib.suppress(OSError):
             self.folder.cleanup()
 
@@ -98,16 +108,19 @@ def start_tracing(
     local_rank: int = 0,
     edits: Mapping[str, str] | None = None,
     prepared: WorkerProcess | None = None,
+    seconds: float | None = None,
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
     `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`: the
     new content of files of the script. Only the new process sees it. `prepared`: the process to use (see `prepare_tracing`).
+    `seconds`: the time limit of a trace, in addition to that of `process`.
     """
     check_setting()
     job = {
         "script": script, "gpu": gpu, "mode": mode, "steps": steps, "gpus": tuple(gpus) or (gpu,),
         "local_rank": local_rank, "edits": dict(edits or {}), "environment": dict(environment or {}),
+        "seconds": seconds,
     }  # fmt: skip
     if prepared is None:
         return start_worker(_TRACING, job, environment)
@@ -140,15 +153,20 @@ def _start(module: str, environment: Mapping[str, str] | None) -> WorkerProcess:
     output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
     # Not `multiprocessing.Process`: the script must be `__main__` of an interpreter that imported nothing of ours.
     ours, theirs = Pipe()
+    terminal = open_terminal()
     process = subprocess.Popen(
         # -u: output and errors appear in the order in which they were printed.
         [sys.executable, "-u", "-m", module, str(theirs.fileno())],
         pass_fds=(theirs.fileno(),),
         env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if terminal is None else terminal[1],
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
     theirs.close()
-    return WorkerProcess(process, ours, output, folder)
+    if terminal is not None:
+        os.close(terminal[1])
+    return WorkerProcess(
+        process, ours, output, folder, None if terminal is None else open(terminal[0], "rb", 0)
+    )

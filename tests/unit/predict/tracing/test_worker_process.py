@@ -1,6 +1,8 @@
 """A worker process: started, sent requests, killed."""
 
 import contextlib
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,10 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+import legroom
 from legroom.predict.tracing.worker_process import WorkerProcess, start_worker
 
 pytestmark = pytest.mark.slow
 
+SOURCES = str(Path(legroom.__file__).parents[1])
 Start = Callable[..., WorkerProcess]
 
 CONNECT = """
@@ -26,6 +30,20 @@ while True:
 """
 
 
+TERMINAL = f"""{CONNECT}
+rows, columns = os.popen("stty size").read().split()
+lines = [sys.stdin.readline() for _ in range(3)]
+pipe.send((int(columns), int(rows), lines, sys.stdin.isatty()))
+"""
+SLEEP = f"""{CONNECT}
+import time
+from legroom.predict.tracing.running_line import report_running_line
+report_running_line(job["folder"])
+pipe.send("ready")
+time.sleep(60)
+"""
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a process that runs the given source."""
@@ -33,7 +51,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
         def started(source: str) -> WorkerProcess:
             (tmp_path / "worker.py").write_text(source)
-            process = start_worker("worker", {"gpu": "8GiB"}, {"PYTHONPATH": str(tmp_path), "WORD": "hello"})
+            process = start_worker(
+                "worker",
+                {"gpu": "8GiB"},
+                {"PYTHONPATH": os.pathsep.join((str(tmp_path), SOURCES)), "WORD": "hello"},
+            )
             stack.callback(process.close)
             return process
 
@@ -88,3 +110,17 @@ def _is_dead(pid: int) -> bool:
             time.sleep(0.01)
         return False
     return True
+
+
+def test_it_has_a_terminal_without_input(start: Start) -> None:
+    columns, rows, lines, is_terminal = start(TERMINAL).receive(10)
+    assert (columns, rows) == shutil.get_terminal_size()
+    assert lines == ["", "", ""]
+    assert is_terminal
+
+
+def test_it_reports_the_line_that_it_is_running_and_continues(start: Start) -> None:
+    process = start(SLEEP)
+    assert process.running_line() == ""  # not ready
+    process.receive(10)
+    assert [process.running_line().split(":")[0] for _ in range(3)] == ["worker.py"] * 3

@@ -1,0 +1,25 @@
+"""Decides whether a script that failed while it was traced would also fail without Legroom."""
+
+from types import TracebackType
+
+_ALWAYS = (SyntaxError, ImportError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""Errors that do not depend on the values of tensors."""
+
+
+def fails_without_legroom(error: BaseException | None, *, device_used: bool) -> bool:
+    """Whether `error` is certainly an error of the script itself.
+
+    Before a script uses the device, its values are real, so any error that does not come from Legroom's own code is. Afterwards,
+    placeholders and shape inference may be the cause of an error. `error` is None if the script exited with an error code.
+    """
+    if isinstance(error, _ALWAYS):
+        return True
+    return not device_used and (error is None or not _raised_by_legroom(error.__traceback__))
+
+
+def _raised_by_legroom(traceback: TracebackType | None) -> bool:
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and str(traceback.tb_frame.f_globals.get("__name__", "")).startswith(
+        "legroom."
+    )

@@ -1,0 +1,67 @@
+"""The line of a script that is running in another process, for the report of what an estimate waits for.
+
+The process writes its stack to a file when it receives a signal. `faulthandler` does that in C, so it also works while the script
+computes in C code, and it needs no thread, which a fork would lose.
+"""
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+REPLY_SECONDS = 0.5
+"""How long to wait for the stack."""
+_FILE = "stack"
+_SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11 if hasattr(signal, "SIGRTMIN") else None
+"""A signal that scripts do not use. Systems without real-time signals do not report lines."""
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in ', re.MULTILINE)
+_open_files: list[Any] = []
+
+
+def report_running_line(folder: str) -> None:
+    """Write the stack of this process and of its forks to a file in `folder` on request."""
+    if _SIGNAL is None:
+        return
+    file = open(os.path.join(folder, _FILE), "ab", buffering=0)  # noqa: SIM115  (open as long as the process runs)
+    _open_files.append(file)
+    faulthandler.register(_SIGNAL, file=file, all_threads=False)
+    file.write(b"\n")  # without this, the signal would end the process
+
+
+def running_line(process: int, folder: str) -> str:
+    """The user's line that a process is running, as `file.py:12`; "" if it is not known."""
+    path = Path(folder) / _FILE
+    try:
+        before = path.stat().st_size
+        if not before or _SIGNAL is None:
+            return ""
+        os.kill(process, _SIGNAL)
+        deadline = time.monotonic() + REPLY_SECONDS
+        while path.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.01)
+        with path.open("rb") as file:
+            file.seek(before)
+            stack = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    for frame in _FRAME.finditer(stack):  # the innermost first
+        if not frame["file"].startswith(_LIBRARIES):
+            return f"{os.path.basename(frame['file'])}:{frame['line']}"
+    return ""
+
+
+def _folders() -> tuple[str, ...]:
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    known = [sysconfig.get_path(name) for name in names] + [str(Path(__file__).parents[2])]
+    with contextlib.suppress(OSError):
+        known += [os.path.realpath(each) for each in known]
+    return ("<", *(os.path.join(each, "") for each in known if each))
+
+
+_LIBRARIES = _folders()

@@ -1,0 +1,48 @@
+"""A terminal without input, for the process that traces a script.
+
+With `python`, the standard input of a script is usually a terminal, and some scripts ask it for its size (`stty size`). A script that
+waits for input gets the end of the file instead.
+"""
+
+import contextlib
+import os
+import shutil
+
+END_OF_FILE = b"\x04" * 256
+"""Each of these characters ends one read."""
+
+
+def open_terminal() -> tuple[int, int] | None:
+    """Open a pseudo-terminal of the size of the user's, and return the descriptors of our end and of the script's end.
+
+    Returns None if the system has no pseudo-terminals.
+    """
+    try:
+        import fcntl
+        import struct
+        import termios
+
+        ours, theirs = os.openpty()
+    except (ImportError, AttributeError, OSError):
+        return None
+    with contextlib.suppress(OSError, termios.error):
+        columns, lines = shutil.get_terminal_size()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        settings = termios.tcgetattr(theirs)
+        settings[3] &= ~termios.ECHO
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+        os.write(ours, END_OF_FILE)
+    return ours, theirs
+
+
+def report_terminal_size() -> None:
+    """Make `os.get_terminal_size` use the standard input if another descriptor is not a terminal: output goes to a file."""
+    plain = os.get_terminal_size
+
+    def get_terminal_size(*descriptor: int) -> os.terminal_size:
+        try:
+            return plain(*descriptor)
+        except OSError:
+            return plain(0)
+
+    os.get_terminal_size = get_terminal_size
