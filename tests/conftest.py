@@ -1,7 +1,9 @@
 """Settings for all tests."""
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _SYSTEM in item.path.parents:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what the imports created from garbage collections and scans of the heap, which take most of the time of many tests."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def imported_objects() -> Iterator[None]:
+    """Include what the imports created, such as the variables of modules, in scans of the heap."""
+    gc.unfreeze()
+    yield
+    gc.freeze()

@@ -52,6 +52,7 @@ def test_a_local_list() -> None:
     assert (path.name, path.how, path.described) == ("losses", "container", "list, 5 items")
 
 
+@pytest.mark.usefixtures("imported_objects")
 def test_a_global_list() -> None:
     GLOBAL.extend(torch.ones(1) for _ in range(3))
     path = path_to(lambda: GLOBAL[1])
@@ -70,6 +71,7 @@ def test_slots() -> None:
     assert path_to(lambda: slotted.kept).name == "slotted.kept"
 
 
+@pytest.mark.usefixtures("imported_objects")
 def test_a_class_attribute() -> None:
     Owner.shared.extend(torch.ones(1) for _ in range(4))
     assert path_to(lambda: Owner.shared[3]).name == "Owner.shared"
@@ -140,6 +142,7 @@ def test_a_stored_exception() -> None:
     assert (path.how, path.name) == ("exception", "errors")
 
 
+@pytest.mark.usefixtures("imported_objects")
 def test_the_last_traceback_of_an_interactive_session(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         local = torch.ones(1)
