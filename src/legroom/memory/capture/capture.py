@@ -24,7 +24,7 @@ from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.capture.chunks import ChunkFile
 from legroom.memory.capture.lines import to_json
 from legroom.memory.capture.reader import Capture, read_capture
-from legroom.memory.events import Alloc, Event, Free, Step, Tag
+from legroom.memory.events import Alloc, Event, Free, Tag
 from legroom.memory.interrupts import delayed_interrupts
 from legroom.units import MiB, format_size
 
@@ -38,10 +38,7 @@ _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
 """The maximum number of pending events. Pending events are lost if the process is killed."""
 _MAX_WAIT = 0.5
-"""The maximum number of seconds that an event may be pending. An Oom and other rare events are written at once."""
-_MAX_STEP_WAIT = 0.05
-"""The maximum number of seconds that a Step may be pending. Short steps are written together, because each write takes
-time and space."""
+"""How many seconds an event may be pending. A Step, an Oom and other rare events are written immediately."""
 
 
 class CaptureWriter:
@@ -75,7 +72,6 @@ class CaptureWriter:
         self._process = os.getpid()
         self._pending: list[Event] = []
         self._due = _MAX_WAIT
-        self._step_due = _MAX_STEP_WAIT
         self._lock = Lock()
         self._owner: int | None = None
         self._file: ChunkFile | None = None
@@ -105,7 +101,7 @@ class CaptureWriter:
             if isinstance(event, Alloc) or isinstance(event, Free):  # noqa: SIM101
                 if event[0] < self._due:
                     return
-            elif isinstance(event, Tag) or (isinstance(event, Step) and event[0] < self._step_due):
+            elif isinstance(event, Tag):
                 return
         self._drain()
 
@@ -174,7 +170,6 @@ class CaptureWriter:
         if batch:
             file.write(batch)
             self._due = file.seconds + _MAX_WAIT
-            self._step_due = file.seconds + _MAX_STEP_WAIT
 
     def _stop(self, failed: str | None) -> None:
         self.failed = failed
