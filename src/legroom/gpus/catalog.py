@@ -176,6 +176,27 @@ def _first_with(capability: tuple[int, int]) -> GpuSpec:
     return same[0] if same else next(gpu for gpu in GPUS if gpu.capability == DEFAULT_CAPABILITY)
 
 
+CUBLAS_HANDLES = 2
+"""The cuBLAS handles that `context` includes: of the program's thread and of the thread that runs backward passes."""
+
+
+def cublas_handle_bytes(capability: tuple[int, int]) -> int:
+    """Bytes that one cuBLAS handle uses outside PyTorch's allocator. torch creates one for each thread.
+
+    Measured on an H200: 64 to 66 MiB, which is twice the default workspace of that generation. Not measured on other GPUs, whose default
+    workspace is smaller.
+    """
+    return (66 if capability[0] >= 9 else 10) * MiB
+
+
+STREAM_BYTES = 70 * MiB
+"""Bytes outside PyTorch's allocator of the streams that torch creates at the first use of one. Measured on an H200."""
+SOLVER_BYTES = 98 * MiB
+"""Bytes outside PyTorch's allocator of a cuSOLVER handle. Measured on an H200."""
+FOURIER_BYTES = 8 * MiB
+"""Bytes outside PyTorch's allocator of cuFFT. Measured on an H200."""
+
+
 def _context(capability: tuple[int, int]) -> int:
     """Bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are loaded.
 

@@ -6,6 +6,7 @@ decided by a replay with that capacity, never from the peak of an unlimited repl
 
 from typing import Literal
 
+from legroom.gpus.catalog import cublas_handle_bytes
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES
 from legroom.predict import uncertainty
@@ -33,17 +34,19 @@ def replay(
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)
-    return replay_requests(trace.requests(), capacity, extra=extra, settings=settings)
+    handle = 0 if trace.gpu.is_size else cublas_handle_bytes(trace.gpu.capability)
+    return replay_requests(trace.requests(), capacity, extra=extra, handle=handle, settings=settings)
 
 
 def non_torch_bytes(trace: Trace) -> int:
-    """Bytes of the device outside PyTorch's allocator: the CUDA context, and NCCL's buffers if ranks communicate.
+    """Bytes of the device outside PyTorch's allocator: the CUDA context, the handles of libraries, and NCCL's buffers if ranks communicate.
 
     0 for a GPU that was given as a size, because a size is the memory that PyTorch can use.
     """
     if trace.gpu.is_size:
         return 0
-    return trace.gpu.context + (COMMUNICATION_BYTES if COMMUNICATION in trace.notes else 0)
+    communication = COMMUNICATION_BYTES if COMMUNICATION in trace.notes else 0
+    return trace.gpu.context + trace.library_bytes() + communication
 
 
 def available_bytes(trace: Trace) -> int:

@@ -26,7 +26,7 @@ class MemoryRequest(NamedTuple):
 KERNELS_RUN = MemoryRequest(0, 0, 0)
 """A marker: kernels run from here on, which changes where the device places segments (see `AddressSpace`)."""
 LIBRARY_LOADED = MemoryRequest(-1, 0, 0)
-"""A marker: cuBLAS reserves its part of the address space, just before it allocates its workspace."""
+"""A marker: torch creates a cuBLAS handle, just before it allocates the workspace. The handle uses address space and memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +45,22 @@ def replay_requests(
     capacity: int | None = None,
     *,
     extra: int = 0,
+    handle: int = 0,
     settings: AllocatorSettings | None = None,
     segment_address: Callable[[int, int], int] | None = None,
 ) -> ReplayPeaks:
     """Replay `requests` on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
+    `handle`: the bytes outside PyTorch of each cuBLAS handle, which `capacity` does not include. Until a handle is created, PyTorch can
+    use this memory. If PyTorch has reserved it by then, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not
+    free its cache and try again.
+
     `segment_address(size, stream)` returns the address of each new segment. An optional request that failed once is not
     repeated, because torch caches the kernel that it selected instead.
     """
+    if capacity is not None and handle:
+        requests = list(requests)
+        capacity += handle * requests.count(LIBRARY_LOADED)
     allocator = Allocator(capacity, settings=settings or default_settings(), base_address=segment_address)
     if extra:
         try:
@@ -79,6 +87,9 @@ def replay_requests(
             allocator.kernels_run()
         elif number == LIBRARY_LOADED.id:
             allocator.library_loaded()
+            if not allocator.reduce_capacity(handle):
+                failed = position
+                break
     return ReplayPeaks(
         requested=allocator.peak_requested,
         allocated=allocator.peak_allocated,

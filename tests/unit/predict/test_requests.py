@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from legroom.gpus.catalog import find_gpu
+from legroom.gpus.catalog import SOLVER_BYTES, find_gpu
 from legroom.memory.events import Alloc
 from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, MemoryRequest, replay_requests
 from legroom.predict.tracing.virtual_trace import trace_steps
@@ -83,3 +83,42 @@ def test_cublas_is_loaded_before_each_of_its_two_workspaces() -> None:
     requests = trace_steps(make, find_gpu("h200"), steps=2).requests()
     positions = [position for position, request in enumerate(requests) if request == LIBRARY_LOADED]
     assert [requests[position + 1].bytes for position in positions] == [32 * MiB] * 2
+
+
+HANDLE = 66 * MiB
+
+
+def backward_after(cached: int) -> list[MemoryRequest]:
+    """A program that caches memory in its forward pass and then creates the cuBLAS handle of the backward pass."""
+    return [
+        LIBRARY_LOADED, MemoryRequest(1, 32 * MiB, 0), MemoryRequest(2, cached, 0), MemoryRequest(2, -1, 0),
+        LIBRARY_LOADED, MemoryRequest(3, 32 * MiB, 0),
+    ]  # fmt: skip
+
+
+def test_a_handle_fails_if_pytorch_has_reserved_its_memory() -> None:
+    capacity = 1000 * MiB  # after both handles
+    assert replay_requests(backward_after(900 * MiB), capacity, handle=HANDLE).failed_at is None
+    # Until the second handle exists, 1066 MiB are available, so caching 1000 MiB succeeds. torch does not free its cache for a handle.
+    failing = backward_after(1000 * MiB)
+    assert replay_requests(failing, capacity, handle=HANDLE).failed_at == failing.index(LIBRARY_LOADED, 1)
+
+
+def test_without_a_limit_handles_do_not_fail() -> None:
+    assert replay_requests(backward_after(1000 * MiB), handle=HANDLE).failed_at is None
+
+
+def test_libraries_that_a_program_uses_take_memory_outside_pytorch() -> None:
+    def make() -> Callable[[], None]:
+        x = torch.empty(32, 3, 16, 16, device="cuda")
+        convolution, square = nn.Conv2d(3, 8, 3).cuda(), torch.eye(8, device="cuda")
+
+        def step() -> None:
+            convolution(x).sum().backward()
+            torch.linalg.eigh(square)
+
+        return step
+
+    trace = trace_steps(make, find_gpu("h200"), steps=1)
+    # No cuBLAS handle, although the context includes two, and one of cuSOLVER.
+    assert trace.library_bytes() == SOLVER_BYTES - 2 * HANDLE

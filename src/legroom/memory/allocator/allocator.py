@@ -265,6 +265,13 @@ class Allocator:
         """Record that cuBLAS created a handle, which uses address space."""
         self._space.library_loaded()
 
+    def reduce_capacity(self, size: int) -> bool:
+        """Take `size` bytes of the device for something else. Returns False if PyTorch has reserved them."""
+        if self._device.capacity is None:
+            return True
+        self._device.capacity -= size
+        return self._device.reserved <= self._device.capacity
+
     def change_settings(self, settings: AllocatorSettings) -> None:
         """Change the settings. As in torch, this is possible during a run. Existing blocks are not changed."""
         self.settings = settings

@@ -3,10 +3,18 @@
 This module only defines the record (`virtual_trace` creates one), so a process that reads a trace does not need torch.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from legroom.gpus.catalog import GpuSpec
+from legroom.gpus.catalog import (
+    CUBLAS_HANDLES,
+    FOURIER_BYTES,
+    SOLVER_BYTES,
+    STREAM_BYTES,
+    GpuSpec,
+    cublas_handle_bytes,
+)
 from legroom.memory.events import Alloc, Category, Event, Free, Oom, Phase, SegmentChange, Step, Tag
 from legroom.predict.requests import KERNELS_RUN, LIBRARY_LOADED, MemoryRequest
 from legroom.units import MiB
@@ -134,6 +142,25 @@ class Trace:
         }
         return large - {event.id for event in self.events if type(event) is Free}
 
+    def library_bytes(self, device: int = 0) -> int:
+        """Bytes outside PyTorch's allocator that the libraries of this program use in addition to `GpuSpec.context`.
+
+        Negative if the program uses fewer cuBLAS handles than the context includes.
+        """
+        operations, streams, handles = set(), set(), 0
+        workspaces = self._library_workspaces()
+        for event in self.events:
+            if type(event) is Alloc and event.device == device:
+                operations.add(event.op)
+                streams.add(event.stream)
+                handles += event.id in workspaces
+        return (
+            (handles - CUBLAS_HANDLES) * cublas_handle_bytes(self.gpu.capability)
+            + (STREAM_BYTES if len(streams) > 1 else 0)
+            + (SOLVER_BYTES if any(_SOLVER.search(name) for name in operations) else 0)
+            + (FOURIER_BYTES if any("_fft" in name for name in operations) else 0)
+        )
+
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
         """Maps ids to keys that identify the same storage in another step."""
         return {
@@ -151,6 +178,12 @@ def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest
     allocated = {request.id for request in first if request.bytes >= 0}
     temporary = allocated & {request.id for request in first if request.bytes < 0}
     return [request._replace(id=last_id + request.id) for request in first if request.id in temporary]
+
+
+_SOLVER = re.compile(
+    r"linalg_(?!vector|matrix_norm|cross|vecdot)|cholesky|\bsvd\b|\bqr\b|triangular_solve|\blu_|ormqr|geqrf"
+)
+"""Operations that create a cuSOLVER handle."""
 
 
 def _repeated(
