@@ -183,7 +183,7 @@ class ScriptSettings:
             for number, line in enumerate(text.splitlines(keepends=True), 1):
                 for match in _ASSIGNED.finditer(line.split("#")[0]):
                     rank = batch_size_rank(match["name"])
-                    if rank is not None:
+                    if rank is not None and len(match["name"]) > 1:  # `b = 2` is any number
                         begin, end = (start + each for each in match.span("size"))
                         assignment = match[0].removesuffix(match["size"]).replace('"', "").replace("'", "")
                         yield BatchSetting(

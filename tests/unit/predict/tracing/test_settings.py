@@ -115,7 +115,7 @@ def test_lines_and_variables_in_the_files_of_a_script(
 ) -> None:
     (tmp_path / "own_module_of_test.py").write_text(
         "import os\nBATCH_SIZE = 64  # batch_size = 1\n"
-        "bs = int(os.environ.get('TRAIN_BATCH', '32'))\nnum_batches = 4\nbatch_size = 1.5\n"
+        "bs = int(os.environ.get('TRAIN_BATCH', '32'))\nnum_batches = 4\nbatch_size = 1.5\nb = 2\n"
     )
     config = tmp_path / "config.json"
     config.write_text('{"test_batch_size": 64,\n "batch_size": 64}')
