@@ -51,6 +51,11 @@ RARE_TRACE_ITERATIONS = 12
 WARM_UP_ITERATIONS = 13
 """A cache that still grows in every iteration after this many iterations is not filling."""
 
+MAX_DELAY_EXPONENT = 6
+"""A symptom whose n-th window closed opens the next after 4 * 2**n iterations. This is the largest n."""
+MAX_SCAN_FRACTION = 0.05
+"""The fraction of the run time that scans may use before a symptom at the largest delay opens another window."""
+
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
 
 
@@ -78,6 +83,7 @@ class LeakDetector:
         """The internal error that stopped the detector; "" while it works."""
         self.several_threads = False
         """Whether several threads trained at the same time. There are no scans while they do."""
+        self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._roots = BackwardRoots()
         self.iterations = IterationTracker(self._iteration_ended, self._roots.mark, self._thread_changed)
@@ -99,7 +105,7 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """The number of windows that closed for each symptom, up to 6."""
+        """The number of windows that closed for each symptom, up to `MAX_DELAY_EXPONENT`."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -113,6 +119,7 @@ class LeakDetector:
         self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
 
     def attach(self) -> None:
+        self._began = time.perf_counter()
         self.iterations.attach()
 
     def detach(self) -> None:
@@ -153,7 +160,7 @@ class LeakDetector:
         if self.iterations.trains and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
             self._timed(self._scan_for_rare_growth, iteration)
         if self._window is None:
-            due = [symptom for symptom in symptoms if iteration >= self._not_before[symptom]]
+            due = [symptom for symptom in symptoms if self._opens_window(symptom, iteration, now)]
             if iteration >= self._next_scheduled:
                 self._next_scheduled = max(4 * iteration, 32)
             elif not due:
@@ -161,6 +168,15 @@ class LeakDetector:
             self._opened_by = due
             self._window = ScanWindow(self._numbers, self.iterations, on_device=self._on_device)
         self._timed(self._scan, iteration)
+
+    def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
+        """Whether a symptom opens a window. A symptom that has opened many windows, such as a heap that also grows without a
+        leak, opens another only while scans have used a small fraction of the run time."""
+        if iteration < self._not_before[symptom]:
+            return False
+        if self._windows_opened[symptom] < MAX_DELAY_EXPONENT:
+            return True
+        return self.scan_seconds < MAX_SCAN_FRACTION * (now - self._began)
 
     def _timed(self, scan: Callable[[int], None], iteration: int) -> None:
         started = time.perf_counter()
@@ -252,7 +268,7 @@ class LeakDetector:
             self._rises = dict.fromkeys(self._rises, 0)
             # Each symptom is delayed separately: floats that fill the heap must not hide a graph.
             for symptom in _SYMPTOMS if found else self._opened_by:
-                self._windows_opened[symptom] = min(self._windows_opened[symptom] + 1, 6)
+                self._windows_opened[symptom] = min(self._windows_opened[symptom] + 1, MAX_DELAY_EXPONENT)
                 self._not_before[symptom] = iteration + 4 * 2 ** self._windows_opened[symptom]
             if self._next_scheduled <= iteration + WARM_UP_ITERATIONS and self._warming_up:
                 self._not_before = {
