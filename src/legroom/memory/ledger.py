@@ -324,7 +324,7 @@ class Ledger:
         # The live storages are copied for each span, so spans are longer if there are many.
         full = max(_SPAN, 8 * len(self._live))
         if self._keep_events is not None:
-            full = min(full, self._keep_events // 8)
+            full = min(full, max(self._keep_events // 8, len(self._live)))
         if len(self._spans[-1].events) < full:
             return
         reserved = {device: totals.reserved for device, totals in self._totals.items()}
