@@ -93,7 +93,7 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Yield other cases of the trace, each with the requests and the addresses of segments (None means consecutive
+    """Yield variants of the trace, each as its requests and the addresses of segments (None means consecutive
     addresses).
 
     The most informative cases come first, because fewer are tried for long traces.

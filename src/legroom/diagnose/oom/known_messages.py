@@ -138,9 +138,7 @@ _CUDA = "An allocation of GPU memory failed."
 _LIBRARY = "The library could not allocate its GPU workspace."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because it cannot allocate memory there."
-_FAILED = (
-    "The library failed on the GPU without naming a reason; a lack of memory is one of the possible causes."
-)
+_FAILED = "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes."
 _ENGINE = "cuDNN found no algorithm whose workspace fits; an unsupported data type or layout causes the same message."
 _SYSTEM = "An allocation of host memory failed."
 _SHARED = "The shared memory (/dev/shm) through which processes exchange tensors is full."
@@ -269,7 +267,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(
         _DISGUISED, "NCCL", r"NCCL[^\n]{0,300}unhandled cuda error(?!.{0,2000}Cuda failure)|ncclUnhandledCudaError(?!.{0,2000}Cuda failure)",
-        "A CUDA call inside NCCL failed without naming a reason; NCCL allocates GPU buffers outside PyTorch's allocator.",
+        "A CUDA call inside NCCL failed and gave no reason. GPU memory may have run out: NCCL allocates its buffers outside PyTorch's allocator.",
     ),
     _message(_DISGUISED, "XPU", r"(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|CL_OUT_OF_RESOURCES", _FAILED),
     _message(

@@ -65,7 +65,7 @@ def _subclasses(kind: type) -> set[type]:
 
 
 class StorageTracker:
-    """Records in which scan each storage was first seen."""
+    """Records the scan in which each storage was first seen."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}

@@ -45,7 +45,7 @@ def refuse_changes(overlay: Overlay) -> None:
                 where = _physical(path, follow=event not in _ACTS_ON_LINK)
             if not overlay.is_scratch(where):
                 raise RefusedChange(
-                    f"estimate does not change {where}: this call cannot be redirected to a scratch file"
+                    f"estimate does not change {where}, and this call cannot be redirected to a temporary file"
                 )
 
     sys.addaudithook(check)

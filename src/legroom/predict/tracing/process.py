@@ -218,7 +218,7 @@ class TracingProcess:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
     def _time_is_up(self) -> None:
-        """End the trace with the steps that are complete, for example because a step ends with a long `generate()`."""
+        """End the trace after the completed steps, for example if a step ends with a long `generate()`."""
         clock, seconds = self.device.recorder.clock, time.monotonic() - self._started
         if not clock.step and clock.has_optimizer() and seconds < self._max_first_step:
             self._limit_time(self._max_first_step - seconds)

@@ -39,7 +39,7 @@ class WorkerProcess:
     """Our end of its terminal, which exists as long as this is open."""
 
     def running_line(self, pid: int | None = None) -> str:
-        """The user's line that the process, or its fork `pid`, is running; "" if it is not known."""
+        """The line of the user's code that the process (or its fork `pid`) is running; "" if unknown."""
         return running_line(pid or self._process.pid, self.folder.name)
 
     def send(self, request: object) -> None:

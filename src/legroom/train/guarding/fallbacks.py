@@ -136,7 +136,7 @@ def does_not_fit(
     untried = [name for name in ("spill", "checkpoint", "bf16") if name not in tried]
     more = f"allow more fallbacks with Guard(..., fallbacks={(*tried, *untried)!r}), " if untried else ""
     sentences.append(
-        f"To reduce memory, {more}use shorter sequences, smaller images or a smaller model, or use a larger GPU."
+        f"To reduce memory use, {more}use shorter sequences, smaller images or a smaller model. Otherwise, use a larger GPU."
     )
     return DoesNotFit(" ".join(sentences))
 
@@ -148,7 +148,7 @@ def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.devic
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "
-        "To reduce memory, use an optimizer with less state or fewer temporaries (foreach=False or fused=True), a smaller model, "
+        "To reduce memory use, use an optimizer with less state or fewer temporaries (foreach=False or fused=True), a smaller model, "
         "or a larger GPU."
     )
 

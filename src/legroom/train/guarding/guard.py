@@ -246,7 +246,9 @@ class Guard:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with the splits of a checkpoint, so that rounding is the same."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
-            raise UsageError("This is not a state of a Guard. Pass the result of state_dict().")
+            raise UsageError(
+                "The argument is not the state of a Guard. Pass the result of Guard.state_dict()."
+            )
         if state["sizes"].get("micro_batch_size") is not None:
             self.sizer = MicroBatchSizer(max_size=self._max_micro_batch_size, state=state["sizes"])
             if self._plan_cache is not None:

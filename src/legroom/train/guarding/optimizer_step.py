@@ -58,7 +58,7 @@ class OptimizerStep:
     ) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError(
-                "LBFGS runs the model inside its own step, so Guard cannot split it. Use another optimizer, or train without Guard."
+                "LBFGS runs the model inside optimizer.step(), so Guard cannot split the batch. Use another optimizer, or train without Guard."
             )
         self._optimizer = optimizer
         self._device = device

@@ -81,5 +81,7 @@ def _range(name: str, domain: Any) -> AnyDomain:
         return IntRange(int(domain.lower), int(domain.upper) - (step is None), log)
     values = range(int(domain.lower), int(domain.upper) + 1, int(step))
     if len(values) > MOST_STEPS:
-        raise UsageError(f"Parameter `{name}` has {len(values):,} steps. Increase or remove `step`.")
+        raise UsageError(
+            f"Parameter `{name}` has too many steps ({len(values):,}). Increase or remove `step`."
+        )
     return Categorical(tuple(values))

@@ -136,7 +136,7 @@ def test_the_fallbacks_of_a_guard_are_restored():
 def test_a_guard_rejects_another_state():
     model = nn.Linear(4, 2)
     guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(UsageError, match="This is not a state of a Guard"):
+    with pytest.raises(UsageError, match="The argument is not the state of a Guard"):
         guard.load_state_dict({"sizes": {}})
 
 

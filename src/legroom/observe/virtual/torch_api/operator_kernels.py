@@ -84,7 +84,7 @@ def _autograd_as_user_code(register: Any, user_code: UserCode) -> Any:
 def _existing_operator(
     definition: Any, host: VirtualHost, impl: Callable[..., Any], user_code: UserCode
 ) -> Iterator[None]:
-    """Run the kernels of an operator that was defined earlier as user code. Its kernel for CUDA is registered permanently."""
+    """Treat the kernels of an operator that already exists as user code. Its kernel for CUDA is registered permanently."""
     kernels: dict[Any, Any] | None = getattr(definition, "_backend_fns", None)
     if not kernels:
         yield

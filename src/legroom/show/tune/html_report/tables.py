@@ -69,7 +69,7 @@ def best_section(study: StudyFigures) -> str:
 
 def importance_bars(study: StudyFigures) -> str:
     if not study.importance:
-        return "<p>Not available: too few trials have a value, or no parameter has two values.</p>"
+        return "<p>Not available: too few trials have a value, or every parameter has the same value in all trials.</p>"
     if max(study.importance.values()) < MIN_SHOWN_IMPORTANCE:
         count = format_count(sum(trial.value is not None for trial in study.trials), "trial")
         return f"<p>No parameter explains more of the variation of {escape(study.metric)} on its own than expected by chance, with {count}.</p>"
