@@ -25,8 +25,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish() -> None:
-    """Exclude what the imports created from garbage collections and scans of the heap, which take most of the time of many tests."""
+@pytest.fixture(autouse=True, scope="module")
+def _freeze_older_objects() -> None:
+    """Exclude objects that are older than the module of the test from garbage collections and scans of the heap, which take most
+    of the time of many tests."""
     gc.collect()
     gc.freeze()
 

@@ -569,8 +569,14 @@ EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__) 
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operation consists of other operations, which are recorded instead of it."""
-    return getattr(func, "namespace", "") == "aten" and bool(func.has_kernel_for_dispatch_key(_COMPOSITE))
+    """Whether an operation consists of other operations, which are recorded instead of it.
+
+    An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager mode. Running it as
+    composite would crash, because there is no such C++ kernel.
+    """
+    if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
+        return False
+    return bool(func.has_kernel_for_dispatch_key(_COMPOSITE))
 
 
 def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

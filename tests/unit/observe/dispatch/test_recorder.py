@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+import legroom
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, Step, Tag
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.allocations import HostMemory
 from legroom.observe.dispatch.attribution import ModuleStack
-from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.dispatch.recorder import Recorder, _is_composite
 from legroom.observe.holders import autograd_graph
 
 
@@ -360,3 +361,33 @@ def test_progress_is_unknown_if_modules_are_called_repeatedly() -> None:
     finally:
         stack.detach()
     assert model.seen[-1] is None
+
+
+def test_operations_that_are_decomposed_have_a_kernel_for_it() -> None:
+    """Without one, running an operation as composite crashes the process."""
+    composite = []
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads() if hasattr(packet, "overloads") else ():
+            func = getattr(packet, overload)
+            try:
+                has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(
+                    func.name(), "CompositeImplicitAutograd"
+                )
+            except RuntimeError:  # an operation on numbers, which is never dispatched
+                continue
+            if _is_composite(func):
+                composite.append(name)
+                assert has_kernel, func
+    assert "conv2d" in composite
+    assert "native_batch_norm" not in composite
+
+
+def test_batch_norm_is_evaluated_in_inference_mode() -> None:
+    with legroom.VirtualGPU("1GiB"):
+        layer = torch.nn.BatchNorm1d(8).cuda().eval()
+        batch = torch.randn(2, 8, device="cuda")
+        with torch.no_grad():
+            expected = layer(batch)
+        with torch.inference_mode():
+            assert torch.equal(layer(batch), expected)

@@ -1,0 +1,1 @@
+"""Public training programs that were not written for Legroom."""
