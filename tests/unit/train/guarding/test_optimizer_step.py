@@ -110,5 +110,5 @@ def test_other_errors_are_raised_unchanged():
 
 
 def test_lbfgs_is_rejected():
-    with pytest.raises(UsageError, match="LBFGS runs the model inside its own step"):
+    with pytest.raises(UsageError, match="LBFGS runs the model inside optimizer.step"):
         OptimizerStep(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), torch.device("cpu"))
