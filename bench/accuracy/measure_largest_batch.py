@@ -22,9 +22,11 @@ from typing import Any
 import torch
 
 from bench.accuracy.cases.build_step import build
+from bench.accuracy.cases.case import Case
 from bench.accuracy.cases.sets import BUILDERS
 from bench.accuracy.largest_batch_cases import LARGEST_BATCH_CASES, Capped
 from bench.lib.command_line import command_line
+from bench.lib.forks import in_fork
 
 STEPS = 3
 GiB = 1 << 30
@@ -122,43 +124,37 @@ def largest(capped: Capped, until: float) -> dict[str, Any]:
 
 def trial(capped: Capped, size: int) -> dict[str, Any]:
     """Run three steps at one size in a forked process that has not used the GPU before."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        code, outcome = steps_under_cap(capped, size)
-        os.write(writing, json.dumps(outcome).encode())
-        os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    outcome = json.loads(text) if text else {"error": "process died"}
-    return {"exit": os.waitstatus_to_exitcode(status), **outcome}
+    return in_fork(lambda: steps_under_cap(capped, size)) or {"exit": 1, "error": "process died"}
 
 
-def steps_under_cap(capped: Capped, size: int) -> tuple[int, dict[str, Any]]:
+def steps_under_cap(capped: Capped, size: int) -> dict[str, Any]:
+    on_gpu = torch.cuda.is_available()
     try:
-        if torch.cuda.is_available():
+        if on_gpu:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction((capped.cap * GiB + (1 << 20)) / total)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        _, _, step = build(dataclasses.replace(capped.case, batch=size), device)
-        for _ in range(STEPS):
-            step()
-        if device == "cpu":
-            return FITS, {}
-        torch.cuda.synchronize()
+        run_steps(dataclasses.replace(capped.case, batch=size), "cuda" if on_gpu else "cpu")
     except Exception as error:
         text = str(error)
         full = isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in text or "out of memory" in text
-        return TOO_LARGE if full else 1, {"error": f"{type(error).__name__}: {text[:160]}"}
-    statistics = torch.cuda.memory_stats()
-    return FITS, {
+        return {"exit": TOO_LARGE if full else 1, "error": f"{type(error).__name__}: {text[:160]}"}
+    if not on_gpu:
+        return {"exit": FITS}
+    return {
+        "exit": FITS,
         "peak_reserved": torch.cuda.max_memory_reserved(),
         "peak_allocated": torch.cuda.max_memory_allocated(),
-        "retries": statistics["num_alloc_retries"],
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
     }
+
+
+def run_steps(case: Case, device: str) -> None:
+    """Run the training steps that decide whether a size fits."""
+    _, _, step = build(case, device)
+    for _ in range(STEPS):
+        step()
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

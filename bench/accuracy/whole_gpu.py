@@ -19,10 +19,10 @@ import torch
 
 from bench.accuracy.cases.build_step import build
 from bench.accuracy.cases.case import Case
-from bench.accuracy.measure_largest_batch import FITS, STEPS
+from bench.accuracy.measure_largest_batch import STEPS, run_steps
 from bench.lib.command_line import command_line
+from bench.lib.forks import in_fork
 from bench.lib.table import print_table
-from bench.rules.measure_library_memory import in_fork
 
 GiB = 1 << 30
 
@@ -78,10 +78,7 @@ def predict(file: Path, total: int) -> None:
 def outcome(case: Case, size: int) -> str:
     """`fits`, or the first line of the error."""
     try:
-        _, _, step = build(dataclasses.replace(case, batch=size), "cuda")
-        for _ in range(STEPS):
-            step()
-        torch.cuda.synchronize()
+        run_steps(dataclasses.replace(case, batch=size), "cuda")
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:70]}"
     return "fits"
@@ -109,7 +106,7 @@ def run(file: Path) -> None:
                 size: in_fork(lambda case=case, size=size: outcome(case, size))
                 for size in dict.fromkeys(sizes)
             }
-            shown.append([case.key, str(predicted), *(tried[size][:40] for size in sizes)])
+            shown.append([case.key, str(predicted), *(str(tried[size])[:40] for size in sizes)])
             print(*shown[-1], sep="\n    ", flush=True)
         holder.kill()
     print_table("The predicted largest batch", ["case", "predicted", "at it", "+1%", "+3%", "+8%"], shown)
@@ -125,7 +122,7 @@ def main(argv: list[str]) -> int:
         predict(options.file, int(options.total * GiB))
     else:
         run(options.file)
-    return FITS
+    return 0
 
 
 if __name__ == "__main__":

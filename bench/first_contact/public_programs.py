@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy
 
@@ -212,19 +211,15 @@ def try_program(trial: Trial) -> dict[str, str]:
     began = time.monotonic()
     code, out, error = trial.legroom("estimate", "--gpu", "8GiB", "--format", "json")
     row["seconds"] = f"{time.monotonic() - began:.0f}"
-    changed = {name for name, state in trial.files().items() if before.get(name) != state} | (
-        before.keys() - trial.files().keys()
-    )
+    after = trial.files()
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     row["files"] = "0" if not changed else f"{len(changed)}: {sorted(changed)[0]}"
     try:
-        told: dict[str, Any] = json.loads(out)
+        peak: int = json.loads(out)["peak_reserved_bytes"]
     except ValueError:
         lines = [line for line in (error or out).strip().splitlines() if line.strip()]
         row["estimate"] = "time" if code is None else f"refused: {lines[-1][:90] if lines else code}"
         peak = 256 * MiB
-    else:
-        peak = told["peak_reserved_bytes"]
-        row["estimate"] = ""
     large, small = f"{int(peak * 1.03) // MiB + 4}MiB", f"{max(1, int(peak * 0.9) // MiB)}MiB"
     code, out, error = trial.legroom("run", "--gpu", large)
     fits = code == 0
@@ -247,16 +242,8 @@ def try_program(trial: Trial) -> dict[str, str]:
     row["run too small"] = (
         "right" if failed and names_line else "wrong: no line" if failed else f"wrong: exit {code}"
     )
-    if not row["estimate"]:
-        row["estimate"] = (
-            "right"
-            if fits and failed
-            else "wrong: too low"
-            if not fits
-            else "wrong: too high"
-            if not failed
-            else "?"
-        )
+    if "estimate" not in row:
+        row["estimate"] = "wrong: too low" if not fits else "right" if failed else "wrong: too high"
     row["peak"] = f"{peak // MiB} MiB"
     return row
 

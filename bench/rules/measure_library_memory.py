@@ -10,7 +10,6 @@ when a library is used for the first time.
 
 import contextlib
 import json
-import os
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.lib.command_line import command_line
+from bench.lib.forks import in_fork
 
 MiB = 1 << 20
 
@@ -133,23 +133,16 @@ MODELS = (
 )  # fmt: skip
 
 
-def in_fork(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a process that has not used the GPU."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+def measured(work: Callable[[], Any]) -> Any:
+    """What `work` returns in a process that has not used the GPU, or the text of its error."""
+
+    def attempt() -> Any:
         try:
-            answer = work()
+            return work()
         except Exception as error:
-            answer = f"{type(error).__name__}: {str(error)[:160]}"
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(answer, pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else "died"
+            return f"{type(error).__name__}: {str(error)[:160]}"
+
+    return in_fork(attempt)
 
 
 def alone(name: str) -> float:
@@ -211,7 +204,7 @@ def least_free(name: str) -> dict[str, Any]:
     low, high, messages = 0, 320, {}
     while high - low > 4:
         middle = (low + high) // 2
-        answer = in_fork(lambda middle=middle: with_free(name, middle))
+        answer = measured(lambda middle=middle: with_free(name, middle))
         if answer == "ok":
             high = middle
         else:
@@ -234,8 +227,8 @@ def main(argv: list[str]) -> int:
         (options.out / "library_memory.json").write_text(json.dumps(found, indent=1))
         print(f"{time.monotonic() - began:.0f} s", flush=True)
 
-    found["alone"] = {name: in_fork(lambda name=name: alone(name)) for name in USES}
-    found["in sequence"] = in_fork(in_sequence)
+    found["alone"] = {name: measured(lambda name=name: alone(name)) for name in USES}
+    found["in sequence"] = measured(in_sequence)
     for name in USES:
         print(f"{name:<32}{found['alone'][name]!s:>12}{found['in sequence'].get(name)!s:>12}")
     write()
@@ -247,7 +240,7 @@ def main(argv: list[str]) -> int:
     if not options.no_models:
         found["models"] = {}
         for each in MODELS:
-            found["models"][" ".join(map(str, each))] = answer = in_fork(lambda each=each: whole_step(*each))
+            found["models"][" ".join(map(str, each))] = answer = measured(lambda each=each: whole_step(*each))
             print(f"{each!s:<60}{answer}")
         write()
     return 0

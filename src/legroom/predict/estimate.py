@@ -126,6 +126,7 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
     peak = ledger.peak().index
     is_validation = trace.validation_starts is not None and peak >= trace.validation_starts
     decision = verdict(trace, peaks)
+    outside = non_torch_bytes(trace)
     notes = [
         COMMUNICATION_EXCLUDED if note == COMMUNICATION and trace.gpu.is_size else note
         for note in trace.notes
@@ -139,8 +140,8 @@ def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> E
         peak_requested=peaks.requested,
         peak_allocated=peaks.allocated,
         peak_reserved=peaks.reserved,
-        peak_device=peaks.reserved + non_torch_bytes(trace),
-        safe=non_torch_bytes(trace) + safe_reserved(trace, peaks),
+        peak_device=peaks.reserved + outside,
+        safe=outside + safe_reserved(trace, peaks),
         verdict="uncertain" if decision == "fits" and trace.is_partial else decision,
         batch_size=trace.batch_size,
         max_batch_size=max_batch_size,

@@ -34,10 +34,10 @@ from legroom.memory.annotations import ExitReason, RunEnded, SpillTotals
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.dispatch.index_checks import IndexChecks
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
+from legroom.observe.source.user_files import is_user_file
 from legroom.run.capture_path import NoWriter, OpenCapture, open_capture
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine

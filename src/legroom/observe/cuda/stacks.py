@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.memory.events import Frame
-from legroom.observe.dispatch.attribution import is_user_file
+from legroom.observe.source.user_files import is_user_file
 
 _TORCH = str(PurePath(torch.__file__).parent) + "/"
 _AUTOGRAD = _TORCH + "autograd/__init__.py"

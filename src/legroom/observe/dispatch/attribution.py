@@ -6,12 +6,10 @@ forward operation records its location under the sequence number of its autograd
 it up.
 """
 
-import sysconfig
 import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from torch.nn.modules import module as _hooks
 from legroom.memory.events import Frame, Phase
 from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, next_sequence_nr
 from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
+from legroom.observe.source.user_files import LIBRARY, USER, is_user_file, kind_of, kinds
 
 
 class OpLocation(NamedTuple):
@@ -51,47 +50,10 @@ def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
 # --- the user's line ---------------------------------------------------------------------------------------------
 
 
-def _folders(*paths: str | Path | None) -> tuple[str, ...]:
-    """Each folder as given, and with symbolic links resolved. A code object has the path that was used to import it."""
-    given = [Path(path) for path in paths if path]
-    return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
-
-
-_TORCH_AND_LEGROOM = _folders(Path(torch.__file__).parent, Path(__file__).parents[2])
-_STDLIB = _folders(*(sysconfig.get_paths().get(name) for name in ("stdlib", "platstdlib")))
-_THIRD_PARTY = ("/site-packages/", "/dist-packages/")
-_INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
-
-_INTERNAL, _LIBRARY, _USER = 0, 1, 2
-_kinds: dict[str, int] = {}
 _frames: dict[tuple[str, int, str], Frame] = {}
 _lines: dict[tuple[int, int], tuple[CodeType, Frame]] = {}
 """Maps the `id` of a code object and an instruction to the code object and the line. The code object is stored so that
 its `id` is not reused."""
-
-
-def _kind_of(file: str) -> int:
-    """Whether a file belongs to the user, to a third-party library, or to torch, Python or Legroom."""
-    if file.startswith("<"):
-        return _USER if file.startswith(_INTERACTIVE) else _INTERNAL
-    path = file if file.startswith("/") else str(Path(file).absolute())
-    if path.startswith(_TORCH_AND_LEGROOM):
-        return _INTERNAL
-    if any(part in path for part in _THIRD_PARTY):
-        return _LIBRARY
-    return _INTERNAL if path.startswith(_STDLIB) else _USER
-
-
-def _cached_kind_of(file: str) -> int:
-    kind = _kinds.get(file)
-    if kind is None:
-        kind = _kinds[file] = _kind_of(file)
-    return kind
-
-
-def is_user_file(file: str) -> bool:
-    """Whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
-    return _cached_kind_of(file) == _USER
 
 
 def _engine_code() -> CodeType | None:
@@ -113,12 +75,12 @@ def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
     engine = False
     while frame is not None:
         code = frame.f_code
-        kind = _kinds.get(code.co_filename)
+        kind = kinds.get(code.co_filename)
         if kind is None:
-            kind = _kinds[code.co_filename] = _kind_of(code.co_filename)
-        if kind == _USER:
+            kind = kind_of(code.co_filename)
+        if kind == USER:
             return _line_of(frame, code), engine
-        if kind == _LIBRARY:
+        if kind == LIBRARY:
             fallback = fallback or frame
         elif code is _ENGINE:
             engine = True

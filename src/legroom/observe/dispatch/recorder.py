@@ -134,7 +134,7 @@ class Recorder:
         self._exit.enter_context(self.mode())
 
     def detach(self) -> None:
-        """Stop recording. Stop recording. Storages that are still alive get no `Free` event."""
+        """Stop recording. Storages that are still alive get no `Free` event."""
         self._exit.close()
         self.live.clear()
 

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.holders.python_names import CONTAINERS, Root, attributes_of, file_of, key_of
 from legroom.observe.source.files import line_of_function
 from legroom.observe.source.storing_lines import class_limits_itself
+from legroom.observe.source.user_files import is_user_file
 
 GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")

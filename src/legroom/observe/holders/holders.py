@@ -19,10 +19,11 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Category, Frame, Holder
-from legroom.observe.dispatch.attribution import is_user_file, user_lines
+from legroom.observe.dispatch.attribution import user_lines
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of
 from legroom.observe.holders.retained_size import Measure, RetainedStorages
+from legroom.observe.source.user_files import is_user_file
 
 _LEGROOM = __file__.rpartition("observe")[0]
 _COPIES_LOCALS = sys.version_info < (3, 13)

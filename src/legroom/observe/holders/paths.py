@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.holders.descriptions import GENERATORS, NO_HOLDER, HolderPath, StoredName, describe_path
 from legroom.observe.holders.python_names import (
     CONTAINERS,
@@ -30,6 +29,7 @@ from legroom.observe.holders.python_names import (
     locals_of,
 )
 from legroom.observe.source.files import built_at, function_at
+from legroom.observe.source.user_files import is_user_file
 
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.observe.dispatch.attribution import is_user_file
+from legroom.observe.source.user_files import is_user_file
 
 CONTAINERS = (list, dict, tuple, set, frozenset, deque)
 _COPIES_LOCALS = sys.version_info < (3, 13)

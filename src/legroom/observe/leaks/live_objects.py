@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.dispatch.storages import storage_of, tensors_in
 from legroom.observe.holders.python_names import file_of
+from legroom.observe.source.user_files import is_user_file
 
 
 class LiveObjects(NamedTuple):

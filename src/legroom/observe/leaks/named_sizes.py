@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.dispatch.storages import storage_of
 from legroom.observe.holders.python_names import attributes_of, locals_of
+from legroom.observe.source.user_files import is_user_file
 
 
 class NamedTensor(NamedTuple):

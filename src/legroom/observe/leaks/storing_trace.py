@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from legroom.memory.events import Frame
-from legroom.observe.dispatch.attribution import is_user_file
+from legroom.observe.source.user_files import is_user_file
 
 MAX_ITERATIONS = 2
 

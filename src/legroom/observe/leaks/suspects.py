@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from legroom.memory.annotations import DetectedLeak, LeakHolder, LeakKind
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
 from legroom.observe.holders.python_names import Variables
@@ -26,6 +25,7 @@ from legroom.observe.source import storing_lines
 from legroom.observe.source.files import built_at, function_at, is_in_loop
 from legroom.observe.source.statements import StoringStatement
 from legroom.observe.source.storing_lines import NameUsage, find_usage
+from legroom.observe.source.user_files import is_user_file
 
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
 from typing import NamedTuple
 
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.source.files import COMPREHENSIONS, LOOPS, tree_of
+from legroom.observe.source.user_files import is_user_file
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 _CONTAINERS = {"list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "Queue", "field"}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from legroom.observe.dispatch.attribution import is_user_file
+from legroom.observe.source.user_files import is_user_file
 
 Shape = tuple[int, ...]
 

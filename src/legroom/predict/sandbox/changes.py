@@ -1,8 +1,8 @@
 """Blocks changes of the user's files that were not redirected.
 
-Python reports every change of a file to its audit hooks, also those of code that calls below the redirected functions (`_io.FileIO`,
-`posix.remove`, a function that was imported by name before the redirection). A change outside of the scratch folder is refused. Landlock refuses most of these
-as well, but not changes of modes and times, and not on every system.
+Python reports every change of a file to its audit hooks. This includes calls below the redirected functions: `_io.FileIO`,
+`posix.remove`, a function that was imported by name before the redirection. A change outside of the scratch folder is refused.
+Landlock refuses most of them too, but not changes of modes and times, and it is not available on every system.
 """
 
 import os
@@ -10,9 +10,7 @@ import sys
 from typing import Any
 
 from legroom.errors import LegroomError
-from legroom.predict.sandbox.overlay import Overlay
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+from legroom.predict.sandbox.overlay import WRITING, Overlay
 
 _CHANGED_PATHS = {
     "os.remove": (0,), "os.rmdir": (0,), "os.mkdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
@@ -33,7 +31,7 @@ def refuse_changes(overlay: Overlay) -> None:
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            changed = arguments[:1] if arguments[2] & _WRITING else ()
+            changed = arguments[:1] if arguments[2] & WRITING else ()
         elif event in _CHANGED_PATHS:
             changed = tuple(arguments[position] for position in _CHANGED_PATHS[event])
         else:

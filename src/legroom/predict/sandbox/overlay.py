@@ -22,6 +22,9 @@ from typing import Any
 KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
 """Folders without files of the user: devices, shared memory, the kernel's own files."""
 
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+"""The flags of `os.open` that can change a file."""
+
 _MAX_LINKS = 40
 """The number of links that Linux follows in one path before it reports a loop."""
 
@@ -230,7 +233,7 @@ class Overlay:
     def remove(self, path: str) -> None:
         """Delete a file, a link or a directory from the script's view of both layers."""
         upper = self._physical(path)
-        if os.path.isdir(upper) and not os.path.islink(upper):
+        if is_folder(upper):
             shutil.rmtree(upper)
         elif os.path.lexists(upper):
             os.remove(upper)
@@ -273,7 +276,7 @@ class Overlay:
     def copy(self, source: str, destination: str) -> None:
         """Copy a file, a link or a directory from the script's view to a location outside both layers."""
         found = self.location(source)
-        if os.path.isdir(found) and not os.path.islink(found):
+        if is_folder(found):
             os.mkdir(destination)
             for name in self.names(source):
                 self.copy(os.path.join(source, name), os.path.join(destination, name))
@@ -287,13 +290,11 @@ class Overlay:
         if target == source:
             return
         if target.startswith(source + "/"):
-            code = errno.EINVAL if os.path.isdir(old) and not os.path.islink(old) else errno.ENOTDIR
+            code = errno.EINVAL if is_folder(old) else errno.ENOTDIR
         elif source.startswith(target + "/"):
             code = errno.ENOTEMPTY
         elif new is not None:
-            old_is_folder, new_is_folder = (
-                os.path.isdir(each) and not os.path.islink(each) for each in (old, new)
-            )
+            old_is_folder, new_is_folder = map(is_folder, (old, new))
             if old_is_folder and not new_is_folder:
                 code = errno.ENOTDIR
             elif new_is_folder and not old_is_folder:
@@ -328,6 +329,11 @@ class Overlay:
         """Return the path of an open directory in the script's view."""
         physical = _path_of(descriptor)
         return physical[len(self.upper) :] if _is_below(physical, self.upper) else physical
+
+
+def is_folder(path: str) -> bool:
+    """Whether a path is a directory, and not a link to one."""
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _is_below(path: str, folder: str) -> bool:

@@ -14,11 +14,9 @@ import sqlite3
 import tempfile
 import urllib.parse
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
-from legroom.predict.sandbox.overlay import Overlay
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+from legroom.predict.sandbox.overlay import WRITING, Overlay, is_folder
 
 
 def redirect_files(overlay: Overlay) -> None:
@@ -70,13 +68,13 @@ def _redirect_os(overlay: Overlay) -> None:
 
     def remove(function: Any, path: str) -> None:
         found = overlay.require(path)
-        if os.path.isdir(found) and not os.path.islink(found):
+        if is_folder(found):
             _fail(errno.EISDIR)
         overlay.remove(path)
 
     def remove_directory(function: Any, path: str) -> None:
         found = overlay.require(path)
-        if not os.path.isdir(found) or os.path.islink(found):
+        if not is_folder(found):
             _fail(errno.ENOTDIR)
         if overlay.names(path):
             _fail(errno.ENOTEMPTY)
@@ -86,7 +84,7 @@ def _redirect_os(overlay: Overlay) -> None:
         overlay.make_directory(path, mode)
 
     def open_descriptor(function: Any, path: str, flags: int, *args: Any, **options: Any) -> int:
-        if not flags & _WRITING:
+        if not flags & WRITING:
             return int(read(function, path, flags, *args, **options))
         exists = overlay.find(path) is not None
         if flags & os.O_CREAT and flags & os.O_EXCL and exists:
@@ -135,7 +133,7 @@ def _redirect_os(overlay: Overlay) -> None:
         if overlay.find(target) is not None:
             _fail(errno.EEXIST)
         prepared = overlay.prepare(target, keep_content=False)
-        if os.path.isdir(found) and not os.path.islink(found):
+        if is_folder(found):
             _fail(errno.EPERM)
         shutil.copy2(found, prepared, follow_symlinks=False)
 
@@ -162,20 +160,12 @@ def _redirect_os(overlay: Overlay) -> None:
 
 def _redirected(overlay: Overlay, function: Any, how: Callable[..., Any], follow: bool) -> Any:
     @functools.wraps(function)
-    def call(
-        path: Any, *args: Any, dir_fd: int | None = None, follow_symlinks: bool = True, **options: Any
-    ) -> Any:
+    def call(path: Any, *args: Any, dir_fd: int | None = None, **options: Any) -> Any:
         if overlay.is_plain or not isinstance(path, str | bytes | os.PathLike):
-            if dir_fd is not None:
-                options["dir_fd"] = dir_fd
-            if not follow_symlinks:
-                options["follow_symlinks"] = False
-            return function(path, *args, **options)
-        follows = follow and follow_symlinks
+            return function(path, *args, **options, **({} if dir_fd is None else {"dir_fd": dir_fd}))
+        follows = follow and options.get("follow_symlinks", True)
         if function is _PLAIN_OPEN and args and args[0] & (os.O_NOFOLLOW | os.O_EXCL):
             follows = False
-        if not follow_symlinks:
-            options["follow_symlinks"] = False
         with overlay.plain(), _as_given(path):
             resolved = overlay.resolve(path, follow=follows, folder=dir_fd)
             if overlay.is_scratch(resolved):
@@ -203,54 +193,54 @@ class _as_given:  # noqa: N801
                 error.filename2 = second
 
 
-def _fail(code: int) -> None:
+def _fail(code: int) -> NoReturn:
     raise OSError(code, os.strerror(code))
 
 
 def _redirect_directories(overlay: Overlay) -> None:
     plain_list, plain_scan, plain_cwd, plain_change = os.listdir, os.scandir, os.getcwd, os.chdir
 
-    def changed(path: Any) -> str | None:
-        """The resolved path of a directory that the script changed or reaches by a link of its own; None for any other."""
-        if overlay.is_plain:
-            return None
-        with overlay.plain(), _as_given(path):
-            resolved = overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
-            is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
-            if is_reached and not overlay.is_changed(resolved):
-                return None
-            if not os.path.isdir(overlay.require(resolved)):
-                _fail(errno.ENOTDIR)
-            return resolved
+    def resolve(path: Any) -> str:
+        return overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
 
-    def names_in(folder: str) -> list[str]:
-        with overlay.plain():
-            return overlay.names(folder)
+    def names_in(path: Any, resolved: str) -> list[str] | None:
+        """The names in a directory that the script changed or reaches by a link of its own; None for any other."""
+        is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
+        if is_reached and not overlay.is_changed(resolved):
+            return None
+        if not os.path.isdir(overlay.require(resolved)):
+            _fail(errno.ENOTDIR)
+        return overlay.names(resolved)
 
     @functools.wraps(plain_list)
     def list_directory(path: Any = None) -> Any:
-        folder = changed("." if path is None else path)
-        if folder is None:
+        if overlay.is_plain:
             return plain_list(path)
-        return [os.fsencode(name) if isinstance(path, bytes) else name for name in names_in(folder)]
+        given = "." if path is None else path
+        with overlay.plain(), _as_given(given):
+            names = names_in(given, resolve(given))
+        if names is None:
+            return plain_list(path)
+        return [os.fsencode(name) if isinstance(path, bytes) else name for name in names]
 
     @functools.wraps(plain_scan)
     def scan_directory(path: Any = None) -> Any:
-        folder = changed("." if path is None else path)
-        given = "." if path is None else path
-        if folder is not None:
-            return _Entries(_Entry(given, folder, name) for name in names_in(folder))
         if overlay.is_plain:
             return plain_scan(path)
-        return _Entries(_with_redirected_links(plain_scan(path), given))
+        given = "." if path is None else path
+        with overlay.plain(), _as_given(given):
+            resolved = resolve(given)
+            names = names_in(given, resolved)
+        if names is None:
+            return _Entries(_with_redirected_links(plain_scan(path), given, resolved))
+        return _Entries(_Entry(given, resolved, name) for name in names)
 
     @functools.wraps(os.chdir)
     def change_directory(path: Any) -> None:
         if overlay.is_plain:
             return plain_change(path)
         with overlay.plain(), _as_given(path):
-            resolved = overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
-            return overlay.change_directory(resolved)
+            return overlay.change_directory(resolve(path))
 
     @functools.wraps(plain_cwd)
     def current_directory() -> str:
@@ -356,16 +346,11 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
 
-def _with_redirected_links(scan: Any, given: Any) -> Iterator[Any]:
+def _with_redirected_links(scan: Any, given: Any, folder: str) -> Iterator[Any]:
     """The entries of an unchanged directory. What its links point to may be changed."""
     with scan:
         for entry in scan:
-            is_link = entry.is_symlink() and not isinstance(given, int)
-            yield (
-                _Entry(given, os.path.realpath(os.fsdecode(given)), os.fsdecode(entry.name))
-                if is_link
-                else entry
-            )
+            yield _Entry(given, folder, os.fsdecode(entry.name)) if entry.is_symlink() else entry
 
 
 class _Entries:

@@ -4,15 +4,15 @@ The process writes its stack to a file when it receives a signal. `faulthandler`
 computes in C code, and it needs no thread, which a fork would lose.
 """
 
-import contextlib
 import faulthandler
 import os
 import re
 import signal
-import sysconfig
 import time
 from pathlib import Path
 from typing import Any
+
+from legroom.observe.source.user_files import is_user_file
 
 REPLY_SECONDS = 0.5
 """How long to wait for the stack."""
@@ -51,17 +51,6 @@ def running_line(process: int, folder: str) -> str:
     except OSError:
         return ""
     for frame in _FRAME.finditer(stack):  # the innermost first
-        if not frame["file"].startswith(_LIBRARIES):
+        if is_user_file(frame["file"]):
             return f"{os.path.basename(frame['file'])}:{frame['line']}"
     return ""
-
-
-def _folders() -> tuple[str, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    known = [sysconfig.get_path(name) for name in names] + [str(Path(__file__).parents[2])]
-    with contextlib.suppress(OSError):
-        known += [os.path.realpath(each) for each in known]
-    return ("<", *(os.path.join(each, "") for each in known if each))
-
-
-_LIBRARIES = _folders()

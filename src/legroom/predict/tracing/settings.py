@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from legroom.observe.dispatch.attribution import is_user_file
 from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments
+from legroom.observe.source.user_files import is_user_file
 from legroom.predict.batch_setting import SIZE, BatchSetting
 
 MAX_CONFIG_BYTES = 200_000

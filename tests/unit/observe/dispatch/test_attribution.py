@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from legroom.observe.dispatch.attribution import _folders
+from legroom.observe.source.user_files import _folders
 
 
 def test_a_folder_is_recognized_by_its_symbolic_link_and_by_its_real_path(tmp_path: Path) -> None:

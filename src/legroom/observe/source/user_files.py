@@ -1,0 +1,52 @@
+"""Which source files belong to the user. This module does not import torch."""
+
+import importlib.util
+import sysconfig
+from pathlib import Path
+
+INTERNAL, LIBRARY, USER = 0, 1, 2
+
+_THIRD_PARTY = ("/site-packages/", "/dist-packages/")
+_INTERACTIVE = ("<stdin>", "<ipython-input-", "<python-input-")
+
+kinds: dict[str, int] = {}
+"""The kinds of the files that were looked up, for callers that look up a file for every operation."""
+
+
+def kind_of(file: str) -> int:
+    """Whether a file belongs to the user, to a third-party library, or to torch, Python or Legroom."""
+    kind = kinds.get(file)
+    if kind is None:
+        kind = kinds[file] = _kind_of(file)
+    return kind
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
+    return kind_of(file) == USER
+
+
+def _kind_of(file: str) -> int:
+    if file.startswith("<"):
+        return USER if file.startswith(_INTERACTIVE) else INTERNAL
+    path = file if file.startswith("/") else str(Path(file).absolute())
+    if path.startswith(_TORCH_AND_LEGROOM):
+        return INTERNAL
+    if any(part in path for part in _THIRD_PARTY):
+        return LIBRARY
+    return INTERNAL if path.startswith(_STDLIB) else USER
+
+
+def _folders(*paths: str | Path | None) -> tuple[str, ...]:
+    """Each folder as given, and with symbolic links resolved. A code object has the path that was used to import it."""
+    given = [Path(path) for path in paths if path]
+    return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
+
+
+def _torch_folder() -> Path | None:
+    spec = importlib.util.find_spec("torch")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+_TORCH_AND_LEGROOM = _folders(_torch_folder(), Path(__file__).parents[2])
+_STDLIB = _folders(*(sysconfig.get_paths().get(name) for name in ("stdlib", "platstdlib")))
