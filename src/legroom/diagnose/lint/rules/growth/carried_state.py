@@ -7,9 +7,9 @@ In source code (`legroom lint`): a model receives a state and returns it under t
 or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule does not flag
 a loop over the time steps within one training step.
 
-## Why this is a problem
-The backward pass releases saved activations. They stay allocated if there is no backward pass, if it uses
-`retain_graph=True`, or if a state carried from step to step (for example in a recurrent network) keeps its history.
+## Why this is a problem The backward pass releases saved activations. Activations stay allocated if there is
+no backward pass, if the backward pass uses `retain_graph=True`, or if a state carried from step to step (for
+example in a recurrent network) keeps its history.
 
 ## Example
 ```python

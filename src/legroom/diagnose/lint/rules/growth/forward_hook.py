@@ -22,8 +22,8 @@ def hook(module, inputs, output):
     features[module] = output.detach()   # keeps only the latest output
 ```
 
-## Fix safety
-The fix is safe. It adds `.detach()`, so no graph is kept. The container still grows until you clear it.
+## Fix safety The fix is safe. It adds `.detach()`, so the container keeps no graph alive. The container still
+grows until you clear it.
 """
 
 from collections.abc import Iterator

@@ -3,10 +3,10 @@
 ## What it detects
 Checks for optimizers that receive all parameters of a model, although part of the model is frozen and not unfrozen later.
 
-## Why this is a problem
-Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. However, the optimizer
-still lists them and keeps the state that it allocated before they were frozen. If they still have gradients from an
-earlier step, the optimizer applies these gradients. Sharded optimizers reserve memory for all of them.
+## Why this is a problem Parameters with `requires_grad = False` get no gradient, so the optimizer does not
+update them. However, the optimizer still lists frozen parameters and keeps the state that it allocated before
+they were frozen. If a frozen parameter still has a gradient from an earlier step, the optimizer applies this
+gradient. Sharded optimizers reserve memory for frozen parameters too.
 
 ## Example
 ```python

@@ -1,12 +1,12 @@
 """LG107: A stored exception keeps tensors alive
 
-## What it detects
-Checks for exceptions (`except ... as name`) that are stored in an object that outlives the block. The rule applies if
-the `try` block, or a function of the same file that it calls, uses tensors.
+## What it detects Checks for exceptions (`except ... as name`) that are stored in an object that outlives the
+block. The rule applies if the `try` block uses tensors, or calls a function of the same file that uses
+tensors.
 
-## Why this is a problem
-An exception references its traceback, the traceback references every frame, and each frame references its local
-variables: the batch, the outputs, and the loss with its graph. A stored exception keeps all of them alive.
+## Why this is a problem An exception references its traceback, the traceback references every frame, and each
+frame references its local variables: the batch, the outputs, and the loss with its graph. A stored exception
+keeps all these tensors alive.
 
 ## Example
 ```python

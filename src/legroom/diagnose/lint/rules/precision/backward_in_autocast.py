@@ -22,9 +22,8 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 loss.backward()
 ```
 
-## Fix safety
-The fix moves `backward()` and all lines after it out of the block. It is safe if these lines only contain backward
-passes and optimizer, scaler and scheduler steps, and unsafe otherwise.
+## Fix safety The fix moves `backward()` and all lines after it out of the block. The fix is safe if these
+lines contain only backward passes and steps of the optimizer, scaler and scheduler. Otherwise, it is unsafe.
 """
 
 from collections.abc import Iterator

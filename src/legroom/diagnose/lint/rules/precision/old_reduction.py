@@ -3,8 +3,8 @@
 ## What it detects
 Checks for `size_average=` or `reduce=`, passed as True or False to a loss of `torch.nn`.
 
-## Why this is a problem
-`reduction=` replaces both arguments. They issue a warning and will be removed.
+## Why this is a problem `reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the
+old arguments and will remove them.
 
 ## Example
 ```python

@@ -1,8 +1,7 @@
 """LG302: Copies from pinned memory are blocking
 
-## What it detects
-Checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`. The rule also applies to loaders that are
-created elsewhere.
+## What it detects Checks for batches of a loader with `pin_memory=True` that are moved to a device without
+`non_blocking=True`. The loader may be created in another function.
 
 ## Why this is a problem
 `pin_memory=True` costs host memory and time. In return, the GPU can copy data while the program continues. Without
@@ -22,8 +21,8 @@ for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 ```
 
-## Fix safety
-The fix is safe. It adds `non_blocking=True`. CUDA runs operations that use the tensor only after the copy is complete.
+## Fix safety The fix is safe. It adds `non_blocking=True`. CUDA runs operations on the tensor only after the
+copy is complete, so results do not change.
 """
 
 from collections.abc import Iterator
