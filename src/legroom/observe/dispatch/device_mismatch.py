@@ -62,7 +62,7 @@ def check(
     if name in _ACCEPT_HOST_LENGTHS:
         call_tensors = [tensor for tensor in call_tensors if tensor.is_floating_point()]
     if id(func) in _INDEXING:
-        _check_indexing(args, device_of)
+        _check_indexing(args, device_of, call_tensors)
         return
     scalars_allowed = id(func) not in _REJECT_HOST_SCALARS
     mixed = _mixed_devices(tensors, device_of, scalars_allowed)
@@ -90,9 +90,12 @@ def _mixed_devices(
     return (device, None) if host and device is not None else None
 
 
-def _check_indexing(args: Any, device_of: Callable[[torch.Tensor], int | None]) -> None:
+def _check_indexing(
+    args: Any, device_of: Callable[[torch.Tensor], int | None], call_tensors: Iterable[torch.Tensor]
+) -> None:
     """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
-    only indices on the host. Values must be on the same device as the tensor."""
+    only indices on the host. Values must be on the same device as the tensor. A number that is assigned inside `vmap` is a host
+    tensor with dimensions here, but the call has no host tensor."""
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:
         device = None if index is None else device_of(index)
@@ -101,7 +104,9 @@ def _check_indexing(args: Any, device_of: Callable[[torch.Tensor], int | None]) 
                 f"indices should be either on cpu or on the same device as the indexed tensor ({_name(indexed)})"
             )
     values = args[2] if len(args) > 2 and isinstance(args[2], torch.Tensor) else None
-    if values is not None and device_of(values) != indexed and values.dim():
+    if values is None or device_of(values) == indexed or not values.dim():
+        return
+    if _mixed_devices(call_tensors, device_of, scalars_allowed=True) is not None:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
             f"{_name(indexed)} and {_name(device_of(values))}!"

@@ -22,7 +22,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Category, Event, Phase, Sink
@@ -37,6 +42,7 @@ from legroom.observe.dispatch.kernel_memory import KernelMemory
 from legroom.observe.dispatch.location import OpLocator
 from legroom.observe.dispatch.operation_facts import FACTS, OperationFacts, facts_of
 from legroom.observe.dispatch.result_size import LARGEST_ELEMENT, ResultSizes, upper_bound
+from legroom.observe.dispatch.storage_counts import surviving_storage, weak_references_end_early
 from legroom.observe.dispatch.storages import (
     LiveStorage,
     is_shape_inference,
@@ -390,14 +396,12 @@ class Recorder:
         """The callback of the weak references. The callback may run at any time on any thread, even inside the
         allocator of this thread if the garbage collector runs there. Therefore the thread that holds the lock frees the
         memory, before it releases the lock or later."""
-        if _surviving_storage is not None:
-            storage = _surviving_storage(expired.key)
-            if storage is not None:
-                again = LiveStorage(storage, self._storage_expired)
-                for name in LiveStorage.__slots__:
-                    setattr(again, name, getattr(expired, name))
-                self.live[expired.key] = again
-                return
+        if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
+            again = LiveStorage(storage, self._storage_expired)
+            for name in LiveStorage.__slots__:
+                setattr(again, name, getattr(expired, name))
+            self.live[expired.key] = again
+            return
         self._expired.append(expired)
         if not self.lock._is_owned() and self.lock.acquire(False):  # type: ignore[attr-defined]
             try:
@@ -567,6 +571,28 @@ class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
 EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]
 
 
+def _with_rules_for_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """`HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. They raise an error
+    unless the operation has a rule for the class of the mode."""
+
+    @functools.wraps(dispatch)
+    def run(self: Any, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = type(_get_current_dispatch_mode())
+        if kind in (RecordingMode, EagerMode) and kind not in self.python_key_table:
+
+            def rule(mode: Any, *args: Any, **kwargs: Any) -> Any:
+                return mode.__torch_dispatch__(self, [], args, kwargs)
+
+            self.py_impl(kind)(rule)
+        return dispatch(self, dispatch_key, *args, **kwargs)
+
+    return run
+
+
+if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+    HigherOrderOperator.dispatch = _with_rules_for_modes(HigherOrderOperator.dispatch)  # type: ignore[method-assign]
+
+
 @functools.cache
 def _is_composite(func: Any) -> bool:
     """Whether an operation consists of other operations, which are recorded instead of it.
@@ -586,20 +612,6 @@ def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
 
 
-def _storage_behind(key: int) -> Any:
-    """Return the storage of `key` if only its Python object was freed. In torch 2.6, the garbage collector may free the
-    object alone.
-
-    This function is called from the callback of the weak reference, when the storage still exists in either case.
-    """
-    if torch._C._storage_Use_Count(key) > 1:
-        return torch.UntypedStorage._new_with_weak_ptr(key)
-    return None
-
-
-_surviving_storage = (
-    _storage_behind if torch.__version__ < "2.8" and hasattr(torch._C, "_storage_Use_Count") else None
-)
 POLL_SECONDS = 0.001
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _no_dispatch: Any = getattr(torch._C, "_DisableTorchDispatch", None)

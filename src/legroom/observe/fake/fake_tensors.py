@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
@@ -112,6 +113,10 @@ class FakeTensors:
         return out
 
     def _infer_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if isinstance(func, HigherOrderOperator) and FakeTensorMode in func.python_key_table:
+            return func.python_key_table[FakeTensorMode](
+                self.mode, *args, **kwargs
+            )  # the mode of torch 2.6 expects tags
         try:
             return self.mode.__torch_dispatch__(func, (), args, kwargs)
         except RuntimeError as error:

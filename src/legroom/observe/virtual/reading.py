@@ -81,7 +81,10 @@ class TensorReads:
         kind, number = tensor.__dlpack_device__()
         return (kind, number) if index is None else (type(kind)(dlpack.CUDA), index)
 
-    def _dlpack(self, tensor: Any, **options: Any) -> Any:
+    def _dlpack(self, tensor: Any, *stream: Any, **options: Any) -> Any:
+        """`stream` is a positional argument in torch 2.6 and a keyword in later releases."""
+        if stream:
+            options["stream"] = stream[0]
         index = self._device_index(tensor)
         wanted = options.get("dl_device")
         if index is None or (wanted is not None and wanted[0] == dlpack.CPU):

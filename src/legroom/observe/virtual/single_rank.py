@@ -29,10 +29,16 @@ def is_enabled() -> bool:
     return bool(os.environ.get(VARIABLE)) and "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def modules_of_groups() -> tuple[Any, ...]:
+    """The modules that have the functions of process groups: the one that defines them, then those that import them. A module that
+    this build of torch lacks is None."""
+    names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
+    return tuple(optional_module(f"torch.{name}") for name in names)
+
+
 def replacements() -> Iterable[Replacement]:
     """Process groups, stores and rendezvous for a rank without peers."""
-    distributed = optional_module("torch.distributed")
-    c10d = optional_module("torch.distributed.distributed_c10d")
+    c10d, distributed, mesh = modules_of_groups()
     original_init = getattr(c10d, "init_process_group", None)
     original_group = getattr(c10d, "new_group", None)
     if original_init is None or original_group is None:
@@ -53,7 +59,7 @@ def replacements() -> Iterable[Replacement]:
     def rendezvous(*arguments: Any, **options: Any) -> Iterator[tuple[Any, int, int]]:
         yield distributed.HashStore(), rank, size
 
-    for owner in (c10d, distributed):
+    for owner in (c10d, distributed, mesh):
         yield from table(
             owner,
             {

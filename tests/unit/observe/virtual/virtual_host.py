@@ -11,6 +11,7 @@ import torch
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
+from legroom.observe.dispatch.storage_counts import surviving_storage
 from legroom.observe.virtual.host import VirtualDevice
 from legroom.observe.virtual.torch_api.cuda_api import patches
 
@@ -57,7 +58,7 @@ class FakeHost:
         def forget() -> None:
             # In some versions of torch, a reference cycle that contains the Python object of a storage, as torch.save
             # creates one, ends weak references to a storage that is still alive.
-            if torch._C._storage_Use_Count(key) > 1:
+            if surviving_storage(key) is not None:
                 return
             devices.pop(key)
             allocator.free(block)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legroom.observe.cuda_rules.plan import MemoryPlan, OpCall, OutputCopy, Rule
 from legroom.observe.dispatch.backward_engine import current_graph_task, current_node, in_backward_pass
+from legroom.observe.dispatch.storage_counts import count_references
 
 _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -125,8 +126,8 @@ def _dense(tensor: torch.Tensor) -> bool:
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
     """The reference counts of a tensor and of its storage."""
     counted: Any = tensor
-    storage_count: Any = torch._C._storage_Use_Count
-    return counted._use_count(), storage_count(counted.untyped_storage()._cdata)
+    assert count_references is not None
+    return counted._use_count(), count_references(counted.untyped_storage()._cdata)
 
 
 class _CountAtAddition(TorchDispatchMode):
@@ -147,7 +148,7 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
     """The reference counts of a gradient that nothing else references; None if this version of torch does
     not expose them.
     """
-    if not hasattr(torch._C, "_storage_Use_Count") or not hasattr(torch.Tensor, "_use_count"):
+    if count_references is None or not hasattr(torch.Tensor, "_use_count"):
         return None
     with torch.utils._python_dispatch._disable_current_modes(), torch.enable_grad():
         start = torch.ones(2, requires_grad=True)

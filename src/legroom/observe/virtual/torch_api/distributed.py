@@ -30,14 +30,13 @@ def is_rank() -> bool:
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
     """Groups use gloo, or the fake backend if a single rank is traced. Collectives ignore the device that they are bound to."""
     yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
-    distributed, c10d = _modules()
+    c10d, *importers = single_rank.modules_of_groups()
     barrier = getattr(c10d, "barrier", None)
+    names: dict[str, Any] = {"is_nccl_available": answer(True)}
     if barrier is not None:
-        on_any_device = _without(barrier, "device_ids")
-        yield from table(c10d, {"barrier": on_any_device})
-        yield from table(distributed, {"barrier": on_any_device})
-    for owner in (c10d, distributed):
-        yield from table(owner, {"is_nccl_available": answer(True)})
+        names["barrier"] = _without(barrier, "device_ids")
+    for owner in (c10d, *importers):
+        yield from table(owner, names)
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
     # These methods create the buckets, and create them again after the first step.
     for name in ("_ddp_init_helper", "_pre_forward"):
@@ -46,18 +45,14 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
             yield from table(parallel, {name: _with_buckets_on_device(original, host)})
 
 
-def _modules() -> tuple[Any, Any]:
-    return optional_module("torch.distributed"), optional_module("torch.distributed.distributed_c10d")
-
-
 def _groups_with_gloo() -> Iterable[Replacement]:
-    distributed, c10d = _modules()
+    c10d, *importers = single_rank.modules_of_groups()
     for name, position in (("init_process_group", 0), ("new_group", 2)):
         original = getattr(c10d, name, None)
         if original is not None:
             with_gloo = _with_gloo(original, position)
-            yield from table(c10d, {name: with_gloo})
-            yield from table(distributed, {name: with_gloo})
+            for owner in (c10d, *importers):
+                yield from table(owner, {name: with_gloo})
 
 
 def _with_gloo(original: Any, position: int) -> Any:

@@ -51,7 +51,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
     yield from table(torch._C, {"_to_dlpack": to_dlpack, "_from_dlpack": from_dlpack})
     for owner in (torch, optional_module("torch.utils.dlpack")):
-        yield from table(owner, {"to_dlpack": to_dlpack})
+        yield from table(owner, {"to_dlpack": to_dlpack, "_from_dlpack": from_dlpack})
 
 
 def with_device(capsule: Any, index: int | None) -> Any:

@@ -42,6 +42,7 @@ def operator_kernels(host: VirtualHost, user_code: UserCode) -> Iterator[None]:
             kernel = _as_user_code(fn, user_code)
             if key in _COMPOSITE:
                 fn = kernel
+                _composites[_qualified(self, op_name)] = (weakref.ref(self), kernel, with_keyset)
             elif key in _BACKENDS:
                 is_selected = _register(host, original_impl, self, op_name, key, kernel, with_keyset)
                 if is_selected and key == "CPU":
@@ -103,6 +104,10 @@ def _existing_operator(
 # --- one function for both devices
 
 
+_Kernel = tuple[Any, Callable[..., Any], bool]
+"""A weak reference to the library, which owns its kernels, the kernel, and whether it receives the key set."""
+
+
 class _Kernels:
     """The kernels of one operator, and the function that selects one of them."""
 
@@ -110,19 +115,19 @@ class _Kernels:
         self.name = name
         self.host = host
         self.registered_by = weakref.ref(library)
-        self.kernels: dict[str, tuple[Any, Callable[..., Any], bool]] = {}
-        """The kernels by backend: a weak reference to the library, which owns its kernels, the kernel, and whether it
-        receives the key set."""
+        self.kernels: dict[str, _Kernel] = {}
+        """The kernels by backend."""
         self.previous = _kernel_before(name)
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
         on_device = any(self.host.device_of(tensor) is not None for tensor in tensors_in((args, kwargs)))
         backend = "CUDA" if on_device else "CPU"
-        library, kernel, with_keyset = self.kernels.get(backend, (None, None, False))
-        if kernel is not None and _is_alive(library):
-            return kernel(keyset, *args, **kwargs) if with_keyset else kernel(*args, **kwargs)
+        if (found := self.kernels.get(backend)) is not None and _is_alive(found[0]):
+            return _call(found, keyset, args, kwargs)
         if self.previous is not None:
             return self.previous.call_boxed(keyset, *args, **kwargs)
+        if (found := _composite(self.name)) is not None:
+            return _call(found, keyset, args, kwargs)
         raise NotImplementedError(
             f"Could not run '{self.name}' with arguments from the '{backend}' backend. "
             f'Register a kernel for it with `Library.impl(..., "{backend}")`.'
@@ -132,6 +137,23 @@ class _Kernels:
 _operators: dict[str, _Kernels] = {}
 """The kernels by qualified name. The selecting function stays registered until its library is deleted, so this dict
 outlives a virtual GPU."""
+_composites: dict[str, _Kernel] = {}
+"""The program's kernels for all devices, by qualified name. Versions of torch without `get_kernel` cannot return them."""
+
+
+def _composite(name: str) -> _Kernel | None:
+    found = _composites.get(name)
+    return found if found is not None and _is_alive(found[0]) else None
+
+
+def _call(found: _Kernel, keyset: Any, args: Any, kwargs: Any) -> Any:
+    _, kernel, with_keyset = found
+    return kernel(keyset, *args, **kwargs) if with_keyset else kernel(*args, **kwargs)
+
+
+def _qualified(library: Any, op_name: Any) -> str:
+    name: str = op_name if isinstance(op_name, str) else getattr(op_name, "_name", str(op_name))
+    return name if "::" in name else f"{library.ns}::{name}"
 
 
 def _register(
@@ -145,12 +167,11 @@ def _register(
 ) -> bool:
     """Add a kernel to the operator's selecting function. Returns False if the operator has a kernel that cannot be
     called from there."""
-    name = op_name if isinstance(op_name, str) else getattr(op_name, "_name", str(op_name))
-    name = name if "::" in name else f"{library.ns}::{name}"
+    name = _qualified(library, op_name)
     known = _operators.get(name)
     if known is None or not _is_alive(known.registered_by):
         fresh = _Kernels(name, host, library)
-        if fresh.previous is None and _has_kernel(name):
+        if fresh.previous is None and _has_kernel(name) and _composite(name) is None:
             return False
         if known is not None:
             fresh.kernels = {key: entry for key, entry in known.kernels.items() if _is_alive(entry[0])}

@@ -1,5 +1,6 @@
 """Everything that reports the device of a tensor reports the virtual one, as CUDA would."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +53,8 @@ def tensor() -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("name", REPORTS)
 def test_the_virtual_device_is_reported(tensor: Any, name: str) -> None:
+    if name == "imported to the host" and "device" not in inspect.signature(dlpack.from_dlpack).parameters:
+        pytest.skip("from_dlpack of this torch has no argument `device`")
     report, expected = REPORTS[name]
     assert report(tensor) == expected
 

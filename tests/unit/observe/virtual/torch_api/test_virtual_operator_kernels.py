@@ -58,6 +58,14 @@ def test_a_kernel_for_cuda_replaces_the_one_for_all_devices(gpu: VirtualGPU, lib
     assert (operator(torch.zeros(1)).item(), operator(torch.zeros(1, device="cuda")).item()) == (1, 2)
 
 
+def test_a_kernel_for_all_devices_may_be_registered_after_the_one_for_cuda(
+    gpu: VirtualGPU, library: Any
+) -> None:
+    library.impl("op", lambda x: x + 2, "CUDA")
+    library.impl("op", lambda x: x + 1, "CompositeExplicitAutograd")
+    assert (operator(torch.zeros(1)).item(), operator(torch.zeros(1, device="cuda")).item()) == (1, 2)
+
+
 @pytest.mark.skipif(not hasattr(torch.library, "get_kernel"), reason="torch cannot call the replaced kernel")
 @pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 def test_a_kernel_for_an_operator_of_torch_affects_cuda_only(gpu: VirtualGPU) -> None:

@@ -51,6 +51,7 @@ MAKERS: dict[str, Made] = {
         torch.distributions.Dirichlet(x).sample(),
     ],
     "vmap": lambda x, i: torch.func.vmap(lambda row: row * 2)(x),
+    "numbers assigned in vmap": lambda x, i: torch.func.vmap(_with_ones)(torch.stack([i, i])),
     "jacobian": lambda x, i: torch.func.jacrev(torch.sin)(x[0]),
     "gradient": lambda x, i: torch.autograd.grad((x.requires_grad_() * 2).sum(), x),
     "zeros that the engine makes": lambda x, i: torch.autograd.grad(x.requires_grad_().unbind()[0].sum(), x),
@@ -127,6 +128,12 @@ def test_a_custom_op_for_cuda_runs() -> None:
 def test_exporting_a_model_is_rejected_with_the_remedy() -> None:
     with pytest.raises(Unsupported, match=r"model\.cpu\(\)"):
         torch.export.export(nn.Linear(2, 2).cuda(), (torch.ones(1, 2, device="cuda"),))
+
+
+def _with_ones(index: torch.Tensor) -> torch.Tensor:
+    made = index.new_zeros(4, 4)
+    made[torch.arange(4, device=index.device), index] = 1
+    return made
 
 
 def _flex_attention(x: torch.Tensor) -> Any:

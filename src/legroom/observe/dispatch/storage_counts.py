@@ -1,0 +1,70 @@
+"""The reference counts of storages, and weak references that end before the storage is freed.
+
+Both depend on private parts of torch. Each is checked once here on a small storage.
+"""
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _in_memory(key: int) -> int:
+    """The count that torch's C++ object has after the pointer to its virtual functions. CPU builds of old releases (2.6)
+    have no function that returns it."""
+    return ctypes.c_uint32.from_address(key + ctypes.sizeof(ctypes.c_void_p)).value
+
+
+def _is_correct(count: Callable[[int], int]) -> bool:
+    """Whether `count` increases with the tensors that use a storage."""
+    make_storage: Any = torch.UntypedStorage
+    storage = make_storage(1)
+    counts = [count(storage._cdata)]
+    first = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+    counts.append(count(storage._cdata))
+    second = first.detach()
+    counts.append(count(storage._cdata))
+    del first, second
+    counts.append(count(storage._cdata))
+    return counts == [1, 2, 3, 1]
+
+
+def _first_correct(*functions: Callable[[int], int] | None) -> Callable[[int], int] | None:
+    return next((each for each in functions if each is not None and _is_correct(each)), None)
+
+
+def _can_end_early() -> bool:
+    """Whether the garbage collector ends weak references to a storage that a tensor still uses."""
+    tensor = torch.empty(1, dtype=torch.uint8, device="cpu")
+    storage = tensor.untyped_storage()
+    reference = weakref.ref(storage)
+    cycle: list[Any] = [storage]
+    cycle.append(cycle)
+    del storage, cycle
+    gc.collect(0)
+    return reference() is None
+
+
+with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+    count_references: Callable[[int], int] | None = _first_correct(
+        getattr(torch._C, "_storage_Use_Count", None), _in_memory
+    )
+    """The number of references to the storage at an address (`_cdata`). None if this torch does not show it: then gradients are
+    assumed to be added out of place."""
+    weak_references_end_early = _can_end_early()
+    """Whether a weak reference to a storage can end although tensors use the storage. This is so in torch 2.6: there, the garbage
+    collector may free the Python object of a storage alone, for example after `torch.save`."""
+
+
+def surviving_storage(key: int) -> Any:
+    """Return the storage at `key` if only its Python object is being freed, otherwise None.
+
+    Call this function from the callback of a weak reference: then the storage exists in either case. Without reference
+    counts, no storage is found, and the memory counts as freed too early.
+    """
+    if not weak_references_end_early or count_references is None or count_references(key) <= 1:
+        return None
+    return torch.UntypedStorage._new_with_weak_ptr(key)
