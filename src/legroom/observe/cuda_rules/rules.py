@@ -34,15 +34,17 @@ from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
-"""The rules describe the CUDA kernels of this release of torch, if releases differ."""
+"""Where releases of torch differ, the rules describe the kernels of the installed release, up to this one. Newer releases are
+described as this one."""
 
 
 class CudaRules:
     """Models the differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
 
-    def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] = MEASURED_RELEASE) -> None:
+    def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] | None = None) -> None:
+        """`release`: the release of torch whose kernels are described; None for the installed one, see `MEASURED_RELEASE`."""
         self.gpu = gpu
-        self.release = release
+        self.release = min(minor_version(torch.__version__), MEASURED_RELEASE) if release is None else release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
         self._accumulation = accumulation.Accumulation()
         self._fake_checks = FakeTensorChecks()

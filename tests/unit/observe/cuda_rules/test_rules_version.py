@@ -1,5 +1,6 @@
 """The versions that the CUDA rules were measured with."""
 
+import pytest
 import torch
 
 from legroom.gpus.catalog import find_gpu
@@ -11,6 +12,17 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 def test_the_rules_state_the_torch_the_cudnn_and_the_gpu_they_come_from():
     assert (RULES_VERSION.torch, RULES_VERSION.cudnn, RULES_VERSION.gpu) == ("2.11", "9.19", "NVIDIA H200")
     assert MEASURED_RELEASE == (2, 11)
+
+
+@pytest.mark.parametrize(
+    ("installed", "described"), [("2.6.0+cu124", (2, 6)), ("2.11.0", (2, 11)), ("2.13.0+cpu", (2, 11))]
+)
+def test_the_kernels_are_those_of_the_installed_torch_up_to_the_measured_one(
+    monkeypatch, installed, described
+):
+    monkeypatch.setattr(torch, "__version__", installed)
+
+    assert CudaRules(find_gpu("h200")).release == described
 
 
 def test_patch_releases_and_build_tags_do_not_count_as_another_version():

@@ -16,7 +16,7 @@ from legroom.observe.cuda_rules.plan import (
     ScratchAlloc,
     ScratchFree,
 )
-from legroom.observe.cuda_rules.rules import CudaRules
+from legroom.observe.cuda_rules.rules import MEASURED_RELEASE, CudaRules
 
 
 class OpLog(TorchDispatchMode):
@@ -46,8 +46,8 @@ class OpLog(TorchDispatchMode):
 
 @contextlib.contextmanager
 def traced(gpu: str = "h200", **options: Any) -> Iterator[OpLog]:
-    """Within the block tensors are fake and treated as CUDA tensors."""
-    rules = CudaRules(find_gpu(gpu), **options)
+    """Within the block tensors are fake and treated as CUDA tensors, with the kernels of the measured release."""
+    rules = CudaRules(find_gpu(gpu), **{"release": MEASURED_RELEASE, **options})
     log = OpLog(rules)
     with FakeTensorMode(), log, rules.installed(lambda tensor: isinstance(tensor, FakeTensor)):
         yield log

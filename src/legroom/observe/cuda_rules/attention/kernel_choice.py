@@ -1,7 +1,7 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
-Source: ATen/native/transformers/cuda/sdp_utils.cpp. The kernels are tried in order (cuDNN first on Hopper and
-Blackwell, flash first on other GPUs), and the first one whose conditions hold is used. The kernel determines which
+Source: ATen/native/transformers/cuda/sdp_utils.cpp. The kernels are tried in order (since 2.9, cuDNN first on Hopper and
+Blackwell; otherwise flash first), and the first one whose conditions hold is used. The kernel determines which
 tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the others save one sum per
 row.
 """
@@ -51,23 +51,25 @@ def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backe
         Backend.EFFICIENT: lambda: _efficient(call, gpu, release),
         Backend.MATH: lambda: True,
     }
-    for backend in _order(gpu):
+    for backend in _order(gpu, release):
         if _enabled(backend) and tests[backend]():
             return backend
     return Backend.MATH
 
 
-def _order(gpu: GpuSpec) -> list[Backend]:
+def _order(gpu: GpuSpec, release: tuple[int, int]) -> list[Backend]:
     """The order of `sdpa_kernel(..., set_priority=True)` if it was set, otherwise CUDA's default order.
 
-    The default is also used without torch's private getter.
+    The default is also used without torch's private getter. Not modelled: builds of 2.10 with cuDNN 9.15 or older try flash
+    first on every GPU.
     """
     get_order: Any = getattr(torch._C, "_get_sdp_priority_order", None)
     known = {backend.value: backend for backend in Backend}
-    order = [known[number] for number in (get_order() if get_order else ()) if number in known]
+    numbers = dict.fromkeys(get_order() if get_order else ())  # before 2.10, the list ends with a second 0
+    order = [known[number] for number in numbers if number in known]
     if order and order != _TORCH_DEFAULT:
         return order + [backend for backend in Backend if backend not in order]
-    if gpu.capability[0] in (9, 10):
+    if gpu.capability[0] in (9, 10) and release >= (2, 9):
         return [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
     return [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
 
