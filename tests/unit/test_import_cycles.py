@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
-import grimp
+import pytest
+
+grimp: Any = pytest.importorskip("grimp")
 
 
 def find_cycle(imports: Mapping[str, Iterable[str]]) -> list[str] | None:

@@ -179,6 +179,7 @@ def test_a_tensor_outside_the_model_is_rejected() -> None:
 
 
 def test_a_cache_is_rejected_with_advice() -> None:
+    pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=20))
@@ -187,6 +188,7 @@ def test_a_cache_is_rejected_with_advice() -> None:
 
 
 def test_a_transformers_model_can_be_split() -> None:
+    pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import wandb
 
 from legroom.errors import MissingExtra
 from legroom.tuning.loggers.common import Logger
@@ -15,6 +14,8 @@ from legroom.tuning.loggers.tensorboard import TensorBoardLog
 from legroom.tuning.loggers.wandb import WandbLog
 from legroom.tuning.trial.records import Report, TrialRecord, TrialState
 from made_studies import finished, never_fits
+
+wandb: Any = pytest.importorskip("wandb")
 
 
 def read(folder: Path) -> Any:

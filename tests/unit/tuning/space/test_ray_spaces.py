@@ -1,6 +1,9 @@
 """Conversion of Ray spaces."""
 
 import pytest
+
+pytest.importorskip("ray.tune")
+
 from ray import tune
 
 from legroom.errors import UsageError

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+pytest.importorskip("ray.tune")
+
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+pytest.importorskip("ray.tune")
+
 from legroom.tuning.engines.ray.adapters import SharedState
 from legroom.tuning.engines.ray.engine import _missing, _tuner
 from legroom.tuning.engines.ray.resources import resources

@@ -3,6 +3,9 @@
 from typing import Any
 
 import pytest
+
+pytest.importorskip("ray.tune")
+
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
 from ray.tune.search import ConcurrencyLimiter
