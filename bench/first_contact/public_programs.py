@@ -1,251 +1,336 @@
 """Runs public training programs, unmodified, with each command and prints what is right, wrong or refused.
 
-    python -m bench.first_contact.public_programs CHECKOUTS [--only WORD ...] [--python PYTHON] [--write FILE] [--seconds 120]
+    python -m bench.first_contact.public_programs CHECKOUTS [--only WORD ...] [--python PYTHON] [--write FILE.json] [--seconds 120]
 
-CHECKOUTS is a folder with clones of the repositories that `PROGRAMS` names. Every program runs in a copy of its repository. Data that a program
-would download is generated here with random contents. For each program:
+CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Every command runs in a new copy of the program. Data that a
+program would download is generated with random contents. For each program:
 
-- `estimate`: predicts the peak. The prediction is right if the program fits a virtual GPU that is 3% larger and not one that is 10% smaller.
-- `run`: runs the program on the larger virtual GPU; right if it ends as it does with `python`.
-- `run too small`: runs it on the smaller one; right if the report names a line of the program.
-- `files`: what changed in the copy while `estimate` ran.
+- `run`: on a virtual GPU of 24 GiB. Right if the program ends as with `python`, writes files of the same names, and uses GPU memory.
+- `run too small`: on a virtual GPU with 85% of the memory that was allocated at the peak of `run`. Right if the program runs out of memory and
+  the report names the line of the program that the traceback names; in the backward pass, a line of the program whose backward failed.
+- `estimate`: right if the verdict is `fits` for a GPU with 10% more than `run` reserved plus the workspaces of CUDA kernels, which a virtual
+  GPU does not count, and if the predicted peak is larger than the GPU of `run too small`.
+- `peak`: the predicted peak without the workspaces, against the peak of `run`. `off` if they differ by more than 5%.
+- `launch`: for programs that support several processes, on two virtual GPUs. Right if every rank finishes and uses GPU memory, and the peaks
+  that `--dry-run` predicts are right.
+- `files`: the number of files of the copy that changed while `estimate` ran.
 """
 
+import contextlib
+import datetime
 import json
 import os
+import re
 import shutil
-import struct
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy
-
+from bench.first_contact.programs import OMITTED, PROGRAMS, Program
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 
-MiB = 1 << 20
+KiB, MiB = 1 << 10, 1 << 20
+LARGE = "24GiB"
+WORKSPACES = 64 * MiB
+"""More than cuBLAS and cuDNN use in these programs. `launch --dry-run` does not report them separately."""
+COLUMNS = ("run", "run too small", "estimate", "launch", "peak", "files", "seconds")
+VERBS = COLUMNS[:4]
 
 
-def mnist(folder: Path) -> None:
-    """Random digits where torchvision's MNIST looks for them."""
-    chance = numpy.random.default_rng(0)
-    for place in ("data", "../data", "../../data", "../../data/mnist"):
-        raw = (folder / place / "MNIST" / "raw").resolve()
-        raw.mkdir(parents=True, exist_ok=True)
-        for name, count in (("train", 6000), ("t10k", 1000)):
-            images = chance.integers(0, 255, (count, 28, 28), dtype=numpy.uint8)
-            labels = chance.integers(0, 10, count).astype(numpy.uint8)
-            (raw / f"{name}-images-idx3-ubyte").write_bytes(
-                struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes()
-            )
-            (raw / f"{name}-labels-idx1-ubyte").write_bytes(
-                struct.pack(">II", 2049, count) + labels.tobytes()
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one command did."""
 
-
-def words(folder: Path) -> None:
-    chance = numpy.random.default_rng(0)
-    target = folder / "data" / "wikitext-2"
-    target.mkdir(parents=True, exist_ok=True)
-    for name in ("train", "valid", "test"):
-        text = "\n".join(" ".join(f"w{n}" for n in chance.integers(0, 5000, 20)) for _ in range(1500))
-        (target / f"{name}.txt").write_text(text)
-
-
-def characters(folder: Path) -> None:
-    chance = numpy.random.default_rng(0)
-    target = folder / "data" / "shakespeare_char"
-    target.mkdir(parents=True, exist_ok=True)
-    for name in ("train", "val"):
-        chance.integers(0, 65, 100_000).astype(numpy.uint16).tofile(target / f"{name}.bin")
-
-
-def pictures(folder: Path) -> None:
-    from PIL import Image
-
-    chance = numpy.random.default_rng(0)
-    for kind in ("imgs", "masks"):
-        (folder / "data" / kind).mkdir(parents=True, exist_ok=True)
-    for number in range(20):
-        Image.fromarray(chance.integers(0, 255, (200, 300, 3), dtype=numpy.uint8)).save(
-            folder / f"data/imgs/{number}.png"
-        )
-        Image.fromarray(chance.integers(0, 2, (200, 300), dtype=numpy.uint8)).save(
-            folder / f"data/masks/{number}_mask.png"
-        )
-
-
-def waves(folder: Path) -> None:
-    import torch
-
-    length = numpy.arange(1000) + numpy.random.default_rng(0).integers(-80, 80, 100).reshape(100, 1)
-    torch.save(numpy.sin(length / 20.0), folder / "traindata.pt")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    repository: str
-    folder: str
-    arguments: str
-    """The script and its arguments, for a short run."""
-    prepare: Callable[[Path], None] | None = None
+    code: int | None
+    """None after the time limit."""
+    out: str
+    error: str
+    seconds: float
+    changed: frozenset[str]
+    """Files of the copy that were created, changed or removed."""
 
     @property
-    def name(self) -> str:
-        return f"{self.repository}/{self.folder}/{self.arguments.split()[0]}".replace("/./", "/")
+    def document(self) -> dict[str, Any] | None:
+        """The JSON document on standard output."""
+        try:
+            found = json.loads(self.out)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
 
-
-def _gan(name: str, arguments: str = "--n_epochs 1 --batch_size 256") -> Program:
-    return Program(
-        repository="PyTorch-GAN",
-        folder=f"implementations/{name}",
-        arguments=f"{name}.py {arguments}",
-        prepare=mnist,
-    )
-
-
-def _example(folder: str, arguments: str, prepare: Callable[[Path], None] | None = None) -> Program:
-    return Program(repository="examples", folder=folder, arguments=arguments, prepare=prepare)
-
-
-PROGRAMS = (
-    _example("mnist", "main.py --epochs 1 --dry-run", mnist),
-    _example("mnist_rnn", "main.py --epochs 1 --dry-run", mnist),
-    _example("mnist_forward_forward", "main.py --epochs 2 --train_size 500 --test_size 100", mnist),
-    _example("vae", "main.py --epochs 1", mnist),
-    _example("siamese_network", "main.py --epochs 1 --dry-run", mnist),
-    _example("dcgan", "main.py --dataset fake --niter 1 --dry-run --batchSize 16"),
-    _example("imagenet", "main.py --dummy --epochs 1 -a resnet18 -b 8 --gpu 0"),
-    _example("word_language_model", "main.py --epochs 1 --dry-run", words),
-    _example("word_language_model", "main.py --epochs 1 --dry-run --model Transformer --nhead 2 --emsize 100 --nhid 100", words),
-    _example("regression", "main.py"),
-    _example("reinforcement_learning", "reinforce.py --log-interval 1"),
-    _example("time_sequence_prediction", "train.py --steps 1", waves),
-    Program(
-        repository="nanoGPT", folder=".", prepare=characters,
-        arguments="train.py config/train_shakespeare_char.py --max_iters=2 --eval_iters=1 --compile=False --batch_size=4",
-    ),
-    Program(repository="minGPT", folder=".", arguments="projects/adder/adder.py --trainer.max_iters=2"),
-    _gan("gan"), _gan("dcgan"), _gan("wgan"), _gan("wgan_gp"), _gan("cgan"), _gan("acgan"), _gan("lsgan"), _gan("infogan"),
-    _gan("aae"), _gan("began"), _gan("ebgan"), _gan("dragan"), _gan("sgan"), _gan("softmax_gan"), _gan("relativistic_gan"),
-    _gan("cogan"), _gan("bgan"),
-    Program(
-        repository="Pytorch-UNet", folder=".", prepare=pictures, arguments="train.py --epochs 1 --batch-size 2 --scale 0.25"
-    ),
-    Program(repository="pygcn", folder="pygcn", arguments="train.py --epochs 2"),
-    Program(repository="cleanrl", folder="cleanrl", arguments="dqn.py --total-timesteps 300 --learning-starts 100"),
-    Program(repository="cleanrl", folder="cleanrl", arguments="ppo.py --total-timesteps 1100"),
-    Program(repository="cleanrl", folder="cleanrl", arguments="c51.py --total-timesteps 300 --learning-starts 100"),
-)  # fmt: skip
+    @property
+    def last_line(self) -> str:
+        lines = [line.strip() for line in self.error.splitlines() if line.strip()]
+        return "no answer in time" if self.code is None else lines[-1][:110] if lines else f"exit {self.code}"
 
 
 class Trial:
-    """One program in a copy of its repository."""
+    """One program. Each command runs in a new copy of it."""
 
     def __init__(self, program: Program, checkouts: Path, python: str, seconds: float) -> None:
         self.program = program
         self._python, self._seconds = python, seconds
-        self._kept = tempfile.TemporaryDirectory(prefix="first-contact-")
-        root = Path(self._kept.name) / program.repository
-        shutil.copytree(
-            checkouts / program.repository, root, ignore=shutil.ignore_patterns(".git", "data"), symlinks=True
-        )
-        for data in (checkouts / program.repository).rglob("data"):
-            source = data.relative_to(checkouts / program.repository)
-            if (
-                data.is_dir()
-                and not data.is_symlink()
-                and ".git" not in source.parts
-                and _size(data) < 64 * MiB
-            ):
-                shutil.copytree(data, root / source, dirs_exist_ok=True)
-        self.folder = root / program.folder
-        if program.prepare is not None:
-            program.prepare(self.folder)
-
-    def legroom(self, *options: str) -> tuple[int | None, str, str]:
-        """Exit code (None after a time limit), standard output and standard error."""
-        command = [self._python, "-m", "legroom", *options, *self.program.arguments.split()]
-        return self._start(command)
-
-    def plain(self) -> tuple[int | None, str, str]:
-        return self._start([self._python, *self.program.arguments.split()])
-
-    def _start(self, command: list[str]) -> tuple[int | None, str, str]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off"}
-        try:
-            done = subprocess.run(
-                command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=self._seconds,
-                stdin=subprocess.DEVNULL,
+        self._temporary = tempfile.TemporaryDirectory(prefix="first-contact-")
+        folder = Path(self._temporary.name).resolve()
+        self._pristine, self._captures = folder / "pristine", folder / "captures"
+        self.root = folder / program.repository
+        for part in program.copy.split():
+            shutil.copytree(
+                checkouts / program.repository / part, self._pristine / part, symlinks=True, dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns(".git", "__pycache__", "*.ipynb"),
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return None, "", ""
-        return done.returncode, done.stdout, done.stderr
+        if program.prepare is not None:
+            program.prepare(self._pristine / program.folder)
 
-    def files(self) -> dict[str, tuple[int, int]]:
+    def python(self) -> Outcome:
+        return self._start([self._python])
+
+    def legroom(self, verb: str, *options: str) -> Outcome:
+        """Run the program with `legroom VERB … --format json`. Captures are written outside the copy."""
+        shutil.rmtree(self._captures, ignore_errors=True)
+        self._captures.mkdir()
+        captures = str(self._captures / "program.legroom")
+        where = {"run": ["-o", captures], "launch": ["--logs", captures]}.get(verb, [])
+        return self._start([self._python, "-m", "legroom", verb, *options, "--format", "json", *where])
+
+    def _start(self, command: list[str]) -> Outcome:
+        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.copytree(self._pristine, self.root, symlinks=True)
+        before = self._files()
+        paths = [str(self.root), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off",
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }  # fmt: skip
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [*command, *self.program.arguments.split()], cwd=self.root / self.program.folder, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace",
+            start_new_session=True,
+        )  # fmt: skip
+        code: int | None
+        try:
+            out, error = process.communicate(timeout=self._seconds)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            out, error = process.communicate()
+            code = None
+        seconds = time.monotonic() - began
+        after = self._files()
+        changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+        return Outcome(code=code, out=out, error=error, seconds=seconds, changed=frozenset(changed))
+
+    def _files(self) -> dict[str, tuple[int, int]]:
         """Every file of the copy with its size and time of change."""
-        root = Path(self._kept.name)
         return {
-            str(path.relative_to(root)): (path.lstat().st_size, path.lstat().st_mtime_ns)
-            for path in root.rglob("*")
-            if "__pycache__" not in path.parts
+            str(path.relative_to(self.root)): (path.lstat().st_size, path.lstat().st_mtime_ns)
+            for path in self.root.rglob("*")
+            if not path.is_dir() and "__pycache__" not in path.parts
         }
 
+    def failing_line(self, outcome: Outcome) -> str:
+        """The innermost line of the program in the last traceback, as `file:line`; "" without one."""
+        last = outcome.error.rpartition("Traceback (most recent call last)")[2]
+        frames = re.findall(r'File "([^"]+)", line (\d+)', last)
+        inside = [f"{file}:{line}" for file, line in frames if Path(file).is_relative_to(self.root)]
+        return inside[-1] if inside else ""
+
     def close(self) -> None:
-        self._kept.cleanup()
+        self._temporary.cleanup()
 
 
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+def _size(size: float) -> str:
+    return f"{max(1, int(size) // KiB)}KiB"
 
 
-def try_program(trial: Trial) -> dict[str, str]:
-    """What each command did: `right`, `wrong: …`, `refused: …`, or `time`."""
-    row: dict[str, str] = {}
-    before = trial.files()
-    began = time.monotonic()
-    code, out, error = trial.legroom("estimate", "--gpu", "8GiB", "--format", "json")
-    row["seconds"] = f"{time.monotonic() - began:.0f}"
-    after = trial.files()
-    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    row["files"] = "0" if not changed else f"{len(changed)}: {sorted(changed)[0]}"
+def _normalised(names: frozenset[str]) -> set[str]:
+    """File names without numbers, which may be dates, process ids or losses."""
+    return {re.sub(r"[0-9][0-9.e+-]*", "#", name) for name in names}
+
+
+def run_python(trial: Trial) -> dict[str, Any]:
+    """Run the program without Legroom: its exit code, the names of the files it wrote, and the last line of an error."""
+    done = trial.python()
+    return {"code": done.code, "files": sorted(_normalised(done.changed)), "error": done.last_line}
+
+
+def check_run(trial: Trial, done: Outcome, reference: dict[str, Any]) -> str:
+    document = done.document
+    if done.code != 0 or document is None:
+        if reference["code"] not in (0, None):
+            return f"refused: python fails too, {reference['error']}"
+        return f"wrong: {done.last_line}"
+    if trial.program.gpu != (document["peak_allocated_bytes"] > 0):
+        return f"wrong: peak of {document['peak_allocated_bytes']} bytes"
+    if reference["code"] == 0:
+        differing = _normalised(done.changed) ^ set(reference["files"])
+        if differing:
+            return f"wrong: other files written: {sorted(differing)[0]}"
+    return "right"
+
+
+def check_too_small(trial: Trial, done: Outcome) -> str:
+    document = done.document
+    if done.code in (0, None) or document is None:
+        return f"wrong: {'finished' if done.code == 0 else done.last_line}"
+    oom = document.get("oom")
+    if oom is None:
+        return f"wrong: no OOM report: {done.last_line}"
+    place, expected = f"{oom['file']}:{oom['line']}", trial.failing_line(done)
+    if oom["phase"] == "backward" and "backward" in _source(expected):
+        # The report names the line of the forward pass whose backward failed.
+        if not _source(place).strip():
+            return f"wrong: names {place} for the backward pass"
+    elif not expected.endswith(place.removeprefix("./")):
+        return f"wrong: names {place}, traceback {expected.rpartition('/')[2]}"
+    return "right"
+
+
+def _source(place: str) -> str:
+    """The source line at `file:line`; "" if there is none."""
+    file, _, line = place.rpartition(":")
     try:
-        peak: int = json.loads(out)["peak_reserved_bytes"]
-    except ValueError:
-        lines = [line for line in (error or out).strip().splitlines() if line.strip()]
-        row["estimate"] = "time" if code is None else f"refused: {lines[-1][:90] if lines else code}"
-        peak = 256 * MiB
-    large, small = f"{int(peak * 1.03) // MiB + 4}MiB", f"{max(1, int(peak * 0.9) // MiB)}MiB"
-    code, out, error = trial.legroom("run", "--gpu", large)
-    fits = code == 0
-    if fits:
-        row["run"] = "right"
-    else:
-        plain = trial.plain()[0]
-        kind = (
-            "time" if code is None else "out of memory" if "out of memory" in out + error else f"exit {code}"
-        )
-        row["run"] = (
-            "right, as python" if plain == code != 0 and kind.startswith("exit") else f"wrong: {kind}"
-        )
-    code, out, error = trial.legroom("run", "--gpu", small)
-    failed = code not in (0, None) and "out of memory" in out + error
-    names_line = any(
-        f"{path.name}:" in out + error or f"{path.name}, line" in out + error
-        for path in trial.folder.rglob("*.py")
+        return Path(file).read_text().splitlines()[int(line) - 1]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def check_estimate(done: Outcome, too_small: float) -> str:
+    document = done.document
+    if document is None:
+        return f"refused: {done.last_line}"
+    if document["verdict"] != "fits":
+        return f"wrong: {document['verdict']} instead of fits"
+    return (
+        "right"
+        if document["peak_allocated_bytes"] > too_small
+        else "wrong: would fit the GPU that is too small"
     )
-    row["run too small"] = (
-        "right" if failed and names_line else "wrong: no line" if failed else f"wrong: exit {code}"
-    )
-    if "estimate" not in row:
-        row["estimate"] = "wrong: too low" if not fits else "right" if failed else "wrong: too high"
-    row["peak"] = f"{peak // MiB} MiB"
+
+
+def compare_peak(predicted: dict[str, Any], measured: int) -> str:
+    """The predicted peak without workspaces, against the measured one. The two peaks may be at different times."""
+    high = predicted["peak_allocated_bytes"]
+    low = high - _workspace(predicted)
+    error = low / measured - 1 if low > measured else high / measured - 1 if high < measured else 0.0
+    return f"{_mib(low)} / {_mib(measured)} MiB" + (f", off {error:+.0%}" if abs(error) > 0.05 else "")
+
+
+def _mib(size: int) -> str:
+    return f"{size / MiB:.3g}"
+
+
+def check_launch(trial: Trial, capacity: str) -> str:
+    done = trial.legroom("launch", "--nproc", "2", "--gpu", capacity)
+    document = done.document
+    if document is None or done.code != 0:
+        return f"wrong: {done.last_line}"
+    peaks = [rank["peak_allocated_bytes"] for rank in document["ranks"]]
+    if len(peaks) != 2 or not all(peaks):
+        return f"wrong: peaks {peaks}"
+    planned = trial.legroom("launch", "--nproc", "2", "--gpu", capacity, "--dry-run")
+    plan = planned.document
+    if plan is None:
+        return f"wrong: dry run: {planned.last_line}"
+    for rank, peak in zip(plan["ranks"], peaks, strict=True):
+        if rank["error"]:
+            return f"refused: dry run: {rank['error'].splitlines()[0][:110]}"
+        predicted = rank["peak_allocated_bytes"]
+        if rank["verdict"] != "fits" or not 0.95 * peak <= predicted <= 1.05 * peak + WORKSPACES:
+            return f"wrong: dry run: {rank['verdict']}, {_mib(predicted)} MiB instead of {_mib(peak)} MiB"
+    return "right"
+
+
+def try_program(trial: Trial, reference: dict[str, Any] | None) -> dict[str, Any]:
+    """Return a cell for each column: `right`, `wrong: …`, `refused: …` or `-`. `reference`: of an earlier table."""
+    program = trial.program
+    row: dict[str, Any] = dict.fromkeys(COLUMNS, "-")
+    began = time.monotonic()
+    if program.alone:
+        row["python"] = reference = reference or run_python(trial)
+        done = trial.legroom("run", "--gpu", LARGE)
+        row["run"] = check_run(trial, done, reference)
+        peak = done.document
+        if not program.gpu:
+            _try_without_gpu(trial, row)
+        elif peak is not None and peak["peak_allocated_bytes"]:
+            _try_sizes(trial, row, peak["peak_allocated_bytes"], peak["peak_reserved_bytes"])
+    row["launch"] = check_launch(trial, LARGE) if program.ranks else "one process"
+    row["seconds"] = f"{time.monotonic() - began:.0f}"
     return row
+
+
+def _try_without_gpu(trial: Trial, row: dict[str, Any]) -> None:
+    estimated = trial.legroom("estimate", "--gpu", LARGE)
+    named = "used no GPU memory" in estimated.error and estimated.code == 2
+    row["estimate"] = "right: no GPU memory" if named else f"wrong: {estimated.last_line}"
+    row["files"] = str(len(estimated.changed))
+
+
+def _try_sizes(trial: Trial, row: dict[str, Any], allocated: int, reserved: int) -> None:
+    too_small = 0.85 * allocated
+    row["run too small"] = check_too_small(trial, trial.legroom("run", "--gpu", _size(too_small)))
+    done = trial.legroom("estimate", "--gpu", _size(1.1 * reserved + WORKSPACES))
+    changed = done.changed
+    if done.document is not None and _workspace(done.document) > WORKSPACES:
+        done = trial.legroom("estimate", "--gpu", _size(1.1 * (reserved + _workspace(done.document))))
+    row["estimate"] = check_estimate(done, too_small)
+    row["files"] = str(len(changed | done.changed))
+    if done.document is not None:
+        row["peak"] = compare_peak(done.document, allocated)
+
+
+def _workspace(estimate: dict[str, Any]) -> int:
+    size: int = estimate["by_category"].get("workspace", 0)
+    return size
+
+
+def totals(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """One line per verb: how many cells are right, wrong and refused."""
+    lines = []
+    for verb in VERBS:
+        cells = [row[verb] for row in rows.values()]
+        counts = [sum(cell.startswith(kind) for cell in cells) for kind in ("right", "wrong", "refused")]
+        share = f"{counts[0] / max(sum(counts), 1):.0%}"
+        lines.append(f"{verb}: {counts[0]} right, {counts[1]} wrong, {counts[2]} refused ({share} right)")
+    peaks = [row["peak"] for row in rows.values() if "/" in row["peak"]]
+    lines.append(f"peak within 5%: {sum('off' not in peak for peak in peaks)} of {len(peaks)}")
+    changed = sum(int(row["files"]) for row in rows.values() if row["files"].isdigit())
+    lines.append(f"files changed by estimate: {changed}")
+    return lines
+
+
+def _torch_version(python: str) -> str:
+    command = [python, "-c", "import torch; print(torch.__version__)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _write(path: Path, rows: dict[str, dict[str, Any]], torch: str) -> None:
+    """Write the rows as JSON, and as a table in a Markdown file of the same name."""
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+    lines = [
+        "# Public programs", "",
+        f"{datetime.date.today()}, torch {torch}, without a GPU. `python -m bench.first_contact.public_programs --help` explains the columns.",
+        "", *(f"- {line}" for line in totals(rows)), "",
+        "| program | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|",
+        *("| " + " | ".join([name, *(row[column].replace("|", "/") for column in COLUMNS)]) + " |" for name, row in rows.items()),
+        "", "Not tried:", "", *(f"- {programs}: {why}" for programs, why in OMITTED.items()),
+    ]  # fmt: skip
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def _key(program: Program) -> str:
+    """The name, with the model if several rows have the same script."""
+    same = [other for other in PROGRAMS if other.name == program.name]
+    return program.name if len(same) == 1 else f"{program.name} ({same.index(program) + 1})"
 
 
 def main(argv: list[str]) -> int:
@@ -254,33 +339,33 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", type=Path, help="JSON file; rows that it has of other programs are kept")
     options = parser.parse_args(argv)
-    columns = ["estimate", "run", "run too small", "files", "seconds", "peak"]
-    rows: list[list[str]] = []
+    earlier = json.loads(options.write.read_text()) if options.write and options.write.exists() else {}
+    rows: dict[str, dict[str, Any]] = {}
     for program in PROGRAMS:
-        if options.only and not any(word in program.name for word in options.only):
+        key = _key(program)
+        if options.only and not any(word in key for word in options.only):
             continue
         if not (options.checkouts / program.repository).is_dir():
-            print(f"skipped, {program.name}: there is no {options.checkouts / program.repository}")
+            print(f"skipped, {key}: there is no {options.checkouts / program.repository}")
             continue
         trial = Trial(program, options.checkouts, options.python, options.seconds)
         try:
-            row = try_program(trial)
+            rows[key] = try_program(trial, earlier.get(key, {}).get("python"))
         finally:
             trial.close()
-        rows.append([program.name, *(row.get(column, "") for column in columns)])
-        print(*rows[-1], sep=" | ", flush=True)
-    print_table("Public programs", ["program", *columns], rows)
-    right = {
-        column: sum(row[1 + index].startswith("right") for row in rows)
-        for index, column in enumerate(columns[:3])
-    }
-    print(", ".join(f"{column}: {count} of {len(rows)}" for column, count in right.items()))
-    if options.write:
-        lines = ["| program | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-        lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows]
-        options.write.write_text("\n".join(lines) + "\n")
+        print(key, *(rows[key][column] for column in COLUMNS), sep=" | ", flush=True)
+        if options.write:
+            merged = {**earlier, **rows}
+            ordered = {name: merged[name] for name in map(_key, PROGRAMS) if name in merged}
+            _write(options.write, ordered, _torch_version(options.python))
+    print_table(
+        "Public programs",
+        ["program", *COLUMNS],
+        [[name, *(row[column] for column in COLUMNS)] for name, row in rows.items()],
+    )
+    print(*totals(rows), sep="\n")
     return 0
 
 

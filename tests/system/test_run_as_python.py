@@ -1,5 +1,6 @@
 """A script behaves the same under `legroom run` and under `python`."""
 
+import json
 import os
 import signal
 import subprocess
@@ -238,3 +239,27 @@ def test_a_script_runs_on_a_full_disk(legroom, write, tmp_path, full_disk, optio
     assert done.stderr.count("No capture is written. Cannot write") == 1
     assert "the disk is full" in " ".join(done.stderr.split())
     assert [each.name for each in full_disk.iterdir()] == ["filler"]
+
+
+SPAWNS = """
+    import sys, torch
+    import torch.multiprocessing as mp
+
+    def train(rank, size):
+        torch.zeros(size, dtype=torch.uint8, device="cuda")
+
+    if __name__ == "__main__":
+        mp.spawn(train, args=(int(sys.argv[1]),), nprocs=1)
+"""
+
+
+def test_the_memory_of_spawned_processes_is_reported(write, legroom):
+    script = write(SPAWNS)
+    done = legroom("run", *GPU, "--format", "json", script, str(8 << 20))
+    report = json.loads(done.stdout)
+    assert (report["exit_code"], report["peak_allocated_bytes"]) == (0, 8 << 20)
+    assert "which the script started" in report["remarks"][0]
+    done = legroom("run", *GPU, "--format", "json", script, str(1 << 30))
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["oom"]["line"]) == (1, 6)
+    assert read_capture(report["capture"]).events

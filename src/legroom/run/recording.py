@@ -5,14 +5,15 @@ written to a capture file. An out-of-memory error is reported as soon as it leav
 after the script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's
 exit code.
 
-Forked children of the script write no capture and print no report.
+Forked children of the script write no capture and print no report. On a virtual GPU, other processes that the script
+starts are recorded as well, and the report is about the process that ran out of memory or used the most.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from legroom.diagnose.report.run_report import RunReport, report_from_ledger
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
-from legroom.memory.annotations import ExitReason, RunEnded, SpillTotals
+from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded, SpillTotals
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
@@ -38,7 +39,9 @@ from legroom.observe.dispatch.index_checks import IndexChecks
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
 from legroom.observe.source.user_files import is_user_file
-from legroom.run.capture_path import NoWriter, OpenCapture, open_capture
+from legroom.observe.virtual.child_captures import ChildCaptures
+from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
+from legroom.run.child_processes import RecordedProcess, describe_processes
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
@@ -109,6 +112,7 @@ class Recording:
         self._live: LiveLine | None = None
         self._flush_thread: PeriodicThread | None = None
         self._json: _JsonStdout | None = None
+        self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
         """Set once the report of an out-of-memory error was printed. Later events are not part of it."""
@@ -146,6 +150,9 @@ class Recording:
         except BaseException:
             self._capture.discard()
             raise
+        if self._gpus is not None and self._listener is None:
+            self._children = ChildCaptures()
+            self._recording.enter_context(self._children.recorded())
         if self._spill is not None:
             self._recording.enter_context(self._spill.all_threads())
         if self._blocking and self._session.devices[0].kind == "cuda":
@@ -301,6 +308,7 @@ class Recording:
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
+        self._include_children()
         self._write_ending(outcome)
         writer = self._capture.writer
         writer.flush()
@@ -309,6 +317,34 @@ class Recording:
         for annotation in source_lines.to_annotations(lines, self._seconds):
             writer.write(annotation)
         return replace(report, sources=lines)
+
+    def _include_children(self) -> None:
+        """Report on the process that ran out of memory or has the highest peak, even if the script started it."""
+        if self._children is None:
+            return
+        recorded = map(RecordedProcess.from_capture, self._children.read())
+        children = [child for child in recorded if any(child.importance)]
+        self._children.discard()
+        self._children = None
+        if not children:
+            return
+        main = RecordedProcess("the main process", self._ledger)
+        chosen = max([main, *children], key=lambda process: process.importance)
+        if chosen is not main:
+            self._replace_events(chosen.events)
+        self._write(OtherProcesses(self._seconds, describe_processes(chosen, main, children)))
+
+    def _replace_events(self, events: Sequence[Event]) -> None:
+        """Replace the events of this process, also in the capture."""
+        assert self._capture is not None
+        writer = self._capture.writer
+        if isinstance(writer, CaptureWriter):
+            writer.close()
+            writer = CaptureWriter(writer.path, run=self._run, force=True, max_bytes=MAX_BYTES)
+            self._capture.writer = self._writer = writer
+        self._ledger = Ledger(keep_events=KEPT_EVENTS)
+        for event in events:
+            self._write(event)
 
     def _write_ending(self, outcome: Outcome) -> None:
         now = self._seconds

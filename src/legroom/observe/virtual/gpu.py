@@ -31,6 +31,7 @@ from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.device_placement import HOST, INHERIT
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.fake.fake_tensors import FakeTensors
+from legroom.observe.virtual.child_captures import sink_of_this_process
 from legroom.observe.virtual.host import VirtualDevice
 from legroom.observe.virtual.oom import Faults, InjectedFailure, report_out_of_memory
 from legroom.observe.virtual.placement import (
@@ -327,7 +328,7 @@ class _EnterWhenUnpickled:
 
 def enter_in_spawned_process(*gpus: GpuSpec) -> None:
     if VirtualGPU._active is None and gpus:
-        gpu = VirtualGPU(*gpus)
+        gpu = VirtualGPU(*gpus, sink=sink_of_this_process())
         gpu._is_inherited = True
         gpu.__enter__()
 

@@ -1,7 +1,7 @@
 """Other processes of the program have the same virtual GPUs, and device tensors that are sent to them stay on their device.
 
 Each process has devices of the full size, because processes do not see each other's memory here. The events of other processes are
-discarded. A tensor that is sent is shared, as on CUDA: its memory counts for the process that allocated it.
+recorded separately (see `child_captures`). A tensor that is sent is shared, as on CUDA: its memory counts for the process that allocated it.
 """
 
 import contextlib

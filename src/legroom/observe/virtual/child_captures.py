@@ -1,0 +1,82 @@
+"""Records the processes that a program on virtual GPUs starts (`mp.spawn`, torchrun), each to a capture of its own.
+
+The process that `legroom run` started reads these captures at its end, because the training may be in another process.
+"""
+
+import contextlib
+import multiprocessing.util
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from legroom.errors import LegroomError
+from legroom.memory.capture.capture import SUFFIX, Capture, CaptureWriter
+from legroom.memory.capture.reader import read_capture
+from legroom.memory.events import Event, Sink
+from legroom.units import MiB
+
+VARIABLE = "LEGROOM_CHILD_CAPTURES"
+"""Environment variable: the folder of the captures."""
+MAX_BYTES = 8 * MiB
+
+
+class ChildCaptures:
+    """The captures of the processes that this one starts, in a temporary folder."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Within the block, processes that inherit the virtual GPUs are recorded."""
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = self._folder.name
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop(VARIABLE, None)
+            else:
+                os.environ[VARIABLE] = before
+
+    def read(self) -> Iterator[Capture]:
+        """The captures so far. Those that cannot be read are omitted."""
+        for path in sorted(Path(self._folder.name).glob(f"*{SUFFIX}")):
+            with contextlib.suppress(LegroomError):
+                yield read_capture(path)
+
+    def discard(self) -> None:
+        self._folder.cleanup()
+
+
+def sink_of_this_process() -> Sink | None:
+    """Return a sink that writes to a capture of this process; None if the process that started it does not record."""
+    folder = os.environ.get(VARIABLE)
+    return _LazyWriter(Path(folder)) if folder else None
+
+
+class _LazyWriter:
+    """Creates the capture with the first event: most loader workers use no GPU memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: CaptureWriter | None = None
+        self._failed = False
+
+    def __call__(self, event: Event) -> None:
+        if self._writer is None and not self._failed:
+            self._open()
+        if self._writer is not None:
+            self._writer.write(event)
+
+    def _open(self) -> None:
+        process = os.getpid()
+        path = self._folder / f"{process}{SUFFIX}"
+        try:
+            self._writer = CaptureWriter(path, run={"process": process}, force=True, max_bytes=MAX_BYTES)
+        except LegroomError:  # the folder is gone, or the disk is full
+            self._failed = True
+            return
+        # A process of `multiprocessing` does not call the functions that are registered with `atexit`.
+        multiprocessing.util.Finalize(self, self._writer.close, exitpriority=0)

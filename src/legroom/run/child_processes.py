@@ -1,0 +1,45 @@
+"""Selects the process that a report is about, if the script starts other processes that use the virtual GPUs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from legroom.memory.capture.capture import Capture
+from legroom.memory.events import Event
+from legroom.memory.ledger import Ledger
+from legroom.units import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedProcess:
+    """One process of the script and the memory events that it recorded."""
+
+    name: str
+    ledger: Ledger
+    events: Sequence[Event] = ()
+
+    @classmethod
+    def from_capture(cls, capture: Capture) -> "RecordedProcess":
+        return cls(f"process {capture.run.get('process')}", Ledger(capture.events), capture.events)
+
+    @property
+    def peak(self) -> int:
+        return max((self.ledger.peak(device).bytes for device in self.ledger.devices()), default=0)
+
+    @property
+    def importance(self) -> tuple[bool, int]:
+        """A process that ran out of memory comes first, then the one with the highest peak."""
+        return bool(self.ledger.ooms()), self.peak
+
+
+def describe_processes(
+    chosen: RecordedProcess, main: RecordedProcess, others: Sequence[RecordedProcess]
+) -> str:
+    """Say which process the report is about, and how much the others used."""
+    rest = [process for process in (main, *others) if process is not chosen and process.peak]
+    about = f"this report is about {chosen.name}" + ("" if chosen is main else ", which the script started")
+    if not rest:
+        return f"{about}; no other process used GPU memory"
+    if len(rest) == 1:
+        return f"{about}; {rest[0].name} used up to {format_size(rest[0].peak)}"
+    highest = format_size(max(process.peak for process in rest))
+    return f"{about}; {len(rest)} other processes used up to {highest} each"
