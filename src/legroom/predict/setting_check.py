@@ -10,7 +10,7 @@ from legroom.observe.script import Script
 from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.tracing.script import CannotTrace, OutOfTime, TracedScript
 from legroom.predict.tracing.trace import Trace
-from legroom.predict.tracing.worker_process import WorkerProcess, prepare_tracing, start_tracing
+from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 MAX_CHECKED = 5
 """The number of candidates that are tried, most likely first."""
@@ -30,8 +30,6 @@ class SettingCheck:
     environment: Mapping[str, str]
     deadline: float
     _running: WorkerProcess | None = None
-    _prepared: WorkerProcess | None = None
-    """The process for the next start."""
     _first: tuple[BatchSetting, int, Trace] | None = None
     """The trace of a successful check, which the search needs again."""
 
@@ -77,12 +75,9 @@ class SettingCheck:
             return again.start(with_uncertainty=False).result()
 
     def close(self) -> None:
-        """End the processes of a check that is not complete."""
-        for process in (self._running, self._prepared):
-            if process is not None:
-                process.kill()
-        if self._prepared is not None:
-            self._prepared.close()
+        """End the process of a check that is not complete."""
+        if self._running is not None:
+            self._running.kill()
 
     def _restarted(self, setting: BatchSetting, size: int, limit: float = CHECK_SECONDS) -> TracedScript:
         left = min(limit, self.deadline - time.monotonic())
@@ -94,12 +89,9 @@ class SettingCheck:
             setting.script_with(self.script, size),
             self.gpu,
             steps=self.steps,
-            prepared=self._prepared,
             **options,
         )
         self._running = process
-        # The next start is certain only in a search without a DataLoader.
-        self._prepared = prepare_tracing(self.environment) if self.traced.batch_size is None else None
         try:
             return TracedScript(process, self.gpu, timeout=left)
         except BaseException:

@@ -1,14 +1,80 @@
-"""The entry point of the process that traces a script. It imports torch with the garbage collector paused."""
+"""The server process of `worker_process`: it imports torch once, with the garbage collector paused, and forks a worker per request.
 
+Each request is a byte with four descriptors: the pipe, the standard input, the output and the current folder of the worker. The
+server replies with the process of each worker and, when the worker exits, with its exit code.
+"""
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
+from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports
 
-if __name__ == "__main__":
+
+def serve(requests: socket.socket, function: str) -> None:
+    """Fork a worker for each request, until the other end closes. Returns only there."""
+    module, name = function.split(":")
     with gc_paused_during_imports(lambda: True):
-        from legroom.observe.exit_with_parent import exit_with_parent
-        from legroom.predict.tracing.process import TracingProcess
+        call = getattr(importlib.import_module(module), name)
+
+    def report_exits(*_: object) -> None:
+        with contextlib.suppress(OSError):  # there are no more workers, or nobody reads
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                requests.sendall(b"exited %d %d\n" % (pid, os.waitstatus_to_exitcode(status)))
+
+    signal.signal(signal.SIGCHLD, report_exits)
+    while True:
+        byte, descriptors, _, _ = socket.recv_fds(requests, 1, 4)
+        if not byte:
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # a worker is reported before its exit
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            requests.close()
+            _become_worker(call, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        requests.sendall(b"started %d\n" % pid)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def _become_worker(
+    call: Callable[[dict[str, Any], "Connection[Any, Any]"], None],
+    pipe: int,
+    stdin: int,
+    output: int,
+    folder: int,
+) -> NoReturn:
     exit_with_parent()
-    pipe = Connection(int(sys.argv[1]))
-    TracingProcess(pipe.recv(), pipe).run()
+    os.setsid()
+    os.fchdir(folder)
+    os.close(folder)
+    for source, targets in ((stdin, (0,)), (output, (1, 2))):
+        for target in targets:
+            os.dup2(source, target)
+        os.close(source)
+    connection = Connection(pipe)
+    try:
+        job = connection.recv()
+    except EOFError:
+        os._exit(0)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    call(job, connection)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

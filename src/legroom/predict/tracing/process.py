@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import psutil
 import torch
+import torch._dynamo  # creating an optimizer imports it; here, that happens once for all workers
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
@@ -73,7 +74,6 @@ class TracingProcess:
 
     def __init__(self, job: dict[str, Any], pipe: "Connection[Any, Any]") -> None:
         hide_real_gpus()
-        os.environ.update(job["environment"])
         report_running_line(job["folder"])
         report_terminal_size()
         self._sandbox = Sandbox(Path(job["folder"]))
@@ -486,6 +486,11 @@ class TracingProcess:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def run_job(job: dict[str, Any], pipe: "Connection[Any, Any]") -> NoReturn:
+    """Trace the script of a job."""
+    TracingProcess(job, pipe).run()
 
 
 def _apply_edits(edits: Mapping[str, str]) -> None:

@@ -1,15 +1,21 @@
-"""Starts the process that traces a script, and exchanges messages with it.
+"""Starts the processes that trace scripts, and exchanges messages with them.
 
 A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so that its output
-does not mix with Legroom's and can be shown if it fails. This module does not import torch. The new process imports it
-while the caller continues.
+does not mix with Legroom's and can be shown if it fails. An estimate starts a script more than once, and importing torch takes
+longer than most traces. So a server process (see `main`) imports torch once, and each worker is a fork of it. This module does
+not import torch: the server does, while the caller continues.
 """
 
+import atexit
 import contextlib
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -22,15 +28,121 @@ from legroom.observe.script import Script
 from legroom.predict.tracing.running_line import running_line
 from legroom.predict.tracing.terminal import open_terminal
 
-EXIT_TIMEOUT = 2.0
-"""Seconds that a process has to exit before it is killed."""
+
+class WorkerServer:
+    """A process that imports a module once, and forks a worker that calls a function of it for each request.
+
+    Not `multiprocessing.forkserver`, because its workers import the `__main__` of this process.
+    """
+
+    def __init__(self, function: str) -> None:
+        """`function`: `module:name`. It is called with the job and with the worker's end of a pipe."""
+        self.settings = startup_settings()
+        self._ours, theirs = socket.socketpair()
+        self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
+        self._process = subprocess.Popen(
+            # -u: output and errors appear in the order in which they were printed.
+            [sys.executable, "-u", "-m", "legroom.predict.tracing.main", str(theirs.fileno()), function],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._requests = 0
+        self._received = b""
+        self._started: list[int] = []
+        """The process of each request, in order."""
+        self._exited: dict[int, int] = {}
+        """Exit codes by process."""
+
+    def is_usable(self) -> bool:
+        """Whether it runs, belongs to this process, and was started with today's settings."""
+        return (
+            self._owner == os.getpid()
+            and self._process.poll() is None
+            and self.settings == startup_settings()
+        )
+
+    def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "WorkerProcess":
+        """Start a worker. Its job gets a scratch `folder`, and the variables of this process and of `environment`."""
+        folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
+        output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
+        ours, theirs = Pipe()
+        terminal = open_terminal()
+        stdin = os.open(os.devnull, os.O_RDONLY) if terminal is None else terminal[1]
+        cwd = os.open(".", os.O_RDONLY)
+        with self._lock:
+            number = self._requests
+            self._requests += 1
+            with contextlib.suppress(OSError):  # it has exited; the first reply raises
+                socket.send_fds(self._ours, [b"."], [theirs.fileno(), stdin, output.fileno(), cwd])
+        theirs.close()
+        os.close(stdin)
+        os.close(cwd)
+        our_end = None if terminal is None else open(terminal[0], "rb", 0)  # noqa: SIM115
+        worker = WorkerProcess(self, number, ours, output, folder, our_end)
+        with contextlib.suppress(EOFError):
+            worker.send(
+                {
+                    **job, "folder": os.path.realpath(folder.name),
+                    "environment": {**os.environ, **(environment or {})},
+                }
+            )  # fmt: skip
+        return worker
+
+    def pid(self, request: int, *, wait: bool = True) -> int | None:
+        """The process of a request; None if the server has exited, or if it has not started it yet and `wait` is False."""
+        with self._lock:
+            while len(self._started) <= request and self._read(wait):
+                pass
+            return self._started[request] if request < len(self._started) else None
+
+    def exit_code(self, pid: int | None) -> int:
+        """Wait until a worker exits, and return its exit code. Without a worker, that of the server."""
+        with self._lock:
+            while pid is not None and pid not in self._exited and self._read(wait=True):
+                pass
+            return self._process.wait() if pid is None else self._exited.get(pid, -signal.SIGKILL)
+
+    @property
+    def output(self) -> str:
+        """What the server itself has printed, for example if torch cannot be imported."""
+        return _content(self._output)
+
+    def close(self) -> None:
+        """End the server and its workers."""
+        if self._owner != os.getpid():
+            return
+        self._ours.close()
+        self._process.wait()
+        self._output.close()
+
+    def _read(self, wait: bool) -> bool:
+        """Read the server's messages; False if there are none."""
+        try:
+            received = self._ours.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        *lines, self._received = (self._received + received).split(b"\n")
+        for line in lines:
+            kind, *numbers = line.split()
+            if kind == b"started":
+                self._started.append(int(numbers[0]))
+            else:
+                self._exited[int(numbers[0])] = int(numbers[1])
+        return bool(received)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcess:
     """A process that receives requests and sends replies."""
 
-    _process: subprocess.Popen[bytes]
+    _server: WorkerServer
+    _number: int
     _pipe: "Connection[Any, Any]"
     _output: IO[bytes]
     folder: tempfile.TemporaryDirectory[str]
@@ -40,7 +152,8 @@ class WorkerProcess:
 
     def running_line(self, pid: int | None = None) -> str:
         """The line of the user's code that the process (or its fork `pid`) is running; "" if unknown."""
-        return running_line(pid or self._process.pid, self.folder.name)
+        pid = pid or self._server.pid(self._number, wait=False)
+        return "" if pid is None else running_line(pid, self.folder.name)
 
     def send(self, request: object) -> None:
         """Send a request. Raises `EOFError` if the process has exited."""
@@ -48,11 +161,6 @@ class WorkerProcess:
             self._pipe.send(request)
         except OSError:
             raise EOFError from None
-
-    def start(self, job: dict[str, Any]) -> None:
-        """Send the first message."""
-        with contextlib.suppress(EOFError):  # it failed to start; the first reply raises
-            self.send({**job, "folder": os.path.realpath(self.folder.name)})
 
     def receive(self, timeout: float) -> Any:
         """The next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
@@ -64,8 +172,7 @@ class WorkerProcess:
     @property
     def output(self) -> str:
         """Everything that the process has printed."""
-        size = os.fstat(self._output.fileno()).st_size
-        return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
+        return self._server.output + _content(self._output)
 
     @property
     def last_line(self) -> str:
@@ -76,25 +183,37 @@ class WorkerProcess:
     @property
     def exit_code(self) -> int:
         """The exit code of a process that has exited."""
-        return self._process.wait()
+        return self._server.exit_code(self._server.pid(self._number))
 
     def kill(self) -> None:
         """Kill the process and every process that it started. A caller that waits for a reply gets `EOFError`."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
+        pid = self._server.pid(self._number, wait=False)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            self._server.exit_code(pid)
 
     def close(self) -> None:
-        """Close the pipe, which makes the process exit, and kill it if it does not."""
+        """Close the pipe and kill the process."""
         self._pipe.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=EXIT_TIMEOUT)
         self.kill()
         self._output.close()
         if self._terminal is not None:
             self._terminal.close()
         with contextlib.suppress(OSError):
             self.folder.cleanup()
+
+
+def _content(file: IO[bytes]) -> str:
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
+_STARTUP_SETTINGS = re.compile("(PYTHON|TORCH|PYTORCH|OMP|MKL|LD)_?")
+
+
+def startup_settings() -> dict[str, str]:
+    """The variables that Python and torch read when they start."""
+    return {name: value for name, value in os.environ.items() if _STARTUP_SETTINGS.match(name)}
 
 
 def start_tracing(
@@ -107,66 +226,30 @@ def start_tracing(
     gpus: Sequence[GpuSpec] = (),
     local_rank: int = 0,
     edits: Mapping[str, str] | None = None,
-    prepared: WorkerProcess | None = None,
     seconds: float | None = None,
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
     `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`: the
-    new content of files of the script. Only the new process sees it. `prepared`: the process to use (see `prepare_tracing`).
-    `seconds`: the time limit of a trace, in addition to that of `process`.
+    new content of files of the script. Only the new process sees it. `seconds`: the time limit of a trace, in addition to that of `process`.
     """
     check_setting()
     job = {
         "script": script, "gpu": gpu, "mode": mode, "steps": steps, "gpus": tuple(gpus) or (gpu,),
-        "local_rank": local_rank, "edits": dict(edits or {}), "environment": dict(environment or {}),
-        "seconds": seconds,
+        "local_rank": local_rank, "edits": dict(edits or {}), "seconds": seconds,
     }  # fmt: skip
-    if prepared is None:
-        return start_worker(_TRACING, job, environment)
-    prepared.start(job)
-    return prepared
+    return _tracing_server().start(job, environment)
 
 
-def prepare_tracing(environment: Mapping[str, str] | None = None) -> WorkerProcess:
-    """Start a process for a later `start_tracing`. It imports torch meanwhile."""
-    return _start(_TRACING, environment)
+_server: WorkerServer | None = None
+_server_lock = threading.Lock()
 
 
-_TRACING = "legroom.predict.tracing.main"
-
-
-def start_worker(
-    module: str, job: dict[str, Any], environment: Mapping[str, str] | None = None
-) -> WorkerProcess:
-    """Run a module with the descriptor of a pipe as its argument. The first message is `job`, with a scratch `folder`.
-
-    `environment`: variables in addition to those of this process.
-    """
-    worker = _start(module, environment)
-    worker.start(job)
-    return worker
-
-
-def _start(module: str, environment: Mapping[str, str] | None) -> WorkerProcess:
-    folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
-    output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
-    # Not `multiprocessing.Process`: the script must be `__main__` of an interpreter that imported nothing of ours.
-    ours, theirs = Pipe()
-    terminal = open_terminal()
-    process = subprocess.Popen(
-        # -u: output and errors appear in the order in which they were printed.
-        [sys.executable, "-u", "-m", module, str(theirs.fileno())],
-        pass_fds=(theirs.fileno(),),
-        env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL if terminal is None else terminal[1],
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    theirs.close()
-    if terminal is not None:
-        os.close(terminal[1])
-    return WorkerProcess(
-        process, ours, output, folder, None if terminal is None else open(terminal[0], "rb", 0)
-    )
+def _tracing_server() -> WorkerServer:
+    """The server of this process. It exits with this process."""
+    global _server
+    with _server_lock:
+        if _server is None or not _server.is_usable():
+            _server = WorkerServer("legroom.predict.tracing.process:run_job")
+            atexit.register(_server.close)
+        return _server

@@ -1,4 +1,4 @@
-"""A worker process: started, sent requests, killed."""
+"""A server and its workers: started, sent requests, killed."""
 
 import contextlib
 import os
@@ -11,71 +11,115 @@ import psutil
 import pytest
 
 import legroom
-from legroom.predict.tracing.worker_process import WorkerProcess, start_worker
+from legroom.predict.tracing.worker_process import WorkerProcess, WorkerServer
 
 pytestmark = pytest.mark.slow
 
 SOURCES = str(Path(legroom.__file__).parents[1])
 Start = Callable[..., WorkerProcess]
+Serve = Callable[[str], WorkerServer]
 
-CONNECT = """
-import os, subprocess, sys
-from multiprocessing.connection import Connection
-pipe = Connection(int(sys.argv[1]))
-job = pipe.recv()
+HEAD = """
+import os, subprocess, sys, time
+print("imported by", os.getpid())
 """
-ECHO = f"""{CONNECT}
-while True:
-    pipe.send({{"job": job, "request": pipe.recv(), "word": os.environ["WORD"]}})
+ECHO = f"""{HEAD}
+def run(job, pipe):
+    while True:
+        words = (job["gpu"], job["folder"], os.environ.get("WORD"), os.getcwd(), os.getpid())
+        pipe.send((*words, pipe.recv()))
 """
-
-
-TERMINAL = f"""{CONNECT}
-rows, columns = os.popen("stty size").read().split()
-lines = [sys.stdin.readline() for _ in range(3)]
-pipe.send((int(columns), int(rows), lines, sys.stdin.isatty()))
+FAILING = f"""{HEAD}
+def run(job, pipe):
+    print("a line before")
+    raise SystemExit("no such file")
 """
-SLEEP = f"""{CONNECT}
-import time
+CHILD = f"""{HEAD}
+def run(job, pipe):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    pipe.send(child.pid)
+    child.wait()
+"""
+TERMINAL = f"""{HEAD}
+def run(job, pipe):
+    rows, columns = os.popen("stty size").read().split()
+    lines = [sys.stdin.readline() for _ in range(3)]
+    pipe.send((int(columns), int(rows), lines, sys.stdin.isatty()))
+"""
+SLEEP = f"""{HEAD}
 from legroom.predict.tracing.running_line import report_running_line
-report_running_line(job["folder"])
-pipe.send("ready")
-time.sleep(60)
+def run(job, pipe):
+    report_running_line(job["folder"])
+    pipe.send("ready")
+    time.sleep(60)
 """
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process that runs the given source."""
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts a server whose workers run the given source."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), SOURCES)))
+    with contextlib.ExitStack() as stack:
+
+        def serving(source: str) -> WorkerServer:
+            (tmp_path / "worker.py").write_text(source)
+            server = WorkerServer("worker:run")
+            stack.callback(server.close)
+            return server
+
+        yield serving
+
+
+@pytest.fixture
+def start(serve: Serve) -> Iterator[Start]:
+    """Starts a worker that runs the given source."""
     with contextlib.ExitStack() as stack:
 
         def started(source: str) -> WorkerProcess:
-            (tmp_path / "worker.py").write_text(source)
-            process = start_worker(
-                "worker",
-                {"gpu": "8GiB"},
-                {"PYTHONPATH": os.pathsep.join((str(tmp_path), SOURCES)), "WORD": "hello"},
-            )
-            stack.callback(process.close)
-            return process
+            worker = serve(source).start({"gpu": "8GiB"}, {"WORD": "hello"})
+            stack.callback(worker.close)
+            return worker
 
         yield started
 
 
-def test_it_has_its_job_and_environment_and_answers_requests(start: Start) -> None:
-    process = start(ECHO)
-    for number in (1, 2):
-        process.send({"number": number})
-        assert process.receive(60) == {
-            "job": {"gpu": "8GiB", "folder": process.folder.name}, "request": {"number": number}, "word": "hello",
-        }  # fmt: skip
+def test_workers_have_their_own_job_and_environment_and_answer_requests(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(ECHO)
+    before = os.getcwd()
+    first = server.start({"gpu": "8GiB"}, {"WORD": "hello"})
+    monkeypatch.chdir(tmp_path)
+    second = server.start({"gpu": "4GiB"})
+    replies = {}
+    for worker, gpu, word, folder in (
+        (first, "8GiB", "hello", before),
+        (second, "4GiB", None, str(tmp_path)),
+    ):
+        for number in (1, 2):
+            worker.send({"number": number})
+            *reply, pid, request = worker.receive(60)
+            assert reply == [gpu, worker.folder.name, word, folder]
+            assert request == {"number": number}
+            replies[gpu] = pid
+    assert replies["8GiB"] != replies["4GiB"]
+    assert first.output == second.output, "the module was imported once"
+    first.close()
+    second.send({})
+    assert second.receive(60) is not None, "the other worker continues"
 
 
-def test_receiving_ends_after_the_timeout(start: Start) -> None:
-    assert start(ECHO).receive(0.01) is None
+def test_workers_end_with_their_server(serve: Serve) -> None:
+    server = serve(CHILD)
+    worker = server.start({})
+    worker.receive(60)
+    pid = server.pid(0)
+    server.close()
+    assert pid is not None
+    assert _is_dead(pid)
 
 
-def test_a_failed_process_has_its_output_and_exit_code(start: Start) -> None:
+def test_a_server_that_cannot_import_has_its_output_and_exit_code(start: Start) -> None:
     process = start("print('a line before'); raise SystemExit('no such file')")
     with pytest.raises(EOFError):
         process.receive(60)
@@ -86,13 +130,33 @@ def test_a_failed_process_has_its_output_and_exit_code(start: Start) -> None:
         process.send({})
 
 
+def test_a_server_is_not_used_after_a_change_of_what_python_reads_at_startup(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(ECHO)
+    monkeypatch.setenv("EPOCHS", "3")
+    assert server.is_usable()
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    assert not server.is_usable()
+
+
+def test_receiving_ends_after_the_timeout(start: Start) -> None:
+    assert start(ECHO).receive(0.01) is None
+
+
+def test_a_failed_worker_has_its_output_and_exit_code(start: Start) -> None:
+    process = start(FAILING)
+    with pytest.raises(EOFError):
+        process.receive(60)
+    assert process.exit_code == 1
+    assert process.output.splitlines()[1:] == ["a line before", "no such file"]
+    assert process.last_line == "no such file"
+    with pytest.raises(EOFError):
+        process.send({})
+
+
 def test_killing_it_kills_the_processes_that_it_started(start: Start) -> None:
-    process = start(
-        f"{CONNECT}\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        "pipe.send(child.pid)\n"
-        "child.wait()\n"
-    )
+    process = start(CHILD)
     child = process.receive(60)
     assert child is not None
     process.kill()
