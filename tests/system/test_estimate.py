@@ -1,14 +1,17 @@
 """`legroom estimate` on complete scripts."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from legroom.cli import main
 
 TRAINING = """
 import argparse
@@ -48,21 +51,13 @@ finally:
 def estimate(
     folder: Path, script: str, *words: str, gpu: str = "2GiB", before: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process. The scripts still run in processes of their own, which import torch once for all tests."""
     (folder / "train.py").write_text(script)
-    command = [
-        sys.executable,
-        "-m",
-        "legroom",
-        "estimate",
-        "--gpu",
-        gpu,
-        "--format",
-        "json",
-        *before,
-        "train.py",
-        *words,
-    ]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    command = ["estimate", "--gpu", gpu, "--format", "json", *before, "train.py", *words]
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        exit_code = main(command)
+    return subprocess.CompletedProcess(command, exit_code, stdout.getvalue(), stderr.getvalue())
 
 
 def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so that its output
 does not mix with Legroom's and can be shown if it fails. An estimate starts a script more than once, and importing torch takes
-longer than most traces. So a server process (see `main`) imports torch once, and each worker is a fork of it. This module does
+longer than most traces. So a server process (see `worker_server`) imports torch once, and each worker is a fork of it. This module does
 not import torch: the server does, while the caller continues.
 """
 
@@ -42,7 +42,7 @@ class WorkerServer:
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
         self._process = subprocess.Popen(
             # -u: output and errors appear in the order in which they were printed.
-            [sys.executable, "-u", "-m", "legroom.predict.tracing.main", str(theirs.fileno()), function],
+            [sys.executable, "-u", "-m", "legroom.predict.tracing.worker_server", str(theirs.fileno()), function],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
