@@ -40,9 +40,10 @@ class WorkerServer:
         self.settings = startup_settings()
         self._ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
+        module = "legroom.predict.tracing.worker_server"
         self._process = subprocess.Popen(
             # -u: output and errors appear in the order in which they were printed.
-            [sys.executable, "-u", "-m", "legroom.predict.tracing.worker_server", str(theirs.fileno()), function],
+            [sys.executable, "-u", "-m", module, str(theirs.fileno()), function],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
