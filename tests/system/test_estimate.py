@@ -217,7 +217,7 @@ def test_a_script_that_needs_its_data_runs_on_the_cpu(tmp_path: Path) -> None:
     script = TRAINING.replace("model(x.to(device))", "model(x.to(device)[model(x.to(device))[:, 0] > -9])")
     answer = answer_of(estimate(tmp_path, script))
     assert answer["mode"] == "cpu"
-    assert "it ran with real values on the CPU" in notes_of(answer)[0]
+    assert "so Legroom ran the script with real values on the CPU" in notes_of(answer)[0]
     assert answer["verdict"] == "fits"
 
 
@@ -243,7 +243,7 @@ for batch in DataLoader(rows, batch_size=4, collate_fn={padded}):
 """
     notes = notes_of(answer_of(estimate(tmp_path, script)))
     assert notes == [
-        "Batches differ in shape. Batches with longer samples than the traced ones need more memory; use `--steps 20` to trace more batches"
+        "Batches differ in shape. Batches that are larger than the traced ones need more memory; use `--steps 20` to trace more batches"
     ]
 
 
@@ -326,17 +326,17 @@ for _ in range(2):
         (
             "import torch\nraise RuntimeError('x must be a CUDA tensor')",
             (),
-            "This code requires a real GPU, so nothing after it can be estimated.",
+            "This code requires a real GPU, so the code after it cannot be estimated.",
         ),
         (
             "import torch\nx = torch.zeros(1 << 20, device='cuda')\nraise ValueError('my own mistake')",
             (),
-            "failed after 0 steps: train.py:3, ValueError: my own mistake. It needed 20.0 MiB up to that point.",
+            "failed after 0 steps: train.py:3, ValueError: my own mistake. The script needed 20.0 MiB up to that point.",
         ),
         (
             TRAINING,
             ("--no-such-argument",),
-            "unrecognized arguments: --no-such-argument. It had used no GPU memory. Put the script's own arguments after its name.",
+            "unrecognized arguments: --no-such-argument. The script had used no GPU memory. Put the arguments of the script after the name of the script.",
         ),
     ],
 )

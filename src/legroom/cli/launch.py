@@ -54,7 +54,8 @@ def launch(
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE[,...]",
-            help="Run each rank on a virtual GPU, for example 8GiB or rtx4090. With several values, each rank gets one of them.",
+            help="Run each rank on a virtual GPU, for example 8GiB or rtx4090. With several values, each "
+            "rank gets one value.",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +73,7 @@ def launch(
         typer.Option(
             "--rendezvous",
             metavar="HOST:PORT",
-            help="Host and free port of one of the machines. All machines connect to it.",
+            help="Host and free port of one of the machines. All machines connect to this address.",
             show_default=False,
         ),
     ] = None,

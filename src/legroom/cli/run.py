@@ -48,7 +48,8 @@ def run(
         typer.Option(
             "--spill",
             metavar="[=SIZE]",
-            help="Move saved activations to host memory, up to SIZE. Slower, but needs less GPU memory. Gradients stay the same.",
+            help="Move saved activations to host memory, up to SIZE. The script needs less GPU memory but "
+            "runs slower. Gradients stay the same.",
             show_default=False,
         ),
     ] = None,
@@ -56,7 +57,8 @@ def run(
         bool,
         typer.Option(
             "--blocking",
-            help="Synchronize after every CUDA operation and check indices, so that a device-side assert shows the line that caused it. Slow.",
+            help="Synchronize after every CUDA operation and check indices, so that a device-side assert "
+            "shows the line that caused it. This makes the script slow.",
         ),
     ] = False,
     format: FormatOption = Format.TEXT,
@@ -72,7 +74,10 @@ def run(
     budget = parse_size(spill) if spill not in (None, WITHOUT_VALUE) else None
     target = script_to_run("legroom run", script, module)
     if spill == WITHOUT_VALUE and is_size(target.name) and not Path(target.name).exists():
-        raise UsageError(f"Write `--spill={target.name}`. Without `=`, {target.name} is the script to run.")
+        raise UsageError(
+            f"Write `--spill={target.name}`. Without `=`, Legroom treats `{target.name}` as the "
+            "script to run."
+        )
 
     if blocking:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads it when it starts

@@ -106,11 +106,13 @@ class Ledger:
                 if end.event.step == step and end.index is not None:
                     return self._state_after(end.index, device)
             if any(end.event.step == step for end in ends):
-                raise UsageError(f"Step {step} was dropped from the capture. Only its totals are known.")
+                raise UsageError(
+                    f"Step {step} was dropped from the capture. Only the totals of this step are known."
+                )
             known = (
                 f"The run has steps {ends[0].event.step} to {ends[-1].event.step}."
                 if ends
-                else "It has no steps."
+                else "The run has no steps."
             )
             raise UsageError(f"There is no step {step} on device {device}. {known}")
 
@@ -287,16 +289,21 @@ class Ledger:
 
     def _failure(self, number: int) -> "_Failure":
         if not 0 <= number < len(self._ooms):
-            raise UsageError(f"There is no out-of-memory event {number}. The run has {len(self._ooms)}.")
+            raise UsageError(
+                f"There is no out-of-memory event {number}. The number of these events in the "
+                f"run is {len(self._ooms)}."
+            )
         return self._ooms[number]
 
     def _state_after(self, index: int, device: int) -> State:
         if not -1 <= index < self._length:
-            raise UsageError(f"There is no event {index}. The run has {self._length:,}.")
+            raise UsageError(
+                f"There is no event {index}. The number of events in the run is {self._length:,}."
+            )
         span = self._spans[max(bisect_right(self._spans, index, key=lambda span: span.start) - 1, 0)]
         if index not in span and index != span.start - 1:
             raise UsageError(
-                f"Event {index:,} was dropped to save memory. Read it from the capture of the run."
+                f"Event {index:,} was dropped to save memory. Read the event from the capture of the run."
             )
         live, reserved, time = dict(span.live), span.reserved.get(device, 0), span.time
         for event in islice(span.events, index - span.start + 1):

@@ -10,12 +10,12 @@ allocation succeeds and skips kernels that need more. Measured on an H200: ResNe
 peaks at 3.9 GiB. With limits of 1.8, 2.0, 2.4 and 2.8 GiB it runs, and each time uses all of it."""
 
 COMMUNICATION = (
-    "NCCL uses memory outside PyTorch on every GPU. The estimate includes 556 MiB for it (measured on an H200 with one rank; "
-    "more ranks or channels may need more)."
+    "NCCL uses memory outside PyTorch on every GPU. The estimate includes 556 MiB for NCCL, which was "
+    "measured on an H200 with one rank. More ranks or channels may need more."
 )
 COMMUNICATION_EXCLUDED = (
-    "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. If the GPU is given as a size, the estimate does not "
-    "include it."
+    "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. If the GPU is given as "
+    "a size, the estimate does not include this memory."
 )
 COMMUNICATION_BYTES = 556 * 2**20
 """The device memory that the first all-reduce adds; `bench/accuracy/measure_cases.py context` shows it."""

@@ -32,7 +32,7 @@ ShowProgress = Callable[[str], None]
 
 SEARCH_SECONDS = 60.0
 """The search for the largest batch size stops after this time, with the best bounds that it has."""
-NO_VALIDATION_NOTE = "No validation was traced. The estimate is for the training steps"
+NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the training steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +121,8 @@ def estimate_script(
             f"and {format_size(available)} is available.",
             output=first.output,
         )
-    waiting.start("the script needs real values: running it on the CPU instead")
-    reason = f"{first}, so it ran with real values on the CPU"
+    waiting.start("the script needs real values; running the script on the CPU instead")
+    reason = f"{first}, so Legroom ran the script with real values on the CPU"
     try:
         return job.run("cpu", start_tracing(script, gpu, mode="cpu", steps=steps), notes=(reason,))
     except CannotTrace as failure:

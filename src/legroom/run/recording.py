@@ -416,7 +416,7 @@ def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
     if on_virtual_gpu and explanation.code == "LG712":
         say(
             "On a real GPU, this error is a device-side assert that appears at a later line (LG710). "
-            "The virtual GPU stops at the line that caused it."
+            "The virtual GPU stops at the line that caused the error."
         )
 
 

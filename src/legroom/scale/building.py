@@ -114,8 +114,8 @@ class Builder:
         if strategy in ("dp", "split") and size > 1:
             other = "ddp" if strategy == "dp" else "pipeline"
             raise UsageError(
-                f"strategy='{strategy}' requires a single process with several GPUs, but {size} processes were started. Use "
-                f"'{other}', which has one GPU per process, or start one process."
+                f"strategy='{strategy}' requires a single process with several GPUs, but {size} processes "
+                f"were started. Use '{other}', which uses one GPU per process, or start only one process."
             )
         if strategy in ("ddp", "fsdp"):
             return strategy if launched else "single"
@@ -131,7 +131,8 @@ class Builder:
         note = (
             ""
             if self.options.batch is not None
-            else "The prediction does not include activations. Pass one batch with batch= to include them."
+            else "The prediction does not include activations. Pass one batch with batch= to include "
+            "activations."
         )
         if self.devices.world.size == 1:
             return self._choose_in_one_process(note)
@@ -289,7 +290,7 @@ class Builder:
         return self.options.batch
 
 
-_CHEAPER_FITS = "not predicted: a cheaper one fits"
+_CHEAPER_FITS = "not predicted: a cheaper strategy fits"
 _NEEDS_BATCH = "not predicted: needs batch="
 
 

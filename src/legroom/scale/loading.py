@@ -172,7 +172,8 @@ def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) ->
     for name in ("sampler", "batch_sampler", "generator"):
         if name in options:
             raise UsageError(
-                f"{name}= is set by run.loader(), so that every sample is used once over all ranks. Omit it."
+                f"run.loader() sets {name}= itself, so that every sample is used once over all ranks. Omit "
+                f"{name}=."
             )
 
 

@@ -25,7 +25,8 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
     known = set(map(id, model.parameters()))
     if not any(id(parameter) in known for group in result.param_groups for parameter in group["params"]):
         raise UsageError(
-            "The optimizer has no parameters of this model. Create it from model.parameters() of the same model."
+            "The optimizer has no parameters of this model. Create the optimizer from model.parameters() of "
+            "the same model."
         )
     return result
 

@@ -120,7 +120,8 @@ def _check_address(address: str, help: RayHelp) -> None:
         return
     if address.startswith("ray://"):
         raise UsageError(
-            f"`{help.address}{address}` is an address of the Ray client. Run this on a machine of the cluster with `{help.address}auto`, "
+            f"`{help.address}{address}` is an address of the Ray client, which is not supported. Run the "
+            f"command on a machine of the cluster with `{help.address}auto`, "
             f"or pass the address of the cluster, such as `{help.address}host:6379`."
         )
     host, separator, port = address.rpartition(":")
@@ -137,7 +138,7 @@ def _check_address(address: str, help: RayHelp) -> None:
 def _no_cluster(address: str, help: RayHelp) -> UsageError:
     location = "on this machine" if address == "auto" else f"at {address}"
     return UsageError(
-        f"There is no Ray cluster {location}. Start one with `ray start --head`, {help.no_cluster}."
+        f"There is no Ray cluster {location}. Start a cluster with `ray start --head`, {help.no_cluster}."
     )
 
 

@@ -98,8 +98,8 @@ def _device(world: World) -> torch.device:
     if count == 1 and _may_have_own_gpu():
         return torch.device("cuda", 0)
     raise UsageError(
-        f"This machine has {world.local_size} ranks, but {count} GPU{'s' if count > 1 else ''}. Start {count} "
-        f"(`legroom launch --nproc {count}`), or use the CPU with CUDA_VISIBLE_DEVICES=."
+        f"This machine has {world.local_size} ranks, but {count} GPU{'s' if count > 1 else ''}. Start "
+        f"{count} ranks (`legroom launch --nproc {count}`), or set CUDA_VISIBLE_DEVICES= to use the CPU."
     )
 
 
@@ -182,8 +182,8 @@ def _connection_error(message: str, address: str, world: World, timeout: float) 
     port = address.rpartition(":")[2]
     if "EADDRINUSE" in message or "ddress already in use" in message:
         return UsageError(
-            f"Port {port} of this machine is in use. Set MASTER_PORT to another port, or use `legroom launch`, which selects "
-            "a free one."
+            f"Port {port} of this machine is in use. Set MASTER_PORT to another port, or use `legroom "
+            "launch`, which selects a free port."
         )
     joined = _JOINED.search(message)
     connected = f"{joined[1]} of {world.size} ranks" if joined else "not all ranks"

@@ -70,7 +70,7 @@ class FreeResult:
             ]
         elif self.allocated_after:
             lines.append(
-                "No variable retains the remaining memory. It is retained by a thread, a library or a C++ object."
+                "No variable retains the remaining memory. A thread, a library or a C++ object retains it."
             )
         if self.hint:
             lines.append(self.hint)
@@ -237,7 +237,7 @@ def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
             f"The error being handled ({kind}) keeps its frames alive. Call free() after the `except` block."
         )
     if any(holder.path.startswith("Out ") for holder in holders):
-        return "Results of earlier cells retain some of it. legroom.free(outputs=True) deletes them."
+        return "Results of earlier cells retain some of this memory. legroom.free(outputs=True) deletes these results."
     return ""
 
 

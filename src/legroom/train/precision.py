@@ -199,7 +199,7 @@ class Precision:
                 Finding(
                     code="LG420",
                     message=f"The loss scale dropped to {scale:g} at step {self._steps}: gradients overflow float16 at any scale.",
-                    fix='Use legroom.precision("bf16") if the GPU supports it. Otherwise check inputs and loss for infinities, '
+                    fix='If the GPU supports bfloat16, use legroom.precision("bf16"). Otherwise, check the inputs and the loss for infinities, '
                     "and lower the learning rate.",
                     evidence={"scale": scale, "step": self._steps, "skipped_recently": skipped},
                 )

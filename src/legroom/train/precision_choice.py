@@ -62,7 +62,7 @@ def _best_for_cuda(device: torch.device) -> tuple[str, str]:
     if major == 7 or (major, minor) in ((6, 0), (5, 3)):
         return (
             "fp16",
-            f"{capability} does not support bfloat16; float16 has a small range, so the loss is scaled",
+            f"{capability} does not support bfloat16; float16 has a small range, so loss scaling is used",
         )
     return "fp32", f"{capability} is slower in half precision than in float32"
 

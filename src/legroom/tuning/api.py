@@ -249,7 +249,8 @@ def _check(
         raise UsageError(f"Unknown engine `{engine}`. Choose {', '.join(ENGINES)}.")
     if engine == "local" and address is not None:
         raise UsageError(
-            "`address` is the address of a Ray cluster, but engine='local' runs on this machine. Omit one of them."
+            "`address` is the address of a Ray cluster, but engine='local' runs on this machine. Omit "
+            "`address`, or use engine='ray'."
         )
     for name, count in counts.items():
         if count is not None and (not isinstance(count, int) or count < 1):
@@ -274,5 +275,5 @@ def parse_seconds(written: float | str) -> float:
             raise UsageError(f"`{written}` is not a valid duration. Examples: `90s`, `20min`, `1h30min`.")
         seconds = sum(float(part.group(1)) * _SECONDS[(part.group(2) or "s").lower()] for part in parts)
     if seconds <= 0:
-        raise UsageError(f"A duration of {seconds:g} s is too short. It must be positive.")
+        raise UsageError(f"A duration of {seconds:g} s is not valid. A duration must be positive.")
     return seconds

@@ -57,7 +57,8 @@ class StudyStore:
         exists = (folder / FILE).exists()
         if exists and not resume:
             raise UsageError(
-                f"{folder} already contains a study. Continue it with `resume`, or choose another folder with `storage`."
+                f"{folder} already contains a study. Continue the study with `resume`, or choose another "
+                "folder with `storage`."
             )
         with _disk_full_as_store_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +84,8 @@ class StudyStore:
             )
             self.close()
             raise UsageError(
-                f"The study in {folder} was started with a different {' and '.join(changed)}. Resume it with the same settings, or choose another folder."
+                f"The study in {folder} was started with a different {' and '.join(changed)}. Resume the "
+                "study with the same settings, or choose another folder."
             )
         if known is None:
             with _disk_full_as_store_error(folder):
@@ -236,7 +238,8 @@ def _locked(folder: Path) -> IO[str]:
     except OSError:
         file.close()
         raise UsageError(
-            f"The study in {folder} is running in another process. Wait for it to finish, or choose another folder."
+            f"The study in {folder} is running in another process. Wait until that process finishes, or "
+            "choose another folder."
         ) from None
     os.set_inheritable(file.fileno(), False)
     return file

@@ -57,7 +57,10 @@ class Study:
         """The trial with the best value. Raises `UsageError` if no trial reported a value."""
         ranked = self.ranked
         if not ranked:
-            raise UsageError(f"No trial reported `{self.metric}`. `study.trials` and {self.folder} show why.")
+            raise UsageError(
+                f"No trial reported `{self.metric}`. `study.trials` and the output in "
+                f"{self.folder} show the reason."
+            )
         return ranked[0]
 
     @property

@@ -390,7 +390,8 @@ class StudyRunner:
         decision = self._scheduler.reported(record.number, record.config, record.step, value)
         if decision.action in (Action.PAUSE, Action.EXPLOIT) and record.last_checkpoint is None:
             raise UsageError(
-                "Population-based training needs checkpoints. Pass one to `trial.report(checkpoint=...)`."
+                "Population-based training needs checkpoints. Pass a checkpoint to "
+                "`trial.report(checkpoint=...)`."
             )
         return decision
 
@@ -456,7 +457,7 @@ class StudyRunner:
         how = (
             ""
             if self.job.function.takes_trial
-            else " The local engine does not receive `ray.tune.report`; use `engine='ray'` for it."
+            else " The local engine does not receive `ray.tune.report`; use `engine='ray'`, which does."
         )
         raise UsageError(
             f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric.{how}"

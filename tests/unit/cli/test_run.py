@@ -219,7 +219,7 @@ def test_an_existing_capture_is_not_overwritten(run, tmp_path):
     (tmp_path / "x.legroom").write_bytes(b"precious")
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "x.legroom")
     assert (code, out) == (2, "")
-    assert "x.legroom already exists. Add `--force` to overwrite it, or give another path." in err
+    assert "x.legroom already exists. Add `--force` to overwrite the file, or give another path." in err
     assert (tmp_path / "x.legroom").read_bytes() == b"precious"
 
 
@@ -235,7 +235,7 @@ def test_force_overwrites_a_capture(run, tmp_path):
 def test_a_capture_path_that_cannot_be_written_is_rejected_before_the_run(run):
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "no/such/folder/x.legroom")
     assert (code, out) == (2, "")
-    assert "is not a directory. Create it, or give another path." in err
+    assert "is not a directory. Create the directory, or give another path." in err
 
 
 def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
@@ -317,5 +317,6 @@ def test_the_search_for_an_unused_name_ends(run, monkeypatch):
         code, out, err = run("print('ran')", "--gpu", "64MiB")
         assert (code, out) == (0, "ran\n")
     assert (
-        "No capture is written. train.legroom to train-2.legroom exist. Give another path with `-o`." in err
+        "No capture is written. train.legroom to train-2.legroom already exist. Give another path with `-o`."
+        in err
     )

@@ -197,7 +197,7 @@ def test_the_state_at_a_step() -> None:
 def test_an_unknown_step_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"There is no step 7 on device 0\. The run has steps 0 to 1\."):
         Ledger([step(0), step(1)]).at_step(7)
-    with pytest.raises(UsageError, match="It has no steps"):
+    with pytest.raises(UsageError, match="The run has no steps"):
         Ledger().at_step(0)
 
 
@@ -214,13 +214,21 @@ def test_the_state_and_the_holders_at_an_oom() -> None:
 
 
 def test_an_unknown_oom_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"There is no out-of-memory event 0\. The run has 0\."):
+    with pytest.raises(
+        UsageError,
+        match=r"There is no out-of-memory event 0\. The number of these events in "
+        r"the run is 0\.",
+    ):
         Ledger().at_oom()
 
 
 @pytest.mark.parametrize("index", [-2, 1])
 def test_an_unknown_event_is_an_error(index: int) -> None:
-    with pytest.raises(UsageError, match=rf"There is no event {index}\. The run has 1\."):
+    with pytest.raises(
+        UsageError,
+        match=rf"There is no event {index}\. The number of events in the run is "
+        r"1\.",
+    ):
         Ledger([alloc(1)]).at(index)
 
 

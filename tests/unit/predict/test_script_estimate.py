@@ -9,7 +9,7 @@ from legroom.predict.script_estimate import needs_torchrun, single_rank_environm
     "error",
     [
         "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set",
-        "train.py:8, KeyError: 'LOCAL_RANK'. It had used no GPU memory.",
+        "train.py:8, KeyError: 'LOCAL_RANK'. The script had used no GPU memory.",
     ],
 )
 def test_a_script_that_reads_the_variables_of_torchrun_needs_torchrun(error: str) -> None:

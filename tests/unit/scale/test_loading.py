@@ -125,7 +125,7 @@ def test_an_iterable_dataset_is_rejected_with_advice() -> None:
 
 
 def test_a_custom_sampler_is_rejected() -> None:
-    with pytest.raises(UsageError, match="sampler= is set by run.loader"):
+    with pytest.raises(UsageError, match="sets sampler= itself"):
         loader(sampler=[1, 2])
 
 

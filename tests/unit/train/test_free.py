@@ -202,7 +202,8 @@ def test_outputs_true_deletes_notebook_outputs(shell):
 def test_the_hint_mentions_notebook_outputs(shell):
     freed = script("freed = legroom.free()", Out=shell.user_ns["Out"])["freed"]
     assert (
-        freed.hint == "Results of earlier cells retain some of it. legroom.free(outputs=True) deletes them."
+        freed.hint
+        == "Results of earlier cells retain some of this memory. legroom.free(outputs=True) deletes these results."
     )
 
 

@@ -36,7 +36,7 @@ FILE = Path(__file__).with_name("tuned_functions.py")
         ({"ranks": 2, "gpu": "8GiB"}, "A trial with 2 ranks needs 2 GPUs, but there is 1"),
         ({"ranks": 3, "gpu": "8GiB,8GiB"}, "A trial with 3 ranks needs 3 GPUs, but there are 2"),
         ({"gpu": "8 apples"}, "is not a valid GPU"),
-        ({"time_budget": -1}, "too short"),
+        ({"time_budget": -1}, "A duration must be positive"),
     ],
 )
 def test_invalid_options_are_errors_before_anything_is_written(

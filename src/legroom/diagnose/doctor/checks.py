@@ -85,7 +85,8 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorChec
         findings.append(
             Finding(
                 code="LG905",
-                message=f"The driver reports {_count(len(machine.gpus), 'GPU')}, but torch can use none.",
+                message=f"The driver reports {_count(len(machine.gpus), 'GPU')}, but torch cannot use any of "
+                "them.",
                 fix="Check CUDA_VISIBLE_DEVICES and the driver problems reported here.",
             )
         )
@@ -146,7 +147,8 @@ def library_path(machine: Machine) -> DoctorCheck:
         findings=(
             Finding(
                 code="LG908",
-                message=f"LD_LIBRARY_PATH contains {', '.join(found)}, which torch may load instead of its own.",
+                message=f"LD_LIBRARY_PATH contains {', '.join(found)}, which torch may load instead of its "
+                "own libraries.",
                 fix="Unset LD_LIBRARY_PATH for training; torch's wheels include these libraries.",
             ),
         ),
@@ -200,7 +202,8 @@ def visible_gpus(machine: Machine) -> DoctorCheck:
                 value=value,
                 findings=(
                     _hidden(
-                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but the GPUs are {numbers}. CUDA ignores it and all entries after it."
+                        f"CUDA_VISIBLE_DEVICES contains '{entry}', but the GPUs are {numbers}. CUDA ignores "
+                        "this entry and all entries after it."
                     ),
                 ),
             )
@@ -251,7 +254,8 @@ def other_processes(machine: Machine) -> DoctorCheck:
                 Finding(
                     code="LG911",
                     message=f"Other processes ({pids}) use {format_size(used)} of {_size(gpu.total)} on GPU {gpu.index}.",
-                    fix="Stop them if they are no longer needed (see `ps -p PID`), or select another GPU with CUDA_VISIBLE_DEVICES.",
+                    fix="Stop these processes if they are no longer needed (see `ps -p PID`), or select "
+                    "another GPU with CUDA_VISIBLE_DEVICES.",
                     bytes=used,
                     evidence={"pids": [process.pid for process in foreign]},
                 )
@@ -384,7 +388,7 @@ def allocator(machine: Machine) -> DoctorCheck:
                 Finding(
                     code="LG917",
                     message=f"torch rejects {name}={text}: {str(error).rstrip('.')}.",
-                    fix="Correct or unset it.",
+                    fix="Correct or unset this variable.",
                 )
             )
         for other, ignored in settings[1:]:
@@ -393,7 +397,7 @@ def allocator(machine: Machine) -> DoctorCheck:
                     Finding(
                         code="LG918",
                         message=f"{other}={ignored} is ignored because {name} is also set.",
-                        fix=f"Set only one of them: unset {name}, or set all options there.",
+                        fix=f"Set only one of the two variables: unset {name}, or set all options in {name}.",
                     )
                 )
     value = ", ".join(f"{name}={text}" for name, text in settings) or "default settings"

@@ -179,11 +179,11 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
     if kind == "not-memory" and earlier is not None and earlier.code in _MEMORY_CODES:
         kind = "unknown"  # the memory error may have caused it
     if kind == "unknown":
-        sentence = "Unknown error. The traceback shows where it was raised."
+        sentence = "This error is unknown. The traceback shows where the error was raised."
     elif isinstance(getattr(builtins, name, None), type):
         sentence = f"{name}: {_PROGRAM_ERROR}"
     else:
-        sentence = "Unknown error, but not about memory. The traceback shows where it was raised."
+        sentence = "This error is unknown, but it is not about memory. The traceback shows where the error was raised."
     return Explanation(
         kind=kind,
         certainty="likely" if kind == "not-memory" else "unsure",

@@ -37,8 +37,9 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
     if others is not None and others > limit // 10:
         yield {
             "cause": f"Other processes use {format_size(others)} of this GPU.",
-            "check": "List them with `nvidia-smi` or `legroom doctor`; one may be an earlier run of yours that has not exited.",
-            "fix": "Stop them, or select another GPU with `CUDA_VISIBLE_DEVICES`.",
+            "check": "List the processes with `nvidia-smi` or `legroom doctor`. An earlier run may not have "
+            "exited.",
+            "fix": "Stop these processes, or select another GPU with `CUDA_VISIBLE_DEVICES`.",
         }
     if sizes.allowed is not None and sizes.capacity is not None and sizes.allowed < sizes.capacity:
         yield {
@@ -50,13 +51,15 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
     if cached is not None and cached >= max(sizes.requested, limit // 20):
         yield {
             "cause": f"Fragmentation: PyTorch reserves {format_size(cached)} in free blocks that are too small for {format_size(sizes.requested)}.",
-            "check": "Run again with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; if it succeeds, this is the cause.",
+            "check": "Run again with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; if the run "
+            "succeeds, fragmentation is the cause.",
             "fix": "Keep that setting, and use fewer different tensor sizes (for example, pad to a few fixed lengths).",
         }
     if sizes.allocated is not None and sizes.allocated > limit // 2:
         yield {
             "cause": f"Live tensors use {format_size(sizes.allocated)} of {format_size(limit)}.",
-            "check": "`legroom run train.py` lists them by line and variable; `legroom estimate train.py` shows whether a step can fit.",
+            "check": "`legroom run train.py` lists the tensors by line and variable; `legroom estimate "
+            "train.py` shows whether a step can fit.",
             "fix": "Use a smaller batch with gradient accumulation (`legroom.Guard`), bfloat16, checkpointing or `legroom.Spill`.",
         }
 

@@ -37,7 +37,7 @@ def code_cells(raw: str) -> Iterator[Cell]:
     except (ValueError, RecursionError) as error:
         raise NotebookError(f"{error}" if isinstance(error, ValueError) else "nested too deeply") from None
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
-        raise NotebookError("it contains no list of cells")
+        raise NotebookError("the file contains no list of cells")
     language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
     if not str(language).lower().startswith("python"):
         return

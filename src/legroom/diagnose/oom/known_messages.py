@@ -137,13 +137,14 @@ _PINNED, _DISGUISED = Certainty.PINNED, Certainty.DISGUISED
 _CUDA = "An allocation of GPU memory failed."
 _LIBRARY = "The library could not allocate its GPU workspace."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
-_HANDLE = "The library could not be initialized on the GPU, often because it cannot allocate memory there."
+_HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
 _FAILED = "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes."
 _ENGINE = "cuDNN found no algorithm whose workspace fits; an unsupported data type or layout causes the same message."
 _SYSTEM = "An allocation of host memory failed."
 _SHARED = "The shared memory (/dev/shm) through which processes exchange tensors is full."
 _KILLED = (
-    "A process was killed. Either the operating system killed it because host memory ran out, or a user did."
+    "A process was killed. Either the operating system killed the process because host memory ran out, or a "
+    "user killed it."
 )
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"

@@ -50,8 +50,8 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG104",
         message=f"Activations from earlier steps are still alive: {format_size(size)}.",
-        fix="Release the old graph before the next forward pass: remove `retain_graph=True`, detach the hidden state, or "
-        "`del` the output that still refers to it (or store `output.detach()`).",
+        fix="Release the old graph before the next forward pass: remove `retain_graph=True`, detach the "
+        "hidden state, or `del` the output that still refers to the graph (or store `output.detach()`).",
         **location(heaviest_frame(old)),
         bytes=size,
         saves=size,
@@ -84,7 +84,8 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
-            fix="Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in it, or clear it after use.",
+            fix="Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in this variable, or clear it "
+            "after use.",
             **location(holder.frame),
             bytes=holder.bytes,
             saves=holder.bytes,
@@ -136,7 +137,8 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG102",
         message=f"A result created {when}on this line is still referenced by {variable}: {format_size(size)}.",
-        fix=f"Delete it with {delete} after its last use, or keep only what you need (`.item()`, `.detach().cpu()`).",
+        fix=f"Delete the variable with {delete} after its last use, or keep only what you need (`.item()`, "
+        "`.detach().cpu()`).",
         **location(frame),
         bytes=size,
         saves=size,

@@ -29,8 +29,8 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
         code="LG601",
         message=f"This operation alone requires {format_size(oom.requested)}; PyTorch can use at most "
         f"{format_size(evidence.budget)} on this device.",
-        fix="Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. Otherwise "
-        "compute it in chunks or reduce the batch size.",
+        fix="Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. "
+        "If the shapes are right, compute the result in chunks or reduce the batch size.",
         **location(oom.frame),
         bytes=oom.requested,
         evidence={"requested": oom.requested, "budget": evidence.budget},
@@ -69,7 +69,8 @@ def dataset_on_device(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG609",
         message=f"One input tensor uses {size / evidence.oom.capacity:.0%} of the memory: {format_size(size)}.",
-        fix="If it is the whole dataset, keep it on the host and move one batch at a time to the GPU.",
+        fix="If this tensor is the whole dataset, keep it on the host and move one batch at a time to the "
+        "GPU.",
         **location(largest.frame),
         bytes=size,
         saves=size,
@@ -120,7 +121,8 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG608",
         message=f"{format_size(other)} of the device is used outside this process's PyTorch allocator.",
-        fix="Run `nvidia-smi` to see what uses it: another process, a notebook kernel that is still running, or other "
+        fix="Run `nvidia-smi` to see what uses this memory: another process, a notebook kernel that is still "
+        "running, or other "
         "libraries in this process.",
         bytes=other,
         saves=other - CUDA_CONTEXT,
@@ -135,8 +137,9 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     state = evidence.live_bytes(Category.OPTIMIZER_STATE)
     yield Finding(
         code="LG605",
-        message=f"The optimizer state does not fit. The first optimizer step allocates it. {format_size(state)} is "
-        f"allocated so far, for {format_size(parameters)} of parameters (Adam stores two copies of the parameters).",
+        message="The optimizer state, which the first optimizer step allocates, does not fit. "
+        f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
+        "stores two copies of the parameters).",
         fix="Use an optimizer with less state (SGD: none, or one copy with momentum; 8-bit Adam: half a copy), or freeze "
         "parameters that need no training.",
         **location(oom.frame),
@@ -192,7 +195,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     elif smaller is not None:
         change = f"Use `{smaller.text}` instead of `{evidence.batch.text}`"
     else:
-        change = "The batch size cannot be reduced far enough; use another option"
+        change = "A smaller batch size is not enough; use another option"
     caveat = f" {_estimate_caveat(done)}" if unfinished else ""
     yield Finding(
         code="LG603",
@@ -233,7 +236,8 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG604",
         message=f"Activations saved for the backward pass use {format_size(size)}.",
-        fix=f"Recompute them in the backward pass: wrap {where} in `torch.utils.checkpoint.checkpoint(…, "
+        fix=f"Recompute the activations in the backward pass: wrap {where} in "
+        "`torch.utils.checkpoint.checkpoint(…, "
         "use_reentrant=False)`. A step takes about a third longer.",
         bytes=size,
         saves=int(size * CHECKPOINTING_SAVES),

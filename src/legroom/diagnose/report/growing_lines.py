@@ -101,7 +101,7 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
     else:
         advice = (
             f"{owner} retains the tensors created on this line. Move what you need to the host (`.cpu()`, `.item()`) "
-            "or drop it before the next step."
+            "or drop the tensors before the next step."
         )
     return Leak(
         file=largest.file,

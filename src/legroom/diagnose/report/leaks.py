@@ -88,7 +88,8 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
     name = f"`{detected.name}`" if detected.name else "An object without a name"
     if detected.how == "exception":
         return "LG107", (
-            f"{name} stores exceptions, and an exception keeps the variables of the functions it passed through alive. "
+            f"{name} stores exceptions, and each exception keeps the local variables of the failed functions "
+            "alive. "
             "Store `str(error)` or `error.with_traceback(None)` instead."
         )
     if detected.how == "cache":
@@ -103,18 +104,20 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         )
     if detected.kind == "larger":
         return "LG120", (
-            f"{name} is concatenated with new data in each step, so it keeps growing. Collect `.cpu()` tensors in a list and "
-            "concatenate once at the end, or limit its length (`[-1000:]`)."
+            f"{name} is concatenated with new data in each step, so it keeps growing. Collect `.cpu()` "
+            "tensors in a list and concatenate the list once at the end, or limit the length of the tensor "
+            "(`[-1000:]`)."
         )
     if detected.kind == "tensor" and detected.on_host:
         return "LG105", (
-            f"{name} collects tensors in host memory in every step and never frees them. Store numbers (`.item()`), limit "
-            "its length (`deque(maxlen=…)`), or write it to a file and clear it regularly."
+            f"{name} collects tensors in host memory in every step and never frees them. Store numbers "
+            "(`.item()`), limit the length (`deque(maxlen=…)`), or write the tensors to a file and clear the "
+            "container regularly."
         )
     if detected.kind == "tensor":
         return "LG105", (
             f"{name} collects tensors in every step and never frees them. Store numbers (`.item()`) or host tensors "
-            "(`.cpu()`), limit its length (`deque(maxlen=…)`), or clear it."
+            "(`.cpu()`), limit the length (`deque(maxlen=…)`), or clear the container."
         )
     if detected.how == "carried":
         variable = _variable_name(detected.name)
@@ -124,7 +127,8 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         )
     if detected.evaluation:
         return "LG201", (
-            f"{name} retains the graph of every batch, but no backward pass uses it. Wrap the loop in "
+            f"{name} retains the graph of every batch, but no backward pass uses these graphs. Wrap the loop "
+            "in "
             "`with torch.no_grad():` and store `.item()` or `.cpu()`."
         )
     return "LG101", graph_advice(name)

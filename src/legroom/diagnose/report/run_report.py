@@ -292,7 +292,7 @@ def _remark(annotation: Annotation) -> str | None:
             return f"{reason}, so only memory totals per step were recorded"
         case LibraryRetries(count=count):
             allocations = "1 allocation" if count == 1 else f"{count:,} allocations"
-            return f"{allocations} failed inside a library (for example cuDNN testing algorithms), which continued with less memory"
+            return f"{allocations} failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms)"
         case RecordingFailed(message=text) | OtherProcesses(description=text):
             return text
     return None

@@ -219,7 +219,7 @@ def _mib(key: str, value: list[str], at_least: int = 0, above: int = 0) -> int:
     if size < at_least:
         raise UsageError(f"`{key}:{value[0]}` is too small. The minimum is {at_least // MiB}.")
     if above and size <= above:
-        raise UsageError(f"`{key}:{value[0]}` is too small. It must be more than {above // MiB}.")
+        raise UsageError(f"`{key}:{value[0]}` is too small. Write a number above {above // MiB}.")
     return size
 
 

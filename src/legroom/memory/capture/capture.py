@@ -203,7 +203,7 @@ def _create(path: Path, *, force: bool) -> FileIO:
 
 
 def _exists(path: Path) -> str:
-    return f"{path} already exists. Add `--force` to overwrite it, or give another path."
+    return f"{path} already exists. Add `--force` to overwrite the file, or give another path."
 
 
 def _remove(path: Path, created: FileIO) -> None:
@@ -220,7 +220,7 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def _write_error(path: Path, error: OSError) -> str:
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
-            return f"Cannot write {path}: {path.parent} is not a directory. Create it, or give another path."
+            return f"Cannot write {path}: {path.parent} is not a directory. Create the directory, or give another path."
         case errno.EACCES | errno.EPERM | errno.EROFS:
             return f"Cannot write {path}: {path.parent} is read-only. Give another path."
         case errno.ENOSPC | errno.EDQUOT:

@@ -227,7 +227,8 @@ def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
             bytes_decompressed += len(text)
             if bytes_decompressed > 64 * MiB + _MAX_RATIO * bytes_read:
                 raise CaptureError(
-                    f"{path} decompresses to an unreasonable size. It is damaged or malicious; do not use it."
+                    f"{path} is too large after decompression. The file is damaged or malicious; do not use "
+                    "it."
                 )
             yield chunk, text
             if decompressor.eof:
@@ -269,7 +270,7 @@ def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
 
 def _not_a_capture(path: Path, start: bytes) -> str:
     if not start:
-        return f"{path} is empty: the run ended before anything was recorded. Run it again."
+        return f"{path} is empty: the run ended before anything was recorded. Record the run again."
     opening = b'{"format":"' + FORMAT.encode()
     text = _decompress_until_damage(zlib.decompressobj(31), start)
     if (
@@ -277,7 +278,7 @@ def _not_a_capture(path: Path, start: bytes) -> str:
         and opening.startswith(text[: len(opening)])
         and b"\n" not in text
     ):
-        return f"{path} is incomplete: the run was killed before anything was recorded. Run it again."
+        return f"{path} is incomplete: the run was killed before anything was recorded. Record the run again."
     return f"{path} is not a Legroom capture. Give a file that `legroom run` wrote."
 
 

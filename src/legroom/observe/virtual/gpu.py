@@ -126,7 +126,8 @@ class VirtualGPU:
             VirtualGPU._active.__exit__()  # the process has its own GPU instead of the one of its parent
         if VirtualGPU._active is not None:
             raise UsageError(
-                "A virtual GPU is already active. Leave it first, or list several sizes: `VirtualGPU('8GiB,8GiB')`."
+                "A virtual GPU is already active. Exit its `with` block first. To use several virtual GPUs, "
+                "list their sizes: `VirtualGPU('8GiB,8GiB')`."
             )
         with contextlib.ExitStack() as entering:
             VirtualGPU._active = self

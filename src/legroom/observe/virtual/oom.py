@@ -100,7 +100,7 @@ class Faults:
         if number < 1 or times < 1:
             raise UsageError(
                 f"`number` and `times` must be 1 or more, but got number={number}, times={times}. "
-                "`fail_allocation(1)` fails the next one."
+                "`fail_allocation(1)` makes the next allocation fail."
             )
         self._allocators: list[Any] = list(allocators)
         self._first, self._last, self._count = number, number + times - 1, 0

@@ -40,7 +40,7 @@ class PlannedOption:
 
 
 _TEXTS: dict[MemoryOption, tuple[str, str]] = {
-    MemoryOption.FUSED: ("nothing; it is faster", "pass `fused=True` to the optimizer"),
+    MemoryOption.FUSED: ("nothing; the optimizer step is faster", "pass `fused=True` to the optimizer"),
     MemoryOption.FOR_LOOP: ("a slower optimizer step", "pass `foreach=False` to the optimizer"),
     MemoryOption.AUTOCAST: (
         "precision: the forward pass rounds to 8 significant bits. Faster on Ampere and newer GPUs",
@@ -60,7 +60,8 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
     ),
     MemoryOption.FREEZE: (
         "the frozen layers are not trained",
-        "call `requires_grad_(False)` on all layers but the last, and pass only the rest to the optimizer",
+        "call `requires_grad_(False)` on all layers but the last, and pass only the trainable parameters to "
+        "the optimizer",
     ),
 }
 """The cost of each option, and how to apply it."""

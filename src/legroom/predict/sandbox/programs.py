@@ -58,7 +58,8 @@ def refuse_programs() -> None:
             return
         if not _changes_nothing(command):
             raise RefusedProgram(
-                f"estimate does not start `{command}`: it could change files, and this system has no Landlock to prevent that"
+                f"`legroom estimate` does not start `{command}`, because the program could change files and "
+                "this system lacks Landlock, which would prevent such changes"
             )
 
     sys.addaudithook(check)

@@ -228,14 +228,15 @@ class TracingProcess:
         if clock.step and clock.trains:
             self.trace.first_batch = self._first_batch if clock.step == 1 else None
             self._note(
-                f"Step {clock.step + 1} did not finish within {seconds:.0f} seconds{at}, and the rest of it was not traced. "
+                f"Step {clock.step + 1} did not finish within {seconds:.0f} seconds{at}, and the rest of the "
+                "step was not traced. "
                 f"The estimate is based on {clock.step} complete training {'step' if clock.step == 1 else 'steps'}"
             )
         else:
             self.trace.is_partial = True
             self._note(
                 f"The script did not complete a step within {seconds:.0f} seconds{at}. "
-                "The estimate covers only the part before that; the rest may need more memory"
+                "The estimate covers only the part up to that point; the rest may need more memory"
             )
         self._end("stopped")
 
@@ -295,7 +296,7 @@ class TracingProcess:
     def _compare_shapes(self, shapes: tuple[torch.Size, ...]) -> None:
         if self._sample_shapes not in (None, shapes):
             self._note(
-                "Batches differ in shape. Batches with longer samples than the traced ones need more memory; "
+                "Batches differ in shape. Batches that are larger than the traced ones need more memory; "
                 f"use `--steps {10 * self.steps}` to trace more batches"
             )
         self._sample_shapes = shapes
@@ -459,7 +460,7 @@ class TracingProcess:
         trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
         if outcome in ("traced", "finished") and not trace.trains:
             trace.notes.append(
-                "The script did not train in the traced steps. This is the peak of its forward passes"
+                "The script did not train in the traced steps. The estimate is the peak of its forward passes"
             )
         elif self.device.recorder.clock.without_optimizer:
             trace.notes.append("There is no optimizer, so each backward pass counts as a step")

@@ -187,9 +187,9 @@ class TracedScript:
         """Return the error for a missing trace: how far the script ran, and what to do."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
-            f"It needed {format_size(result['reserved'] + self._gpu.context)} up to that point."
+            f"The script needed {format_size(result['reserved'] + self._gpu.context)} up to that point."
             if result["reserved"]
-            else "It had used no GPU memory."
+            else "The script had used no GPU memory."
         )
         if needs_data:
             message = f"The script needs real values that a trace does not have ({error})"
@@ -202,11 +202,11 @@ class TracedScript:
             reason = error or self._process.last_line or f"exit code {result['exit_code']}"
             message = f"The script failed after {after}: {reason.rstrip('.')}. {memory}"
             if _NEEDS_GPU.search(error):
-                message += " This code requires a real GPU, so nothing after it can be estimated."
+                message += " This code requires a real GPU, so the code after it cannot be estimated."
             if "EOFError" in error:
-                message += " `estimate` gives a script no input."
+                message += " Under `legroom estimate`, a script cannot read standard input."
             if not error and result["exit_code"] == 2:  # the exit code of argparse
-                message += " Put the script's own arguments after its name."
+                message += " Put the arguments of the script after the name of the script."
         else:
             batches = f"after {_count(result['batches'], 'batch', 'batches')} " if result["batches"] else ""
             message = f"The script ended {batches}without an optimizer step, so there is no step to estimate. {memory}"

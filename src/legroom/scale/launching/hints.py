@@ -7,11 +7,13 @@ from legroom.scale.launching.outcome import RankResult
 
 _LOG_TAIL_BYTES = 20_000
 _SIGNALS = {
-    "SIGKILL": "A user or the kernel sent SIGKILL. The kernel sends it when host memory runs out (see `dmesg`). "
+    "SIGKILL": "A user or the kernel sent SIGKILL. The kernel sends this signal when host memory runs out "
+    "(see `dmesg`). "
     "Use fewer loader workers, or keep less data in memory.",
     "SIGSEGV": "A C library or an extension crashed. Set `PYTHONFAULTHANDLER=1` to see the Python line.",
     "SIGABRT": "A C++ library aborted. Its message is above or in the error log.",
-    "SIGBUS": "Usually the shared memory through which loader workers pass batches is full. Increase it in a container "
+    "SIGBUS": "Usually, the cause is full shared memory, through which loader workers pass batches. Increase "
+    "the shared memory of a container "
     "(`docker run --shm-size 8g`), or use fewer workers.",
     "SIGTERM": "The process was terminated by a user or by the job system.",
 }
@@ -23,7 +25,8 @@ _AT_EXIT = (
 _ERRORS = (
     (
         re.compile(r"finished its bootstrapping phase"),
-        "The script has no main guard, so the processes that it starts (DataLoader workers, mp.spawn) run it again. "
+        "The script has no main guard, so the processes that it starts (DataLoader workers, mp.spawn) run "
+        "the whole script again. "
         'Move the code into a function and call it under `if __name__ == "__main__":`.',
     ),
     (

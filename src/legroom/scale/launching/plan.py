@@ -140,8 +140,8 @@ def plan_launch(
         )
     if engine == "torchrun" and rendezvous is None and maximum > 1:
         raise UsageError(
-            f"{maximum} nodes need an address at which they connect. Add the same `--rendezvous HOST:{DEFAULT_PORT}` on all of them, "
-            "where HOST is one of the nodes."
+            f"{maximum} nodes need a common address to connect. Add the same `--rendezvous "
+            f"HOST:{DEFAULT_PORT}` on all nodes, where HOST is one of the nodes."
         )
     ranks = _ranks(nproc, gpus, real_gpus, strategy)
     if engine == "torchrun":  # a Ray cluster has GPUs elsewhere too
@@ -173,7 +173,8 @@ def _ranks(nproc: int | None, gpus: Sequence[GpuSpec], real_gpus: int, strategy:
     ranks = nproc or len(gpus) or real_gpus or 1
     if len(gpus) > 1 and ranks > len(gpus):
         raise UsageError(
-            f"{ranks} ranks need {ranks} GPUs, but `--gpu` has {len(gpus)}. Pass one GPU for all ranks, or one per rank."
+            f"{ranks} ranks need {ranks} GPUs, but `--gpu` lists {len(gpus)}. Pass one size or name for all "
+            "ranks, or one for each rank."
         )
     return ranks
 
@@ -207,7 +208,8 @@ def _parse_nodes(text: str) -> tuple[int, int]:
         bounds = 0, 0
     if not 1 <= bounds[0] <= bounds[1]:
         raise UsageError(
-            f"`{text}` is not a valid number of nodes. Use `--nodes 4`, or `--nodes 2:4` for two to four."
+            f"`{text}` is not a valid number of nodes. Use `--nodes 4`, or `--nodes 2:4` for two to four "
+            "nodes."
         )
     return bounds
 

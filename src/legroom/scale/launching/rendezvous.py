@@ -30,7 +30,8 @@ def _addresses(host: str) -> set[str]:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
     except OSError:
         raise UsageError(
-            f"The host `{host}` is unknown. Check its name, or pass its IP address to `--rendezvous`."
+            f"The host `{host}` is unknown. Check the name, or pass the IP address of the host to "
+            "`--rendezvous`."
         ) from None
 
 

@@ -183,7 +183,8 @@ class PipelinedModel(nn.Module):
         if self._output:
             return self._output.pop()
         raise UsageError(
-            "This model is split over several ranks. Call it once in the function passed to run.step or run.evaluate, and nowhere else."
+            "This model is split over several ranks. Call the model once in the function passed to run.step "
+            "or run.evaluate, and nowhere else."
         )
 
     def capture_arguments(
@@ -198,7 +199,8 @@ class PipelinedModel(nn.Module):
         finally:
             self._is_capturing = False
         raise UsageError(
-            "The function does not call run.model. With strategy='pipeline', it must call run.model exactly once."
+            "The function does not call run.model. With strategy='pipeline', the function must call "
+            "run.model exactly once."
         )
 
     def call_with_output(

@@ -56,7 +56,7 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
     yield Text(f"\n{_batch(result)}", style="bold")
     if result.options:
         enough = not estimate.fits and any(option.verdict != "does-not-fit" for option in result.options)
-        title = "Options that make it fit" if enough else "Options that save memory"
+        title = "Options that make the script fit" if enough else "Options that save memory"
         yield from section(title, "each traced, cheapest first")
         yield from _options(result.options, estimate.gpu.total)
     yield Text("")
@@ -68,7 +68,7 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
             f"The script read {count} computed by the model; the estimate used placeholders (1 or False).",
             style="dim",
         )
-    yield Text("Next, run it on a virtual GPU of the same size:")
+    yield Text("To run the script on a virtual GPU of the same size:")
     yield verbatim(f"  legroom run --gpu {estimate.gpu.name} {result.script}", style="bold cyan")
     if estimate.fits and estimate.trace.trains and not result.options_tried:
         yield Text("To list options that save memory:")
@@ -102,16 +102,17 @@ def _batch(result: ScriptEstimate) -> str:
     size, largest = estimate.batch_size, estimate.max_batch_size
     if size is None:
         return (
-            "No other batch size was tried: the script has no DataLoader and no argument for its batch size."
+            "Only this batch size was traced: the script has no DataLoader and no argument for its batch "
+            "size."
         )
     if result.search is None:
-        return f"Traced with batch size {size}."
+        return f"The script was traced with batch size {size}."
     if largest is None and result.estimate.decided_by == "validation":
         return "No training batch size fits, because the validation alone needs too much memory."
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
     if largest > 0.99 * MAX_BATCH:
-        return f"Even batch size {largest} fits (current: {size}); no larger one was tried."
+        return f"Even batch size {largest} fits (current: {size}); larger batch sizes were not traced."
     change = f" {result.batch_change}." if result.batch_change else ""
     if not result.search.is_complete:
         over = result.search.smallest_too_large

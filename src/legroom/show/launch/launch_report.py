@@ -110,16 +110,16 @@ def _cause_parts(
         exited = _format_ranks([rank.rank for rank in last.exited_early])
         yield Text(
             _sentence(
-                f"{exited} exited without an error while other ranks were waiting: "
-                "every rank must take part in every collective operation"
+                f"{exited} exited without an error while other ranks were waiting. Every rank must take part "
+                "in every collective operation"
             ),
             style="bold red",
         )
         yield Text(_sentence(f"then {_what_happened(cause, last)}"))
     elif cause.lost_connection and plan.nodes[1] > 1:
         yield Text(
-            f"The connection to other nodes was lost{_after(cause, last)}. The first failure was on one of them; see the output of "
-            "the launch there.",
+            f"The connection to other nodes was lost{_after(cause, last)}. The first failure was on another "
+            "node; see the output of the launch on that node.",
             style="bold red",
         )
     else:

@@ -74,9 +74,9 @@ def read_manifest(folder: Path) -> CheckpointInfo:
             files={str(name): Checksum.from_json(file) for name, file in manifest["files"].items()},
         )
     except FileNotFoundError:
-        raise CheckpointError(f"{folder} is not a checkpoint: it has no {MANIFEST}.") from None
+        raise CheckpointError(f"{folder} is not a checkpoint: the folder contains no {MANIFEST}.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path} is damaged: it is not a valid manifest. {ADVICE}") from None
+        raise CheckpointError(f"{path} is damaged: the file is not a valid manifest. {ADVICE}") from None
 
 
 def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[CheckpointInfo]:

@@ -88,7 +88,7 @@ class Checkpoints:
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise UsageError(
                     f"{name} is a {type(part).__name__}, which has no state_dict() and load_state_dict(). "
-                    "Add both methods, or do not track it."
+                    "Add both methods, or do not track this object."
                 )
             self._parts[name] = part
 
@@ -244,8 +244,8 @@ class Checkpoints:
                 )
             if self.best is None:
                 raise CheckpointError(
-                    f"No checkpoint in {self.folder} has the metric '{self._metric}'. "
-                    f"Pass it when saving: save(step, {self._metric}=...)."
+                    f"No checkpoint in {self.folder} has the metric '{self._metric}'. Pass the metric when "
+                    f"saving: save(step, {self._metric}=...)."
                 )
             return [self.best]
         path = Path(which) if Path(which).is_absolute() else self.folder / which

@@ -72,7 +72,7 @@ def read_plain(path: Path, expected: Checksum) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):
         raise CheckpointError(
-            f"{path} cannot be read as plain data. It was not written by legroom.Checkpoints."
+            f"{path} cannot be read as plain data. The file was not written by legroom.Checkpoints."
         ) from None
 
 
@@ -128,8 +128,8 @@ def not_plain_error(value: Any, name: str) -> UsageError:
             f"{name}.state_dict()."
         )
     return UsageError(
-        f"{name} is a {kind}, which torch.load(weights_only=True) cannot read. Save numbers, strings, tensors and containers "
-        "of them, and create the object from these."
+        f"{name} is a {kind}, which torch.load(weights_only=True) cannot read. Save numbers, strings, "
+        "tensors and containers of these, and create the object from the saved values when loading."
     )
 
 

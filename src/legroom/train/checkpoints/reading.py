@@ -81,12 +81,14 @@ def _check(
         closest = closest_name(missing[0], available)
         raise CheckpointError(
             f"{contents.info.path} contains no '{missing[0]}'{f' (closest: {closest})' if closest else ''}. It contains "
-            f"{', '.join(contents.info.parts)}. Track only these objects, or call resume(strict=False) to keep the initial state of the others."
+            f"{', '.join(contents.info.parts)}. Track only these objects, or call resume(strict=False) to "
+            "keep the initial state of all other objects."
         )
     for name in all_ranks[0]:
         if name not in contents.modules:
             raise CheckpointError(
-                f"'{name}' in {contents.info.path} is not a model. Track the model under the name it was saved with."
+                f"'{name}' in {contents.info.path} is not a model. Track the model under the name with which "
+                "it was saved."
             )
         expected: dict[str, Any] = {}
         for rank in all_ranks:  # ranks may have different parts of a model

@@ -504,7 +504,7 @@ def _check(model: Any, optimizer: Any, reduction: str, coupling: str, clip_norm:
             f"reduction='{reduction}' is not valid. Use 'auto', 'mean' or 'sum'. For a mean over tokens, pass weight=."
         )
     if clip_norm is not None and not clip_norm > 0:
-        raise UsageError(f"clip_norm={clip_norm} is not valid. Pass a norm above zero, or omit it.")
+        raise UsageError(f"clip_norm={clip_norm} is not valid. Pass a norm above zero, or omit clip_norm.")
     if coupling not in ("warn", "ignore", "sync", "no-split"):
         raise UsageError(f"coupling='{coupling}' is not valid. Use 'warn', 'ignore', 'sync' or 'no-split'.")
 

@@ -93,7 +93,8 @@ def checked_loss(result: Any) -> torch.Tensor:
     loss = checked_scalar(result)
     if not loss.requires_grad:
         raise UsageError(
-            "The loss does not depend on any trainable parameter. It was detached, or computed without gradients."
+            "The loss does not depend on any trainable parameter. The loss was detached, or was computed "
+            "without gradients."
         )
     return loss
 
@@ -103,10 +104,12 @@ def checked_scalar(result: Any) -> torch.Tensor:
     loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
     if not isinstance(loss, torch.Tensor):
         raise UsageError(
-            f"The loss function returned a {type(result).__name__}. It must return the loss as a tensor with one element."
+            f"The loss function returned a {type(result).__name__}. Return the loss as a tensor with one "
+            "element."
         )
     if loss.numel() != 1:
         raise UsageError(
-            f"The loss has shape {tuple(loss.shape)}, but must have one element. Reduce it with .mean() or .sum()."
+            f"The loss has shape {tuple(loss.shape)}, but must have one element. Reduce the loss with "
+            ".mean() or .sum()."
         )
     return loss.reshape(()) if loss.dim() else loss

@@ -187,7 +187,8 @@ class DistributedRanks:
                 latest = found or latest
                 if not latest:
                     raise UsageError(
-                        f"Rank {self._rank} has no batch. Use a smaller batch size, so that every rank has at least one."
+                        f"Rank {self._rank} has no batch. Use a smaller batch size, so that every rank has "
+                        "at least one batch."
                     )
                 yield latest[0]
         finally:

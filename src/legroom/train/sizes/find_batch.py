@@ -106,7 +106,8 @@ def find_batch(
     """
     if not 1 <= multiple_of <= max_batch_size:
         raise UsageError(
-            f"multiple_of={multiple_of} is not valid. It must be between 1 and max_batch_size ({max_batch_size})."
+            f"multiple_of={multiple_of} is not valid. Pass a number between 1 and max_batch_size "
+            f"({max_batch_size})."
         )
     if steps < 1 or start < 1:
         raise UsageError("start and steps must be 1 or more.")
@@ -241,7 +242,7 @@ class _Search:
         samples = "A single sample" if size == 1 else f"A batch of {size}"
         return (
             f"{samples} does not fit into {format_size(self.trials.capacity())}. Run `legroom run` to see what uses the memory, "
-            "and `legroom estimate` for options that reduce it."
+            "and `legroom estimate` for options that save memory."
         )
 
 
@@ -357,7 +358,8 @@ def _as_batch_function(batch: Any) -> Callable[[int], Any]:
         return make_batch
     elif isinstance(batch, Iterator):
         raise UsageError(
-            "batch is an iterator, which would be consumed. Pass a batch, a DataLoader, or a function that takes a size and returns a batch."
+            "batch= is an iterator, which find_batch would exhaust. Pass a batch, a DataLoader, or a "
+            "function that takes a size and returns a batch."
         )
     if not batch_size_of(batch):
         raise UsageError(

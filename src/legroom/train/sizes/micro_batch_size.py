@@ -102,7 +102,7 @@ class MicroBatchSizer:
 
     def __init__(self, *, max_size: int | None = None, state: Mapping[str, Any] | None = None) -> None:
         if max_size is not None and max_size < 1:
-            raise UsageError(f"{max_size} is not a valid micro-batch size. Pass 1 or more, or omit it.")
+            raise UsageError(f"{max_size} is not a valid micro-batch size. Pass 1 or more, or omit the size.")
         self._max_size = max_size
         self._limit: int | None = max_size
         """The size that is expected to fit; None while nothing has failed."""
@@ -273,7 +273,7 @@ class MicroBatchSizer:
         if phase == "optimizer":
             return max(
                 1, micro // 2
-            ), "the optimizer step did not fit; smaller micro-batches leave it more memory"
+            ), "the optimizer step did not fit; smaller micro-batches leave more memory for it"
         available, needed = self._memory_of_step(failure)
         if available is None or needed is None:
             return max(

@@ -42,8 +42,9 @@ def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
     if not found:
         last = list(model.named_modules())[-1]
         raise UsageError(
-            f"The model has no head to replace: its last layer ({last[0] or 'the model'}, a {type(last[1]).__name__}) is not linear. "
-            "Add one with nn.Sequential(model, nn.Linear(features, num_classes))."
+            f"The model has no head to replace: its last layer ({last[0] or 'the model'}, a "
+            f"{type(last[1]).__name__}) is not linear. Add a head with nn.Sequential(model, "
+            "nn.Linear(features, num_classes))."
         )
     for name in found:
         _replace(model, name, num_classes)
@@ -63,7 +64,7 @@ def _replace_transformers(model: Any, config: Any, num_classes: int) -> tuple[st
     name = _named_head(model)
     if name is None:
         raise UsageError(
-            f"{type(model).__name__} has no classification head. Load it with one: "
+            f"{type(model).__name__} has no classification head. Load the model with a head: "
             f"AutoModelForSequenceClassification.from_pretrained(..., num_labels={num_classes})."
         )
     _replace(model, name, num_classes, std=getattr(config, "initializer_range", None))
@@ -126,7 +127,8 @@ def _replace(model: nn.Module, name: str, num_classes: int, std: float | None = 
     ]
     if shared:
         raise UsageError(
-            f"{name} shares its weights with {shared[0]}. It predicts tokens, not classes, so it cannot be replaced."
+            f"{name} shares its weights with {shared[0]}. This layer predicts tokens, not classes, so it "
+            "cannot be replaced."
         )
     setattr(parent, attribute, _new_layer(old, num_classes, std))
 

@@ -127,7 +127,7 @@ class ForkedProcess:
             pipe = _connect(server)
         except OSError:
             raise ServerGone(
-                "The process that starts trials has exited: it was killed, or the machine ran out of memory. "
+                "The process that starts trials was killed, possibly because the machine ran out of memory. "
                 "Completed trials are saved; continue with resume."
             ) from None
         number = 0

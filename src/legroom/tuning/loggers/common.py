@@ -62,7 +62,9 @@ class Logger:
         except Exception as error:  # a full disk, an unreachable server, an error in the library
             self._is_broken = True
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            log.warning("%s could not be written (%s). The study continues without it.", self.name, reason)
+            log.warning(
+                "%s could not be written (%s). The study continues without this log.", self.name, reason
+            )
 
 
 def memory_figures(record: TrialRecord) -> dict[str, float]:

@@ -314,7 +314,7 @@ class MemoryGate:
         elif full.can_split:
             what = f"Needs {format_size(needed)}"
         else:
-            what = f"Needs {format_size(needed)} and cannot be split, because it does not use `trial.guard`"
+            what = f"Needs {format_size(needed)} and cannot be split, because the function does not use `trial.guard`"
         used_by_others = max(self._blocking_bytes(least, gpu) for gpu in self._gpus)
         others = f" ({format_size(used_by_others)} is used by other programs)" if used_by_others else ""
         return Admission(

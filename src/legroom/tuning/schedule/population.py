@@ -33,7 +33,8 @@ class PopulationBasedTraining:
             )
         if not any(isinstance(parameter.domain, FloatRange) for parameter in space.parameters):
             raise UsageError(
-                "Population-based training perturbs float ranges, but the space has none. Use `asha` or `median`."
+                "Population-based training perturbs float ranges, but the space has no float range. Use "
+                "`asha` or `median`."
             )
         self._space, self._seed, self._interval = space, seed, interval
         self._sign = 1.0 if mode == "min" else -1.0

@@ -198,7 +198,8 @@ def _choice(name: str, options: Sequence[Any]) -> Categorical:
     plain = (bool, int, float, str, type(None))
     if not all(isinstance(option, plain) for option in options):
         raise UsageError(
-            f"Parameter `{name}`: options must be numbers, strings or booleans. For other objects, use their names and look them up in the training function."
+            f"Parameter `{name}`: options must be numbers, strings or booleans. For other objects, use names "
+            "as options, and look up the objects by name in the training function."
         )
     if len(set(options)) != len(options):
         raise UsageError(f"Parameter `{name}` has the same option twice.")

@@ -66,7 +66,7 @@ class TrainFunction:
             return _named(function)
         if not callable(function):
             raise UsageError(
-                f"The first argument must be the training function, but it is of type {type(function).__name__}."
+                f"The first argument must be the training function, not a {type(function).__name__}."
             )
         _check_signature(function)
         name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
@@ -140,7 +140,9 @@ class TrainFunction:
 def _named(text: str) -> TrainFunction:
     file, separator, name = text.rpartition(":")
     if not separator or not file or not name:
-        raise UsageError(f"`{text}` does not name a function. Write it as `train.py:train`.")
+        raise UsageError(
+            f"`{text}` does not name a function. Write the file and the function as `train.py:train`."
+        )
     path = Path(file)
     if not path.is_file():
         suggestion = f"{file}.py"
@@ -156,7 +158,8 @@ def _named(text: str) -> TrainFunction:
         raise UsageError(f"{file} has no function `{name}`. {hint}")
     if name in defined and not (_positional_count(defined[name]) or defined[name].args.vararg):
         raise UsageError(
-            f"`{name}()` in {file} takes no configuration. Define it as `def {name}(config, trial)`."
+            f"`{name}()` in {file} takes no configuration. Define the function as `def {name}(config, "
+            "trial)`."
         )
     return TrainFunction(name=name, file=str(path.resolve()))
 
@@ -190,7 +193,8 @@ def _check_signature(function: Callable[..., Any]) -> None:
         except TypeError:
             continue
     raise UsageError(
-        f"The training function has the signature {signature}. Define it as `def train(config, trial)`, or as `train(config)` with `ray.tune.report`."
+        f"The training function has the signature {signature}. Define the function as `def train(config, "
+        "trial)`, or as `train(config)` with `ray.tune.report`."
     )
 
 
@@ -221,13 +225,15 @@ def _pickle(function: Any) -> str:
         cloudpickle = importlib.import_module("cloudpickle")
     except ModuleNotFoundError:
         raise UsageError(
-            "The training function cannot be imported by name in another process. Define it at the top level of a file, or `pip install cloudpickle`."
+            "The training function cannot be imported by name in another process. Define the function at the "
+            "top level of a file, or `pip install cloudpickle`."
         ) from None
     try:
         return base64.b64encode(cloudpickle.dumps(function)).decode()
     except Exception as error:
         raise UsageError(
-            f"The training function cannot be pickled ({type(error).__name__}). Define it at the top level of a file."
+            f"The training function cannot be pickled ({type(error).__name__}). Define the function at the "
+            "top level of a file."
         ) from None
 
 

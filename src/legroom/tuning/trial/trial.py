@@ -151,7 +151,8 @@ class Trial:
             source = Path(checkpoint)
             if not source.exists():
                 raise UsageError(
-                    f"The checkpoint `{source}` passed to `report(checkpoint=...)` does not exist. Save it first."
+                    f"The checkpoint `{source}` passed to `report(checkpoint=...)` does not exist. Save the "
+                    "checkpoint first."
                 )
             target = self.folder / f"checkpoint-{self.step}{source.suffix}"
             write = shutil.copytree if source.is_dir() else shutil.copy2

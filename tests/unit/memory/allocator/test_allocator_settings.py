@@ -64,7 +64,7 @@ class TestInvalidValues:
             ("max_split_size_mb", "`max_split_size_mb` has no value. Write `max_split_size_mb:VALUE`."),
             ("max_split_size_mb:", "`max_split_size_mb` has no value. Write `max_split_size_mb:VALUE`."),
             ("max_split_size_mb:32,large_segment_size_mb:64", "The minimum is 64."),
-            ("large_segment_size_mb:10", "`large_segment_size_mb:10` is too small. It must be more than 10."),
+            ("large_segment_size_mb:10", "`large_segment_size_mb:10` is too small. Write a number above 10."),
             (
                 "expandable_segments:true",
                 "`expandable_segments:true` is not a boolean. Write `True` or `False`.",

@@ -240,7 +240,7 @@ def test_a_script_reads_back_what_it_wrote_and_no_file_changes(
 
 @pytest.mark.parametrize("name", REFUSED_CHANGES)
 def test_python_calls_below_the_overlay_are_refused(name: str, printed: Callable[[str], str]) -> None:
-    assert "estimate does not change" in printed(name)
+    assert "`legroom estimate` does not change" in printed(name)
 
 
 def has_landlock() -> bool:
@@ -258,7 +258,7 @@ def test_code_outside_of_python_cannot_change_files(name: str, printed: Callable
 def test_without_landlock_programs_that_could_change_files_are_refused(
     name: str, printed: Callable[[str], str]
 ) -> None:
-    assert printed(name).startswith("estimate does not start `")
+    assert printed(name).startswith("`legroom estimate` does not start `")
     assert "rm -f best.pt" in printed(name)
 
 

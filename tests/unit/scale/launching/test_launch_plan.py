@@ -44,10 +44,10 @@ def test_single_process_strategies_have_one_rank_with_all_gpus(plan, strategy):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nproc": 3, "gpus": "8GiB,8GiB"}, "3 ranks need 3 GPUs, but `--gpu` has 2"),
+        ({"nproc": 3, "gpus": "8GiB,8GiB"}, "3 ranks need 3 GPUs, but `--gpu` lists 2"),
         ({"nproc": 4, "real_gpus": 1}, "4 ranks need 4 GPUs, but this machine has 1. Use `--nproc 1`"),
         ({"nproc": 2, "strategy": "dp"}, "uses all GPUs in one process"),
-        ({"nodes": "2"}, "2 nodes need an address at which they connect"),
+        ({"nodes": "2"}, "2 nodes need a common address to connect"),
         ({"nodes": "4:2"}, "`4:2` is not a valid number of nodes"),
         ({"nodes": "two"}, "`two` is not a valid number of nodes"),
         ({"rendezvous": "node1:http"}, "`node1:http` is not a valid address"),

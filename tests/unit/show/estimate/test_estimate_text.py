@@ -113,7 +113,7 @@ SMALLER_BATCH = PlannedOption(
 
 def test_the_largest_batch_as_an_option_just_fits() -> None:
     text = text_of("150MiB", options=(replace(SMALLER_BATCH, peak_device=140 << 20),))
-    assert "Options that make it fit" in text
+    assert "Options that make the script fit" in text
     assert "batch size 32  140.0 MiB  just fits\n" in text
 
 

@@ -93,12 +93,12 @@ def test_reasons_that_differ_only_in_numbers_are_one_row() -> None:
 
 
 def test_a_study_without_failures_is_described_as_such() -> None:
-    assert "None: every trial finished or was stopped by the scheduler." in page(study(trial(0)))
+    assert "No trial failed: every trial finished or was stopped by the scheduler." in page(study(trial(0)))
 
 
 def test_the_best_configuration_mentions_its_micro_batches() -> None:
     text = page(study(trial(0, outcome="split", batch=256, micro_batch=32)))
-    assert "It ran in micro-batches of 32, with the same gradients as the full batch." in text
+    assert "The trial ran in micro-batches of 32, with the same gradients as the full batch." in text
 
 
 def test_a_thousand_trials_with_long_curves_stay_below_ten_megabytes() -> None:
@@ -145,7 +145,7 @@ def test_the_memory_legend_lists_only_what_the_chart_shows() -> None:
 def test_without_a_gpu_there_is_no_memory_legend() -> None:
     text = page(study(trial(0, predicted=None, peak=None), capacities=[]))
     assert legend(text) == []
-    assert "the search ran without a GPU, real or virtual" in text
+    assert "the search ran without a real or virtual GPU" in text
     assert "reached loss 0.5." in text
 
 

@@ -95,8 +95,10 @@ def test_a_folder_that_is_not_a_checkpoint_is_skipped_with_a_warning(tmp_path, c
     checkpoints = legroom.Checkpoints(tmp_path)
     checkpoints.track(model=nn.Linear(2, 2))
     assert checkpoints.resume() == 0
-    assert "step-00000009 is not a checkpoint: it has no legroom.json. Skipping it." in caplog.text
-    with pytest.raises(CheckpointError, match="is not a checkpoint: it has no legroom.json"):
+    assert (
+        "step-00000009 is not a checkpoint: the folder contains no legroom.json. Skipping it." in caplog.text
+    )
+    with pytest.raises(CheckpointError, match="is not a checkpoint: the folder contains no legroom.json"):
         checkpoints.resume("step-00000009")
 
 
@@ -252,7 +254,7 @@ def test_another_type_of_object_under_the_same_name_is_rejected(tmp_path):
     checkpoints.track(model=model)
     with pytest.raises(
         CheckpointError,
-        match="'model' in .* is not a model. Track the model under the name it was saved with",
+        match="'model' in .* is not a model. Track the model under the name with which it was saved",
     ):
         checkpoints.resume()
 

@@ -228,7 +228,7 @@ class TestBatches:
         assert found.batch_size > 8
 
     def test_an_iterator_is_rejected(self) -> None:
-        with pytest.raises(UsageError, match="would be consumed"):
+        with pytest.raises(UsageError, match="find_batch would exhaust"):
             on_gpu(lambda training: find_batch(training.step, iter([make_batch(4)])))
 
     def test_a_batch_without_tensors_is_rejected(self) -> None:

@@ -135,5 +135,5 @@ def test_a_full_disk_ends_the_log_with_one_warning(caplog: pytest.LogCaptureFixt
         log.on_study_end()
     assert log.calls == 1
     assert caplog.messages == [
-        "The log could not be written (No space left on device). The study continues without it."
+        "The log could not be written (No space left on device). The study continues without this log."
     ]

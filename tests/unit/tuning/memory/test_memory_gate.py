@@ -117,7 +117,7 @@ def test_a_function_without_a_guard_cannot_be_split(gate: MemoryGate) -> None:
     admission = admit(gate, {"width": 1 << 14, "batch_size": 512, "kind": "without guard"})
     assert admission.verdict is AdmissionVerdict.NEVER
     assert admission.reason.startswith("Needs")
-    assert "cannot be split, because it does not use `trial.guard`" in admission.reason
+    assert "cannot be split, because the function does not use `trial.guard`" in admission.reason
 
 
 def test_a_function_that_needs_data_runs_alone_with_the_reason(gate: MemoryGate) -> None:

@@ -71,9 +71,9 @@ def test_a_lambda_is_pickled() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("train.py", "Write it as `train.py:train`"),
+        ("train.py", "Write the file and the function as `train.py:train`"),
         ("nowhere.py:train", "The script `nowhere.py` does not exist"),
-        (7, "of type int"),
+        (7, "not a int"),
     ],
 )
 def test_an_invalid_function_is_an_error(function: object, message: str) -> None:
@@ -99,11 +99,11 @@ def test_a_function_without_arguments_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("def train(): ...\n")
     with pytest.raises(
-        UsageError, match=r"takes no configuration. Define it as `def train\(config, trial\)`"
+        UsageError, match=r"takes no configuration. Define the function as `def train\(config, trial\)`"
     ):
         TrainFunction.of(f"{file}:train")
     with pytest.raises(
-        UsageError, match=r"has the signature \(\). Define it as `def train\(config, trial\)`"
+        UsageError, match=r"has the signature \(\). Define the function as `def train\(config, trial\)`"
     ):
         TrainFunction.of(lambda: None)
 

@@ -36,8 +36,8 @@ def library_paths() -> list[str]:
     if setting not in ("", "on"):
         if not Path(setting).is_file():
             raise UsageError(
-                f"{SETTING}={setting!r} is not valid: there is no such file. "
-                f"Set it to `on`, `off`, or the path of {CUDNN}."
+                f"{SETTING}={setting!r} is not valid: there is no such file. Set {SETTING} to `on`, `off`, "
+                f"or the path of {CUDNN}."
             )
         return [setting, *products]
     found = [*_loaded(CUDNN), *_packaged("cudnn", CUDNN), *_on_linker_path()]

@@ -205,7 +205,8 @@ def check_setting() -> None:
         try:
             if process.version is None:
                 raise UsageError(
-                    f"{SETTING}={setting!r} is not a cuDNN library that can be queried. Set it to `on`, `off`, or the path of "
+                    f"{SETTING}={setting!r} is not a cuDNN library that can be queried. Set {SETTING} to "
+                    "`on`, `off`, or the path of "
                     f"{CUDNN} (version 9.8 or newer, with cuBLAS installed)."
                 )
         finally:

@@ -156,8 +156,8 @@ class _MemoryFunctions:
 
     def record_history(self, *_arguments: Any, **_options: Any) -> None:
         self._warn(
-            "A virtual GPU records no CUDA allocator history. Snapshots contain segments and blocks only. Legroom's capture "
-            "file has every allocation with its line."
+            "A virtual GPU records no CUDA allocator history. Snapshots contain segments and blocks only. "
+            "Legroom's capture file contains every allocation with its line."
         )
 
     def change_settings(self, settings: str) -> None:

@@ -18,7 +18,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 MOVING = (
     "A virtual GPU cannot move tensors to `cuda` inside a scripted module. "
-    "Move them before the call, or set PYTORCH_JIT=0 to run the module in Python."
+    "Move the tensors before the call, or set PYTORCH_JIT=0 to run the module in Python."
 )
 _NO_CUDA = "Cannot initialize CUDA without ATen_cuda"
 

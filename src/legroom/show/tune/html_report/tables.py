@@ -57,7 +57,7 @@ def best_section(study: StudyFigures) -> str:
         return ""
     values = ", ".join(f"{name} = {figure(value)}" for name, value in best.config.items())
     how = (
-        f" It ran in micro-batches of {best.micro_batch}, with the same gradients as the full batch."
+        f" The trial ran in micro-batches of {best.micro_batch}, with the same gradients as the full batch."
         if best.is_split
         else ""
     )
@@ -85,7 +85,7 @@ def importance_bars(study: StudyFigures) -> str:
 
 def memory_text(study: StudyFigures) -> str:
     if not _with_memory(study):
-        return "No memory figures: the search ran without a GPU, real or virtual."
+        return "There are no memory figures, because the search ran without a real or virtual GPU."
     sizes = " and ".join(format_size(capacity) for capacity in study.capacities)
     where = f", on {'GPUs' if len(study.capacities) > 1 else 'a GPU'} of {sizes}" if sizes else ""
     return f"The predicted upper bound and the measured peak of each trial{where}."
@@ -135,7 +135,7 @@ def failure_table(study: StudyFigures) -> str:
                 f"<td class=reason>{escape(reason)}</td><td class=which>{', '.join(map(str, trial_numbers))}</td></tr>"
             )
     if not rows:
-        return "<p>None: every trial finished or was stopped by the scheduler.</p>"
+        return "<p>No trial failed: every trial finished or was stopped by the scheduler.</p>"
     return (
         '<div class="scroll"><table><thead><tr><th>Outcome</th><th class=number>Count</th><th>Reason</th><th>Trials</th></tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"

@@ -106,9 +106,10 @@ def batch_norm_finding(names: list[str], micro_batches: int) -> Finding:
     return Finding(
         code="LG611",
         message=f"The batch is split into {micro_batches} micro-batches, and batch normalization ({shown}) uses the statistics of "
-        "each micro-batch. The gradients are not exactly those of the whole batch.",
-        fix="Choose the behavior with Guard(..., coupling=...): 'ignore' accepts this, 'sync' updates the running statistics as "
-        "for the whole batch, 'no-split' never splits and moves activations to host memory instead.",
+        "each micro-batch. The gradients therefore differ slightly from the gradients of the whole batch.",
+        fix="Choose the behavior with Guard(..., coupling=...): 'ignore' disables this warning, 'sync' "
+        "updates the running statistics as for the whole batch, 'no-split' never splits the batch and "
+        "moves activations to host memory instead.",
         evidence={"layers": names},
     )
 
@@ -118,10 +119,13 @@ def coupled_loss_finding(probe: ReductionProbe, micro_batches: int) -> Finding:
     together, first, second = probe.losses
     return Finding(
         code="LG612",
-        message=f"The batch is split into {micro_batches} micro-batches, but the loss is neither a mean nor a sum over samples: it is "
-        f"{together:.6g} for two samples together, {first:.6g} and {second:.6g} for each alone. The gradients are not those of "
-        "the whole batch.",
-        fix="If the loss is a mean over other elements, such as tokens, pass a function that counts them: Guard(..., "
-        "weight=lambda x, y: (y != -100).sum()). If it compares samples with each other, pass coupling='no-split'.",
+        message=f"The batch is split into {micro_batches} micro-batches, but the loss is neither a mean nor "
+        f"a sum over samples: it is {together:.6g} for two samples together, and {first:.6g} and "
+        f"{second:.6g} for each sample alone. The gradients therefore differ from the gradients of the "
+        "whole batch.",
+        fix="If the loss is a mean over other elements, such as tokens, pass a function that counts these "
+        "elements: Guard(..., "
+        "weight=lambda x, y: (y != -100).sum()). If the loss compares samples with each other, pass "
+        "coupling='no-split'.",
         evidence={"together": together, "alone": [first, second]},
     )

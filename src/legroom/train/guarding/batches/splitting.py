@@ -139,7 +139,8 @@ def concatenate_results(results: Sequence[Any], sizes: Sequence[int], batch_dim:
         return [item for result in results for item in result]
     if not _is_container(first):
         raise UsageError(
-            f"Results of type {type(first).__name__} cannot be combined. Return tensors, numbers, or containers of them."
+            f"Results of type {type(first).__name__} cannot be combined. Return tensors, numbers, or "
+            "containers of tensors and numbers."
         )
     streams = [iter(_children(result)) for result in results]
     return _map_children(

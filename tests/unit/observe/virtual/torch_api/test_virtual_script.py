@@ -76,5 +76,5 @@ class Moved(nn.Module):
 
 
 def test_moving_a_tensor_inside_a_scripted_module_is_rejected_with_the_remedy() -> None:
-    with pytest.raises(Unsupported, match="Move them before the call"):
+    with pytest.raises(Unsupported, match="Move the tensors before the call"):
         script(Moved())(torch.ones(2))

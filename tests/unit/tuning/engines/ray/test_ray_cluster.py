@@ -22,7 +22,7 @@ def free_port() -> int:
 def test_an_unreachable_cluster_is_an_error() -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(
-        UsageError, match=f"There is no Ray cluster at {address}. Start one with `ray start --head`"
+        UsageError, match=f"There is no Ray cluster at {address}. Start a cluster with `ray start --head`"
     ):
         with connected(address, processors=1):
             raise AssertionError("there is a cluster")
@@ -60,7 +60,7 @@ def test_an_invalid_address_is_an_error(address: str) -> None:
 
 
 def test_the_ray_client_is_rejected_with_an_alternative() -> None:
-    with pytest.raises(UsageError, match="Run this on a machine of the cluster"):
+    with pytest.raises(UsageError, match="Run the command on a machine of the cluster"):
         with connected("ray://host:10001", processors=1):
             raise AssertionError("there is a cluster")
 

@@ -76,7 +76,7 @@ def check(program: Program) -> Iterator[Problem]:
                 node=argument or store.expression,
                 message=f"`{store.target}` carries its autograd graph from step to step, so the graph reaches back to the "
                 "first step",
-                help=f"Detach it first: `{store.target}.detach()`",
+                help=f"Detach the state first: `{store.target}.detach()`",
                 edits=_fix(program, store, argument),
                 safe=False,
             )

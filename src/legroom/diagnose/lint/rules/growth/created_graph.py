@@ -41,5 +41,6 @@ def check(program: Program) -> Iterator[Problem]:
                 node=argument,
                 message="`create_graph=True` creates a reference cycle between parameters and gradients, so the memory of the step "
                 "stays allocated until the garbage collector runs",
-                help="Use `torch.autograd.grad(..., create_graph=True)`, or remove it if no second derivative is needed",
+                help="Use `torch.autograd.grad(..., create_graph=True)`, or remove `create_graph=True` if "
+                "you need no second derivative",
             )

@@ -71,7 +71,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=call.node,
                 message="A hook is registered in every step and never removed",
-                help="Register it once before the loop, or remove it with `handle.remove()`",
+                help="Register the hook once before the loop, or remove it with `handle.remove()`",
             )
     for store in program.stores:
         if not is_hook(program, store.function) or not _adds(program, store):

@@ -55,7 +55,8 @@ def check(program: Program) -> Iterator[Problem]:
             node=store.expression,
             message=f"`{store.target}` grows in every step"
             + (", and keeps the graph of all steps alive" if with_graph else ""),
-            help="Collect detached tensors in a list and concatenate them once, or keep only the last ones",
+            help="Collect detached tensors in a list and concatenate the list once, or keep only the latest "
+            "elements",
             edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
         )
 

@@ -73,7 +73,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=call.node,
                 message="The retry runs while the exception still keeps every tensor of the failed attempt alive",
-                help="Record the failure in the except block and retry after it",
+                help="Record the failure in the `except` block, and retry after the block",
             )
 
 

@@ -60,7 +60,8 @@ def check(program: Program) -> Iterator[Problem]:
         edits, safe = _fix(program, call)
         yield Problem(
             node=call.node,
-            message="The backward pass runs under autocast, which keeps its cast copies of the weights alive",
+            message="The backward pass runs under autocast, which keeps half-precision copies of the weights "
+            "alive",
             help="End the autocast block before the backward pass",
             edits=tuple(edits),
             safe=safe,

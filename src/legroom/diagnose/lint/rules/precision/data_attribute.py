@@ -62,8 +62,9 @@ def check(program: Program) -> Iterator[Problem]:
             edits = (Edit(start, end, "detach()"),)
         yield Problem(
             node=node.attr,
-            message=f"`{dotted(node) or '.data'}` bypasses autograd, which does not notice changes to it",
-            help="Use `.detach()` to read it, or `with torch.no_grad():` to change it",
+            message=f"`{dotted(node) or '.data'}` bypasses autograd, which does not notice changes to the "
+            "tensor",
+            help="Use `.detach()` to read the tensor, or `with torch.no_grad():` to change it",
             edits=edits,
         )
 

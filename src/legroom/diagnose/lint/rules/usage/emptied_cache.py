@@ -57,7 +57,8 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=call.node,
                 message="`empty_cache()` makes every step wait and allocate the same memory from the driver again",
-                help="Remove it: PyTorch reuses free memory, and `empty_cache()` does not free memory in use",
+                help="Remove the call: PyTorch reuses free memory, and `empty_cache()` does not free memory "
+                "in use",
                 edits=tuple(remove_statement(program, call.node)),
             )
 

@@ -77,7 +77,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             node=_model_call(program, call).node,
             message="The evaluation runs with gradients enabled, so every operation saves tensors for a backward pass",
-            help="Wrap it in `with torch.no_grad():` or `with torch.inference_mode():`",
+            help="Wrap the evaluation in `with torch.no_grad():` or `with torch.inference_mode():`",
             edits=tuple(edits),
             safe=safe,
         )

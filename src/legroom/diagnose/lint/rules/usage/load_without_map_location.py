@@ -58,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=call.node,
-            message="Every rank loads the checkpoint onto the device that it was saved from"
+            message="Every rank loads the checkpoint onto the device from which it was saved"
             if ranks
             else "The checkpoint is loaded onto the GPU in addition to the model's own weights",
             help='Load to host memory: add `map_location="cpu"`',

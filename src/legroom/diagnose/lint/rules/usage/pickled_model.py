@@ -43,7 +43,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 node=given,
                 message=f"`{dotted(given)}` is saved as a pickled object, which depends on its code and its device",
-                help="Save its state: add `.state_dict()`",
+                help="Save the state of the model: add `.state_dict()`",
                 edits=tuple(append_to(program, given, ".state_dict()")),
                 safe=False,
             )
