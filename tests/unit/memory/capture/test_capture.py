@@ -390,7 +390,7 @@ def test_force_does_not_overwrite_a_script(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"nowhere is not a directory\. Create it"):
+    with pytest.raises(CaptureError, match=r"nowhere is not a directory\. Create the directory"):
         CaptureWriter(tmp_path / "nowhere" / "run.legroom", run={})
 
 
