@@ -67,6 +67,12 @@ class Ledger:
                     finally:
                         self._lock.release()
 
+    def apply_all(self, events: list[Event]) -> None:
+        """Apply several events at once."""
+        with delayed_interrupts(), self._lock:
+            self._pending += events
+            self._process_pending()
+
     def __len__(self) -> int:
         """The number of events."""
         with self._up_to_date():
@@ -194,9 +200,10 @@ class Ledger:
 
     def _process_pending(self) -> None:
         # Other threads may append at the same time. Each of these two lines is atomic; replacing the list is not.
-        batch = self._pending[:]
-        del self._pending[: len(batch)]
-        self._process(batch)
+        pending = self._pending[:]
+        del self._pending[: len(pending)]
+        for start in range(0, len(pending), _BATCH):
+            self._process(pending[start : start + _BATCH])
 
     def _process(self, batch: list[Event]) -> None:
         live, fresh, totals_by_device = self._live, self._fresh, self._totals

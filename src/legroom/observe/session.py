@@ -7,7 +7,7 @@ otherwise               → the dispatch recorder over host memory
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -17,7 +17,7 @@ import torch
 from legroom.gpus.catalog import GpuSpec
 from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
-from legroom.memory.events import Event, Sink, Step
+from legroom.memory.events import Sink
 from legroom.observe.compiled import compiled_functions_run_in_eager_mode
 from legroom.observe.cuda.history import CudaHistory
 from legroom.observe.dispatch.allocations import HostMemory
@@ -61,15 +61,23 @@ class Status:
 class Session:
     """Records everything that runs inside the block and sends every event to `sink`."""
 
-    def __init__(self, sink: Sink, *, gpus: Sequence[GpuSpec] | None = None) -> None:
-        """`gpus`: virtual GPUs; None uses the devices of this machine."""
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        gpus: Sequence[GpuSpec] | None = None,
+        frequent_sink: Sink | None = None,
+        on_step: Callable[[], None] | None = None,
+    ) -> None:
+        """`gpus`: virtual GPUs; None uses the devices of this machine. `frequent_sink`: receives the events of the dispatch
+        recorder instead of `sink`, which is called for every operation. `on_step()` is called after the events of each step."""
         self._sink = sink
         self._watching_reported = False
         self._exit = contextlib.ExitStack()
         self._producer: Producer
         self.devices: list[DeviceInfo]
         if gpus is not None:
-            self._producer = virtual = _VirtualProducer(sink, gpus)
+            self._producer = virtual = _VirtualProducer(frequent_sink or sink, gpus, on_step)
             self.devices = [
                 DeviceInfo(d.index, d.name, "virtual", d.spec.total, d.spec.context)
                 for d in virtual.gpu.devices
@@ -78,7 +86,7 @@ class Session:
             self._producer = CudaHistory(sink)
             self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total) for gpu in real]
         else:
-            self._producer = _HostProducer(sink)
+            self._producer = _HostProducer(frequent_sink or sink, on_step)
             self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
         self._began = time.perf_counter()
         self._leak_detector = LeakDetector(
@@ -157,9 +165,11 @@ class _AllocatorFigures(Protocol):
 class _DispatchProducer:
     """The common parts of recording on a virtual GPU and in host memory."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, recorder: Recorder, on_step: Callable[[], None] | None) -> None:
         self.progress = 0, 0.0
+        self._on_step = on_step
+        self._record_step = recorder.clock.on_step_end
+        recorder.clock.on_step_end = self._step_ended
 
     def finish(self) -> None:
         """Does nothing, because every event is sent when it occurs."""
@@ -173,18 +183,20 @@ class _DispatchProducer:
     def _allocator(self, device: int) -> _AllocatorFigures:
         raise NotImplementedError
 
-    def _send(self, event: Event) -> None:
-        if type(event) is Step:
-            self.progress = event.step + 1, event.seconds
-        self._sink(event)
+    def _step_ended(self, step: int, seconds: float) -> None:
+        self.progress = step + 1, seconds
+        if self._record_step is not None:
+            self._record_step(step, seconds)
+        if self._on_step is not None:
+            self._on_step()
 
 
 class _VirtualProducer(_DispatchProducer):
     """Records a run on virtual GPUs."""
 
-    def __init__(self, sink: Sink, gpus: Sequence[GpuSpec]) -> None:
-        super().__init__(sink)
-        self.gpu = VirtualGPU(*gpus, sink=self._send)
+    def __init__(self, sink: Sink, gpus: Sequence[GpuSpec], on_step: Callable[[], None] | None) -> None:
+        self.gpu = VirtualGPU(*gpus, sink=sink)
+        super().__init__(self.gpu.recorder, on_step)
 
     def __enter__(self) -> None:
         self.gpu.__enter__()
@@ -202,10 +214,10 @@ class _VirtualProducer(_DispatchProducer):
 class _HostProducer(_DispatchProducer):
     """Records a run in host memory. All storages are recorded, and there is no limit."""
 
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink)
+    def __init__(self, sink: Sink, on_step: Callable[[], None] | None) -> None:
         self._memory = HostMemory()
-        self._recorder = Recorder(self._send, [self._memory], host_only=True, eager=True)
+        self._recorder = Recorder(sink, [self._memory], host_only=True, eager=True)
+        super().__init__(self._recorder, on_step)
         self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> None:

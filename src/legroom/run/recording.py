@@ -42,6 +42,7 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.observe.virtual.child_captures import ChildCaptures
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
 from legroom.run.child_processes import RecordedProcess, describe_processes
+from legroom.run.event_buffer import EventBuffer
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
@@ -57,6 +58,8 @@ from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
 """The number of events that stay in memory for the report: those around the peak and failures, and the newest."""
+FLUSH_SECONDS = 0.5
+"""How often the pending events are written while no step ends. They are lost if the process is killed."""
 AtExit = Callable[[Callable[[], None]], object]
 
 
@@ -109,6 +112,7 @@ class Recording:
         """The writer of the capture; None before the run and in a forked child."""
         self._run: dict[str, Any] = {}
         self._ledger = Ledger(keep_events=KEPT_EVENTS)
+        self._events = EventBuffer(self._record)
         self._live: LiveLine | None = None
         self._flush_thread: PeriodicThread | None = None
         self._json: _JsonStdout | None = None
@@ -141,7 +145,12 @@ class Recording:
     # --- before the script
 
     def _prepare(self) -> None:
-        self._session = Session(self._record, gpus=self._gpus)
+        self._session = Session(
+            self._events.write,
+            gpus=self._gpus,
+            frequent_sink=self._events.add,
+            on_step=self._events.step_ended,
+        )
         self._run = self._header()
         self._capture = open_capture(self._output, force=self._force, stem=self._script.stem, run=self._run)
         self._writer = self._capture.writer
@@ -161,7 +170,7 @@ class Recording:
         self._as_main.enter_context(installed(self._script))
         _abandon_in_children(self)
         # Recorded events reach the file even if the script is stuck.
-        self._flush_thread = PeriodicThread(self._capture.writer.flush, repeat(1.0), name="legroom-flush")
+        self._flush_thread = PeriodicThread(self._flush, repeat(FLUSH_SECONDS), name="legroom-flush")
         self._flush_thread.start()
         if self._capture.warning and (self._as_json or self._listener is not None):
             say(self._capture.warning)
@@ -211,15 +220,21 @@ class Recording:
 
     # --- while it runs
 
-    def _record(self, event: Event) -> None:
+    def _record(self, events: list[Event]) -> None:
         if self._oom_report is None and self._writer is not None:
-            self._writer.write(event)
-            self._ledger.apply(event)
+            self._writer.write_all(events)
+            self._ledger.apply_all(events)
+
+    def _flush(self) -> None:
+        self._events.flush()
+        if self._writer is not None:
+            self._writer.flush()
 
     def _write(self, event: Event) -> None:
         if self._writer is not None and os.getpid() == self._pid:
-            self._writer.write(event)
-            self._ledger.apply(event)
+            self._events.flush()
+            self._writer.write_all([event])
+            self._ledger.apply_all([event])
 
     def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
         """Print an exception that left the script, and return its text and traceback."""

@@ -105,6 +105,12 @@ class CaptureWriter:
                 return
         self._drain()
 
+    def write_all(self, events: list[Event]) -> None:
+        """Write several events at once."""
+        if self._file is not None:
+            self._pending += events
+            self._drain()
+
     def flush(self) -> None:
         """Pass all pending events to the operating system, so that they survive if the process is killed."""
         self._drain(wait=True)

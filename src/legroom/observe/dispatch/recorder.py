@@ -13,6 +13,7 @@ passes it to the allocator.
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import time
 import weakref
@@ -138,6 +139,7 @@ class Recorder:
         ):
             self._exit.callback(handle.remove)
         self._exit.enter_context(self.mode())
+        _discard_events_of_forks(self)
 
     def detach(self) -> None:
         """Stop recording. Storages that are still alive get no `Free` event."""
@@ -610,6 +612,24 @@ def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     private, is missing."""
     run = getattr(func, "_op_dk", None)
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
+
+
+def _discard_events_of_forks(recorder: Recorder) -> None:
+    """Discard the events of a forked child (a DataLoader worker), because they must not mix with those of the
+    parent."""
+    reference = weakref.ref(recorder)
+
+    def in_child() -> None:
+        child = reference()
+        if child is not None:
+            child.allocations.sink = _discard
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=in_child)
+
+
+def _discard(event: Event) -> None:
+    pass
 
 
 POLL_SECONDS = 0.001

@@ -14,7 +14,6 @@ and forked children (whose events are discarded).
 import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -151,7 +150,6 @@ class VirtualGPU:
             entering.enter_context(mode_in_callbacks(self._placement))
             entering.enter_context(operator_kernels(self, self._user_code))
             entering.enter_context(self._placement)
-            _discard_events_of_forks(self.recorder)
             self._exit = entering.pop_all()
         return self
 
@@ -302,19 +300,6 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
         yield
     finally:
         threading.Thread.run = original  # type: ignore[method-assign]
-
-
-def _discard_events_of_forks(recorder: Recorder) -> None:
-    """Discard the events of a forked child (a DataLoader worker), because they must not mix with those of the
-    parent."""
-    reference = weakref.ref(recorder)
-
-    def in_child() -> None:
-        child: Any = reference()
-        if child is not None:
-            child.allocations.sink = _discard
-
-    os.register_at_fork(after_in_child=in_child)
 
 
 class _EnterWhenUnpickled:

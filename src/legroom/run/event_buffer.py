@@ -1,0 +1,70 @@
+"""Collects the events of a run and passes them on in batches.
+
+A program with tiny operations emits more than 100,000 events per second. Recording one must therefore cost as little as
+possible: `add` is the `append` of a list. The batches are passed on at the ends of steps, and once in a while by a
+thread of the run.
+"""
+
+import time
+from collections.abc import Callable
+from threading import Lock, get_ident
+
+from legroom.memory.events import Event, Sink
+from legroom.memory.interrupts import delayed_interrupts
+
+MAX_PENDING = 4096
+"""The number of pending events at which `write` passes them on."""
+MAX_FRACTION = 0.05
+"""The fraction of the run time that `step_ended` may use. Longer steps are passed on at once, short ones together."""
+
+
+class EventBuffer:
+    """Collects events. `add` and `write` are Sinks.
+
+    Events may be added at any time, on any thread, even while a batch is passed on.
+    """
+
+    def __init__(self, consume: Callable[[list[Event]], None]) -> None:
+        """`consume(batch)` receives all events in order. Its calls do not overlap."""
+        self._consume = consume
+        self._pending: list[Event] = []
+        self.add: Sink = self._pending.append
+        """Runs no Python code. The caller calls `step_ended` or `flush` often enough."""
+        self._lock = Lock()
+        self._owner: int | None = None
+        self._next_drain = 0.0
+
+    def write(self, event: Event) -> None:
+        """Add an event, and pass on the pending ones if there are many."""
+        self._pending.append(event)
+        if len(self._pending) >= MAX_PENDING:
+            self._drain(wait=False)
+
+    def step_ended(self) -> None:
+        """Pass on the pending events, unless that has just been done."""
+        started = time.perf_counter()
+        if started >= self._next_drain:
+            self._drain(wait=False)
+            now = time.perf_counter()
+            self._next_drain = now + (now - started) / MAX_FRACTION
+
+    def flush(self) -> None:
+        """Pass on all pending events."""
+        self._drain(wait=True)
+
+    def _drain(self, *, wait: bool) -> None:
+        """Pass on the pending events. If another thread does so, that thread or the next call passes them on."""
+        me = get_ident()
+        if not self._pending or self._owner == me:
+            return
+        with delayed_interrupts():
+            if self._lock.acquire(blocking=wait):
+                self._owner = me
+                try:
+                    # Other threads may append at the same time. Each of these two lines is atomic.
+                    batch = self._pending[:]
+                    del self._pending[: len(batch)]
+                    self._consume(batch)
+                finally:
+                    self._owner = None
+                    self._lock.release()
