@@ -98,7 +98,7 @@ def classes(folder: Path) -> None:
     """One folder of images per class."""
     for part in ("train", "val", "validation"):
         for name in ("a", "b"):
-            _images(folder / "images" / part / name, 12, 80, 80)
+            _images(folder / "images" / part / name, 6, 80, 80)
 
 
 def bsds(folder: Path) -> None:

@@ -114,15 +114,15 @@ class Trial:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace",
             start_new_session=True,
         )  # fmt: skip
-        code: int | None
+        code: int | None = None
         try:
             out, error = process.communicate(timeout=self._seconds)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             out, error = process.communicate()
-            code = None
+        finally:
+            _kill_group(process)
         seconds = time.monotonic() - began
         after = self._files()
         changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
@@ -145,6 +145,12 @@ class Trial:
 
     def close(self) -> None:
         self._temporary.cleanup()
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill the process and those that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _size(size: float) -> str:
@@ -341,6 +347,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--write", type=Path, help="JSON file; rows that it has of other programs are kept")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the started processes end as well
     earlier = json.loads(options.write.read_text()) if options.write and options.write.exists() else {}
     rows: dict[str, dict[str, Any]] = {}
     for program in PROGRAMS:

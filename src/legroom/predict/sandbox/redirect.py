@@ -277,6 +277,10 @@ def _redirect_open(overlay: Overlay) -> None:
     builtins.open = io.open = open_file
 
 
+_SQLITE_URI = 6
+"""The position of `uri` among the arguments of `sqlite3.connect` after the database."""
+
+
 def _redirect_sqlite(overlay: Overlay) -> None:
     plain_connect = sqlite3.connect
 
@@ -292,11 +296,10 @@ def _redirect_sqlite(overlay: Overlay) -> None:
     @functools.wraps(plain_connect)
     def connect(database: Any, *args: Any, **options: Any) -> Any:
         text = os.fsdecode(database)
+        is_uri = args[_SQLITE_URI] if len(args) > _SQLITE_URI else options.get("uri", False)
         if not overlay.is_plain and text not in ("", ":memory:"):
             with overlay.plain(), _as_given(database):
-                database = (
-                    prepare_uri(text) if options.get("uri") and text.startswith("file:") else prepare(text)
-                )
+                database = prepare_uri(text) if is_uri and text.startswith("file:") else prepare(text)
         return plain_connect(database, *args, **options)
 
     def prepare_uri(text: str) -> str:

@@ -122,6 +122,7 @@ ESCAPES = {
     "link loop": ("os.symlink('b', 'a'); os.symlink('a', 'b')\ntry: open('a', 'w')\nexcept OSError as e: print(e.errno == 40 or e.errno == 62)", "True"),
     "folder descriptor": ("d = os.open('.', os.O_RDONLY); os.close(os.open('best.pt', os.O_WRONLY | os.O_TRUNC, dir_fd=d)); os.unlink('log.csv', dir_fd=d); os.mkdir('n', dir_fd=d); os.rename('link', 'l', src_dir_fd=d, dst_dir_fd=d); print(os.path.getsize('best.pt'), os.path.exists('log.csv'), os.path.isdir('n'), os.path.lexists('l'))", "0 False True True"),
     "sqlite by URI": ("import sqlite3; c = sqlite3.connect('file:log.csv?mode=rwc', uri=True); c.close(); c = sqlite3.connect('file:n.db?mode=rwc', uri=True); c.execute('create table t (a)'); c.commit(); print(os.path.exists('n.db'))", "True"),
+    "sqlite by URI, by position": ("import sqlite3; c = sqlite3.connect('file:n.db?mode=rwc', 5.0, 0, None, True, sqlite3.Connection, 128, True); c.execute('create table t (a)'); print(os.path.exists('n.db'), os.path.exists('file:n.db?mode=rwc'))", "True False"),
     "remove in a moved folder": ("os.rename('runs', 'kept'); os.remove('kept/old/events'); print(os.listdir('kept/old'))", "[]"),
     "file in place of a folder": ("shutil.rmtree('runs'); open('runs', 'w').close(); print(os.path.exists('runs/old/events'))", "False"),
     "folder moved to a removed one": ("shutil.copytree('runs', 'new'); shutil.rmtree('runs'); os.rename('new', 'runs'); print(open('runs/old/events').read())", "events"),
