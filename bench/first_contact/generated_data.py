@@ -61,8 +61,9 @@ def characters(folder: Path) -> None:
 
 
 def text(folder: Path) -> None:
-    letters = _chance().integers(97, 123, 2000).astype(numpy.uint8)
-    (folder / "input.txt").write_bytes(letters.tobytes())
+    """Characters from the space to `z`, which include those of the programs' prompts."""
+    characters = _chance().integers(32, 123, 4000).astype(numpy.uint8)
+    (folder / "input.txt").write_bytes(characters.tobytes())
 
 
 def masks(folder: Path) -> None:

@@ -118,10 +118,11 @@ PROGRAMS = (
     _example("distributed/tensor_parallelism", "sequence_parallel_example.py", ranks=True, alone=False),
     Program(
         repository="nanoGPT", folder=".", prepare=data.characters, ranks=True,
-        arguments="train.py config/train_shakespeare_char.py --max_iters=2 --eval_iters=1 --compile=False --batch_size=4",
+        arguments="train.py config/train_shakespeare_char.py --max_iters=2 --eval_iters=1 --compile=False --batch_size=4 "
+        "--dtype=float32 --n_layer=2 --n_head=2 --n_embd=64 --block_size=64",
     ),
     Program(
-        repository="nanoGPT", folder=".", arguments="bench.py --real_data=False --compile=False --batch_size=1 --block_size=64"
+        repository="nanoGPT", folder=".", arguments="bench.py --real_data=False --compile=False --batch_size=1 --block_size=8 --dtype=float32"
     ),
     Program(repository="minGPT", folder=".", arguments="projects/adder/adder.py --trainer.max_iters=2"),
     Program(

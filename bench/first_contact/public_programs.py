@@ -105,7 +105,7 @@ class Trial:
         before = self._files()
         paths = [str(self.root), os.environ.get("PYTHONPATH", "")]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off",
+            **os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off", "WANDB_MODE": "offline",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }  # fmt: skip
         began = time.monotonic()
@@ -171,8 +171,8 @@ def run_python(trial: Trial) -> dict[str, Any]:
 def check_run(trial: Trial, done: Outcome, reference: dict[str, Any]) -> str:
     document = done.document
     if done.code != 0 or document is None:
-        if reference["code"] not in (0, None):
-            return f"refused: python fails too, {reference['error']}"
+        if reference["code"] not in (0, None) and reference["error"] == done.last_line:
+            return f"refused: python fails too, {done.last_line}"
         return f"wrong: {done.last_line}"
     if trial.program.gpu != (document["peak_allocated_bytes"] > 0):
         return f"wrong: peak of {document['peak_allocated_bytes']} bytes"
