@@ -1,6 +1,6 @@
 """Allocates and frees device memory for a recorded run, and emits an event for each allocation and free.
 
-All memory that is recorded for a run is allocated here: storages and the workspaces of CUDA kernels.
+All memory that is recorded for a run, both storages and the workspaces of CUDA kernels, is allocated here.
 """
 
 import time
@@ -15,7 +15,7 @@ from legroom.observe.training import TrainingClock
 
 
 class AllocatorProtocol(Protocol):
-    """Serves memory requests. It is a replayed CUDA caching allocator, or host memory."""
+    """The source of memory for allocations: a replayed CUDA caching allocator, or host memory."""
 
     @property
     def allocated(self) -> int: ...
@@ -43,7 +43,8 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory, represented as a device with an allocator. It counts bytes, has no cache and never fails."""
+    """Host memory, represented as a device with an allocator that only counts bytes. It has no cache and never
+    fails."""
 
     def __init__(self) -> None:
         self.index = 0
@@ -157,7 +158,8 @@ class DeviceAllocations:
     ) -> tuple[int, Any]:
         """Allocate a kernel's workspace. Returns its number and block for `free_workspace`.
 
-        A size of 0 allocates no block but still emits an event, because another size may be possible (`alternatives`).
+        For a size of 0, no block is allocated, but an event is still emitted, because another size may be possible
+        (`alternatives`).
         """
         if nbytes:
             return self.allocate(nbytes, device, Category.WORKSPACE, location, func)

@@ -1,9 +1,9 @@
 """The location of an operation in the user's program: line, module and phase of the training loop.
 
-The line is the innermost frame of the user's code, outside torch, site-packages, the standard library and
-Legroom. A backward operation has no such frame, because the engine runs it from `loss.backward()`. Therefore each
-forward operation records its location under the sequence number of its autograd node, and the backward operation looks
-it up.
+The line is the innermost frame of the user's code, outside torch, site-packages, the standard library and Legroom. A
+backward operation has no such frame, because the autograd engine runs it from `loss.backward()`. Therefore the location
+of each forward operation is stored under the sequence number of its autograd node, and is looked up for the backward
+operation.
 """
 
 import threading
@@ -36,7 +36,7 @@ _MAX_CACHED = 100_000
 
 
 def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
-    """Return the location with these values. Equal locations are one object, because a run has a location for each
+    """Return the location with these values. Equal locations share one object, because a run stores a location for each
     operation."""
     key = (id(frame), module, phase)
     known = _locations.get(key)
@@ -67,7 +67,7 @@ _ENGINE = _engine_code()
 
 
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
-    """The user's innermost line at or above `frame`, and whether the autograd engine runs below it.
+    """The user's innermost line at or above `frame`, and whether that line runs the autograd engine.
 
     If no frame belongs to the user (a library run with `-m`), the innermost library frame is used.
     """
@@ -130,7 +130,7 @@ def _as_frame(code: CodeType, line: int | None) -> Frame:
 
 class ModuleStack(threading.local):
     """Tracks the path of the innermost running module, with torch's global module hooks. Each thread has its own path.
-    Attach and detach the stack on the same thread."""
+    Call `attach` and `detach` on the same thread."""
 
     def __init__(self, on_enter: Callable[[nn.Module, tuple[Any, ...], bool], None] | None = None) -> None:
         """`on_enter(module, args, is_root)` is called before each module's forward."""
@@ -160,7 +160,8 @@ class ModuleStack(threading.local):
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root's modules that were entered; None outside the model or if modules are called repeatedly."""
+        """The approximate fraction of the root module's submodules that were called. None outside the root module, or
+        if submodules are called repeatedly."""
         return fraction_entered(self._entered, self._names) if self.stack else None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -208,8 +209,8 @@ class ForwardLocations:
             del self._locations[: self.MAX_ENTRIES // 2]
 
     def find(self, node: Any) -> OpLocation | None:
-        """The forward location of `node`. A view records no location, so it gets the location of the operation before
-        it."""
+        """The location of the forward operation that created `node`. Views record no location, so a view gets the
+        location of the operation before it."""
         number = node._sequence_nr()
         if number >= ACCUMULATE_GRAD:
             return self._last

@@ -1,7 +1,7 @@
 """The state of torch's autograd engine on this thread.
 
-These functions are private to torch. Each is read once here, and its docstring states what is lost if a version of
-torch does not have it.
+The functions that return this state are private to torch. Each of them is looked up once in this module, and its
+docstring states what is lost in versions of torch without it.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 def in_backward_pass() -> bool:
     """Whether the engine is running on this thread.
 
-    Without torch's private graph task id, this is always False. In that case, every operation is treated as forward,
-    tensors that a backward pass creates are treated as host memory, and gradient accumulation is assumed to be out of
-    place.
+    Without torch's private graph task id, the result is always False. In that case, every operation is treated as part
+    of the forward pass, tensors that a backward pass creates are treated as host memory, and gradient accumulation is
+    assumed to be out of place.
     """
     return current_graph_task() != -1

@@ -25,7 +25,8 @@ _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 
 
 class CategoryTracker:
-    """Tags live storages, and stores the categories of host tensors, which also apply to their copies on a device."""
+    """Sets the categories of live storages, and stores the categories of host tensors, which also apply to their copies
+    on a device."""
 
     def __init__(
         self, live: dict[int, LiveStorage], emit: Callable[[Event], None], *, host_only: bool
@@ -42,21 +43,22 @@ class CategoryTracker:
                 self._emit(Tag(storage.id, category))
 
     def tag_tensor(self, tensor: Any, category: Category, *, over: Sequence[Category] | None = None) -> None:
-        """Set the category of a tensor's storage. If `over` is given, the category is set only if the previous category
-        is one of these."""
+        """Set the category of a tensor's storage. If `over` is given, set it only if the previous category is in
+        `over`."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is not None and known.category is not category and (over is None or known.category in over):
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """Tag the result of a detach as a gradient if an AccumulateGrad node is running, because it becomes `.grad`."""
+        """Set the category of the result of a detach to gradient if an AccumulateGrad node is running, because the
+        result becomes `.grad`."""
         node = current_node()
         if node is not None and "AccumulateGrad" in node.name():
             self.tag_tensor(out, Category.GRADIENT)
 
     def find_activations(self, roots: Iterable[Any]) -> None:
-        """Tag the tensors that the graph below `roots` saved for the backward pass.
+        """Set the category of the tensors that the graph below `roots` saved for the backward pass.
 
         If pack hooks hide the saved tensors (checkpointing), live storages of the forward pass are treated as saved,
         because the graph keeps them alive.
@@ -80,8 +82,8 @@ class CategoryTracker:
     ) -> None:
         """Update every category that can be determined now. Call this method before a report on the current state.
 
-        `tensors`: tensors whose graphs contain the current activations, such as local variables on the call stack.
-        `by_holder`: maps storage keys to categories derived from the holder.
+        `tensors` are tensors whose graphs contain the current activations, such as local variables on the call stack.
+        `by_holder` maps storage keys to categories derived from the holder.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():
@@ -122,7 +124,7 @@ class CategoryTracker:
                 self.note_category(tensor, Category.INPUT)
 
     def note_category(self, tensor: torch.Tensor, category: Category) -> None:
-        """Set the category of `tensor`. If it is on the host, its copies to a device get this category."""
+        """Set the category of `tensor`. If the tensor is on the host, its copies on a device get this category."""
         storage = storage_of(tensor)
         if storage is None:
             return
@@ -137,7 +139,7 @@ class CategoryTracker:
             self._host_categories[storage._cdata] = (weakref.ref(storage), category)
 
     def category_of_copy(self, source: torch.Tensor) -> Category | None:
-        """The category of a device copy of `source`, if the source determines it."""
+        """The category of a device copy of `source`, if `source` determines this category."""
         if isinstance(source, nn.Parameter):
             return Category.PARAMETER
         storage = storage_of(source)

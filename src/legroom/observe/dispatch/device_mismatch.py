@@ -1,12 +1,13 @@
-"""Checks operations with tensors on different devices. CUDA allows some of them and raises an error for the others.
+"""Checks operations with tensors on different devices. CUDA allows some of these operations and raises an error for the
+others.
 
-The tensors of a virtual GPU are CPU tensors, so only this check prevents a program from mixing them with host tensors.
-Mixing them is the most common mistake in code that was never run on a GPU.
+The tensors of a virtual GPU are CPU tensors, so only this check prevents a program from mixing device tensors with host
+tensors. Mixing devices is the most common mistake in code that was never run on a GPU.
 
 torch checks the inputs of an operation, but not the operations inside it. A composite operation moves its own
-intermediate results to the right device (`lengths.to(log_probs.device)`). At the level of operations, such a move is
-not a copy. An operation that mixes devices is therefore an error only if the *call* that the program made mixes them as
-well.
+intermediate results to the right device (`lengths.to(log_probs.device)`). On a virtual GPU, where all tensors are CPU
+tensors, this move runs no copy operation. An operation that mixes devices is therefore an error only if the *call* that
+the program made mixes them as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,7 +52,7 @@ def check(
 ) -> None:
     """Raise torch's own error if the operation `func(*args)`, whose inputs are `tensors`, mixes devices.
 
-    `call`: the function that the program called and its tensors; None if it is not known.
+    `call` is the function that the program called, with its tensors, or None if it is not known.
     """
     if id(func) in CROSS_DEVICE or call is None:
         return
@@ -94,8 +95,8 @@ def _check_indexing(
     args: Any, device_of: Callable[[torch.Tensor], int | None], call_tensors: Iterable[torch.Tensor]
 ) -> None:
     """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
-    only indices on the host. Values must be on the same device as the tensor. A number that is assigned inside `vmap` is a host
-    tensor with dimensions here, but the call has no host tensor."""
+    only indices on the host. Values must be on the same device as the tensor. Inside `vmap`, a number that is assigned
+    becomes a host tensor with dimensions. The call itself contains no host tensor, so this case is allowed."""
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:
         device = None if index is None else device_of(index)

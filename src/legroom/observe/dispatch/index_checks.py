@@ -1,9 +1,9 @@
 """Checks indices and labels before a GPU kernel uses them, so an out-of-range value raises an exception at the right line.
 
-A kernel that reads a label out of range triggers a device-side assert. The error is reported later, at another line.
-After that, CUDA cannot be used in that process. `IndexChecks` therefore compares the values on the device before each
-operation that takes indices. If the check fails, it runs the operation on the CPU, whose exception names the value.
-Each check synchronizes with the GPU, so use it for debugging only.
+A kernel that reads a label out of range triggers a device-side assert. The error is reported later, at another line,
+and the process cannot use CUDA afterwards. `IndexChecks` therefore compares the values on the device before each
+operation that takes indices. If a value is out of range, the operation runs on the CPU, where it raises an exception
+that names the value. Each check synchronizes with the GPU, so use `IndexChecks` only for debugging.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ def _is_outside(tensor: torch.Tensor, low: float, high: float, extra: int | None
 
 
 def _fail(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor, low: float, high: float) -> NoReturn:
-    """Raise the exception that the CPU raises for the same operation, with the range as a note."""
+    """Raise the exception that the CPU raises for the same operation, with the allowed range as a note."""
     found = f"{tensor.min().item()} to {tensor.max().item()}"
     message = f"{func._opname} received values from {found}; the allowed range is {low:g} to {high:g}"
     try:

@@ -20,7 +20,7 @@ from legroom.observe.dispatch.storages import storage_of
 
 
 class AddStorage(Protocol):
-    """Allocates a storage now. `nbytes` overrides its own size."""
+    """Allocates a storage now. `nbytes` overrides the size of the storage."""
 
     def __call__(
         self,
@@ -55,7 +55,7 @@ class KernelMemory:
     ) -> None:
         """Replay the allocations of one operation in order.
 
-        `new`: maps keys to the storages of the results that are new memory. `reallocate(key, location, func)` moves a
+        `new` maps keys to the storages of results that are new memory. `reallocate(key, location, func)` moves a
         storage to other memory.
         """
         by_index = _keys_by_index(out)

@@ -37,7 +37,7 @@ class OpLocator(threading.local):
         self._forward_locations = ForwardLocations()
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """The location of the running operation. `depth`: the number of Legroom frames above this one."""
+        """The location of the running operation. `depth` is the number of Legroom frames above this one."""
         node = current_node()
         frame, engine = user_frame(sys._getframe(depth))
         modules = self._modules
@@ -68,7 +68,7 @@ class OpLocator(threading.local):
         return location
 
     def no_allocation(self) -> None:
-        """Check whether the backward pass has ended. This is called after an operation that allocated nothing."""
+        """Check whether the backward pass has ended. Call this method after an operation that allocated nothing."""
         if self.in_backward and current_node() is None:
             self.in_backward = False
 

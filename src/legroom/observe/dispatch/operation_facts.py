@@ -1,4 +1,4 @@
-"""The facts about an operation that the recorder needs before and after it runs. They are determined once per
+"""Facts about an operation that the recorder needs before and after the operation runs. They are determined once per
 operation."""
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Sets of torch operations, identified by `id`. Operations are never freed, and hashing one would call into Python."""
+"""Sets of torch operations, identified by `id`. Operations are never freed, so their `id`s are unique. Hashing an
+operation would be slower, because it calls into Python."""
 
 from typing import Any
 

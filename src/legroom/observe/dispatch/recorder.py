@@ -1,13 +1,13 @@
-"""Records the allocation and the freeing of every storage of a running program as events. It is based on a dispatch
+"""Records the allocation and the freeing of every storage of a running program as events. The recorder is a dispatch
 mode.
 
 It works with real CPU tensors and with fake tensors, because it only tracks storages. The recorder treats a storage as
-allocated when an operation first returns it, and as freed when a weak reference to it expires. The recorder keeps no
-tensor, frame or exception alive.
+allocated when an operation first returns it, and as freed when a weak reference to the storage expires. The recorder
+keeps no tensor, frame or exception alive.
 
-`device_placement` decides which storages are recorded: all of them for a run in host memory, and those on a device for
-a virtual GPU. `location` finds the user's line of an operation, `categories` classifies its memory, and `allocations`
-passes it to the allocator.
+`device_placement` decides which storages are recorded: all storages for a run in host memory, and storages on a device
+for a virtual GPU. `location` finds the user's line of an operation, `categories` classifies the memory of the
+operation, and `allocations` passes this memory to the allocator.
 """
 
 import contextlib
@@ -60,8 +60,8 @@ from legroom.observe.training import TrainingClock
 class Recorder:
     """Tracks the live storages of one run and emits an event for every allocation, free and category change.
 
-    `attach()` starts it on this thread. `mode()` returns a dispatch mode for another thread with the same state. One lock
-    protects the state, because Python threads (DataParallel) share the devices.
+    `attach()` starts recording on this thread. `mode()` returns a dispatch mode for another thread that shares the
+    state of this recorder. One lock protects the state, because Python threads (DataParallel) share the devices.
     """
 
     def __init__(
@@ -79,13 +79,14 @@ class Recorder:
         room: Callable[[], int] | None = None,
         current_device: Callable[[], int] | None = None,
     ) -> None:
-        """`host_only`: record every storage, as device 0. `eager`: the program compiles nothing with `torch.compile` until
-        `compiles()` is called, which makes recording an operation cheaper. `stream_on(device)`: the current stream of a device, if the program uses several.
-        `rules`: also count the memory that CUDA kernels allocate in addition to their results. `fake_tensors`: device tensors
-        have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation
-        raises when an allocation fails, or None to retry. `room()`: the memory left on the fullest device. An operation
-        whose results need more memory fails before it is computed. `current_device()`: the device that `cuda` without
-        an index refers to, if the devices are virtual."""
+        """`host_only`: record every storage, as memory of device 0. `eager`: the program compiles nothing with
+        `torch.compile` until `compiles()` is called, which makes recording an operation cheaper. `stream_on(device)`:
+        the current stream of a device, if the program uses several. `rules`: also count the memory that CUDA kernels
+        allocate in addition to their results. `fake_tensors`: device tensors have no data. `on_failure(recorder,
+        failure, device, location, op)` returns the exception that an operation raises when an allocation fails, or None
+        to retry. `room()`: the memory left on the fullest device. An operation whose results need more memory fails
+        before it is computed. `current_device()`: the device that `cuda` without an index refers to, if the devices are
+        virtual."""
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}
@@ -235,8 +236,8 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_view_of_host(self, args: Sequence[Any], key: int) -> bool:
-        """Whether the unknown storage `key` is that of the first argument, which is then in host memory. The indices of a sparse
-        tensor have another storage than its values."""
+        """Whether the unknown storage `key` belongs to the first argument, which is then in host memory. The indices of
+        a sparse tensor have another storage than its values."""
         if not self._ignores_aliases or self.context.target != INHERIT or not args:
             return False
         storage = storage_of(args[0]) if isinstance(args[0], torch.Tensor) else None
@@ -295,9 +296,9 @@ class Recorder:
     ) -> Any:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
-        The dispatch modes are disabled meanwhile, because they cost about ten times as much as creating a small tensor. Returns
-        None and runs nothing if they are necessary: for other modes, for CUDA rules and fake tensors, and if the result may be too
-        large.
+        During the call, the dispatch modes are disabled, because they cost about ten times as much as creating a small
+        tensor. If the modes are necessary, this method runs nothing and returns None. They are necessary for other
+        modes, for CUDA rules and fake tensors, and if the result may be too large.
         """
         if (
             self.rules is not None
@@ -326,10 +327,10 @@ class Recorder:
         nbytes: int | None = None,
         func: Any = None,
     ) -> None:
-        """Record a storage that no operation created (loaded, copied, shared) as being on `device`.
+        """Record a storage that no operation created (it was loaded, copied or shared) as memory of `device`.
 
-        `nbytes`: the memory that the storage uses there, if that differs from its size. `func`: the operation that created it
-        after all."""
+        `nbytes` is the memory that the storage uses on the device, if that differs from its size. `func` is the
+        operation that created the storage, if there is one."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -352,7 +353,7 @@ class Recorder:
         category: Category | None = None,
         nbytes: int | None = None,
     ) -> None:
-        """Allocate a storage now. `nbytes` overrides its own size."""
+        """Allocate a storage now. `nbytes` overrides the size of the storage."""
         if nbytes is None:
             nbytes = storage.nbytes()
         live = LiveStorage(storage, self._storage_expired)
@@ -372,8 +373,8 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Whether other threads have freed storages, or do so within `seconds`. Their memory is then freed. The caller
-        holds the lock, so other threads can only append to `_expired`."""
+        """Whether other threads have freed storages, or free some within `seconds`. If so, the memory of these storages
+        is freed. The caller holds the lock, so other threads can only append to `_expired`."""
         deadline = time.monotonic() + seconds
         while not self._expired:
             if time.monotonic() >= deadline:
@@ -395,9 +396,9 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """The callback of the weak references. The callback may run at any time on any thread, even inside the
-        allocator of this thread if the garbage collector runs there. Therefore the thread that holds the lock frees the
-        memory, before it releases the lock or later."""
+        """The callback of the weak references. The callback may run at any time on any thread. If the garbage collector
+        runs inside the allocator, the callback even runs there. Therefore the callback does not free the memory itself.
+        The thread that holds the lock does, before it releases the lock or later."""
         if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
             again = LiveStorage(storage, self._storage_expired)
             for name in LiveStorage.__slots__:
@@ -481,7 +482,8 @@ class Recorder:
 
 
 class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs each operation of one thread, with CUDA rules and fake tensors applied, and passes it to the recorder."""
+    """A dispatch mode that runs each operation of one thread, with CUDA rules and fake tensors applied, and passes the
+    operation to the recorder."""
 
     supports_higher_order_operators = True
     """An operation that takes functions (flex attention) is treated as one operation, like its CUDA kernel."""
@@ -534,8 +536,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that names a device and is called below the function mode: in TorchScript, in C++, or inside
-        a torch function."""
+        """Run an operation that names a device and that the function mode does not see, because it is called in
+        TorchScript, in C++, or inside a torch function."""
         recorder, context = self._recorder, self._recorder.context
         assert recorder.current_device is not None
         index = kwargs["device"].index
@@ -554,8 +556,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             context.target = outer
 
     def _targets_device(self, func: Any) -> bool:
-        """Whether the results are on a device regardless of the inputs. This is the case if the call requested it, or
-        if a backward pass runs a factory."""
+        """Whether the results are on a device regardless of the inputs. This is the case if the call requested the
+        device, or if a backward pass runs a factory function."""
         context = self._recorder.context
         if context.target >= 0:
             return True
@@ -566,16 +568,16 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """`RecordingMode` without torch's wrapper that disables the compiler inside a mode. It is used for programs that
-    compile nothing."""
+    """`RecordingMode` for programs that compile nothing. It lacks torch's wrapper that disables the compiler inside a
+    mode."""
 
 
 EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def _with_rules_for_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """`HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. They raise an error
-    unless the operation has a rule for the class of the mode."""
+    """`HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. These versions
+    raise an error unless the operation has a rule for the class of the mode."""
 
     @functools.wraps(dispatch)
     def run(self: Any, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
@@ -599,8 +601,8 @@ if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
 def _is_composite(func: Any) -> bool:
     """Whether an operation consists of other operations, which are recorded instead of it.
 
-    An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager mode. Running it as
-    composite would crash, because there is no such C++ kernel.
+    An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
+    mode. Running such an operation as composite would crash, because there is no composite C++ kernel.
     """
     if getattr(func, "namespace", "") != "aten" or _COMPOSITE in getattr(func, "py_kernels", ()):
         return False
@@ -608,8 +610,8 @@ def _is_composite(func: Any) -> bool:
 
 
 def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the operations that `func` consists of: those of torch's C++ code, or of its Python decomposition if `_op_dk`, which is
-    private, is missing."""
+    """Run the operations that `func` consists of. These are the operations in torch's C++ code. If torch's private
+    `_op_dk` is missing, they are the operations of torch's Python decomposition."""
     run = getattr(func, "_op_dk", None)
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
 

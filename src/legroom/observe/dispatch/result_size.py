@@ -1,8 +1,9 @@
 """Predicts how much memory an operation allocates for its results, before it runs.
 
-A virtual GPU computes on the CPU. An operation whose results are far too large for the GPU would use up the host's
-memory before the allocator could reject them. The size comes from an evaluation on torch's `meta` device, which
-computes shapes only. Evaluations are cached, and a cheap upper bound avoids them for small operations.
+A virtual GPU computes on the CPU. If the results of an operation are far too large for the GPU, computing them would
+use up the host's memory before the allocator could reject the results. The size comes from an evaluation on torch's
+`meta` device, which computes shapes only. Evaluations are cached, and for small operations a cheap upper bound makes
+them unnecessary.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ class ResultSizes:
         self._known: dict[Any, int] = {}
 
     def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
-        """Bytes of the results that share no memory with an input. 0 if they certainly fit into `room` or if the size
-        is unknown."""
+        """Bytes of the results that share no memory with an input. The result is 0 if these results certainly fit into
+        `room`, or if their size is unknown."""
         if upper_bound(args) * LARGEST_ELEMENT <= room:
             return 0
         kwargs = kwargs or {}
@@ -71,7 +72,8 @@ def _described(argument: Any) -> Any:
 
 
 def _evaluated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Bytes of the new storages among the results. 0 if torch cannot evaluate shapes of this operation."""
+    """Bytes of the new storages among the results. The result is 0 if torch cannot evaluate the shapes of this
+    operation."""
     inputs: set[int] = set()
 
     def on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The reference counts of storages, and weak references that end before the storage is freed.
 
-Both depend on private parts of torch. Each is checked once here on a small storage.
+Both depend on private parts of torch. This module checks each of them once, on a small storage.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ import torch
 
 
 def _in_memory(key: int) -> int:
-    """The count that torch's C++ object has after the pointer to its virtual functions. CPU builds of old releases (2.6)
-    have no function that returns it."""
+    """Read the reference count from torch's C++ object, where it follows the pointer to the virtual functions. CPU
+    builds of old releases (2.6) have no function that returns this count."""
     return ctypes.c_uint32.from_address(key + ctypes.sizeof(ctypes.c_void_p)).value
 
 
@@ -62,8 +62,8 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
 def surviving_storage(key: int) -> Any:
     """Return the storage at `key` if only its Python object is being freed, otherwise None.
 
-    Call this function from the callback of a weak reference: then the storage exists in either case. Without reference
-    counts, no storage is found, and the memory counts as freed too early.
+    Call this function from the callback of a weak reference, because at that time the storage still exists. Without
+    reference counts, the result is always None, and the memory is counted as freed too early.
     """
     if not weak_references_end_early or count_references is None or count_references(key) <= 1:
         return None

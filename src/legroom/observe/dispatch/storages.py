@@ -18,8 +18,8 @@ class AllocatedBlock(Protocol):
 
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage on a device, with the known facts about it. It is a single object, because there
-    are many storages."""
+    """A weak reference to a storage on a device, with the known facts about the storage. Both are in a single object to
+    save memory, because there are many storages."""
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
     block: AllocatedBlock | None
@@ -49,7 +49,7 @@ _wrappers: set[type] = set()
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether tensors of this class contain other tensors, which have the data (`DTensor`, jagged nested tensors)."""
+    """Whether tensors of this class store their data in other tensors (`DTensor`, jagged nested tensors)."""
     return kind in _wrappers or _can_flatten(kind)
 
 
@@ -67,7 +67,7 @@ def _can_flatten(kind: type) -> bool:
 
 
 def inner_tensor(tensor: Any) -> Any:
-    """The first tensor inside a tensor that contains others; None if it contains none."""
+    """The first tensor inside a tensor that contains other tensors; None if it contains none."""
     kind: Any = type(tensor)
     if kind in _PLAIN or not is_wrapper(kind):
         return None
@@ -97,7 +97,7 @@ def _storage_of_wrapped(tensor: Any) -> Any:
 
 
 def _storage_of_values(tensor: Any) -> Any:
-    """The storage of a sparse tensor's values. Its indices are not included if an operation created them."""
+    """The storage of a sparse tensor's values. The indices are not included if an operation created them."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
         return _storage_of_wrapped(tensor)
@@ -111,8 +111,8 @@ def _storage_of_values(tensor: Any) -> Any:
 def is_shape_inference(out: Any, mode: Any) -> bool:
     """Whether a result is a fake tensor of a mode other than `mode`, which means that torch only computed its shape.
 
-    For example, torch does this to place the results of operations on sharded tensors, with the sizes of the full
-    tensors.
+    For example, torch computes such shapes, with the sizes of the full tensors, to place the results of operations on
+    sharded tensors.
     """
     first = out if isinstance(out, torch.Tensor) else next(tensors_in(out), None) if out else None
     return isinstance(first, torch._subclasses.FakeTensor) and first.fake_mode is not mode

@@ -1,7 +1,8 @@
-"""Operations that CUDA supports for a dtype and the CPU does not: they are computed in a wider dtype.
+"""Computes operations in a wider dtype if CUDA supports a dtype and the CPU does not.
 
-The results are converted back, so the program sees the dtypes that CUDA returns. Only an error of the CPU's kernel leads here, so
-supported operations cost nothing. Operations that CUDA does not support either keep their error.
+The results are converted back, so the program sees the dtypes that CUDA returns. This module runs only after an error
+of the CPU's kernel, so supported operations cost nothing. If CUDA does not support the operation either, the error is
+raised.
 """
 
 import re
@@ -76,7 +77,7 @@ def _name(func: Any) -> str:
 
 
 def _widenings(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Widening, ...]:
-    """The wider dtypes to try. None if floating dtypes are mixed: CUDA rejects that too."""
+    """The wider dtypes to try. None if floating dtypes are mixed, because CUDA rejects mixed dtypes too."""
     dtypes: dict[torch.dtype, None] = {}
     tree_map_only(Tensor, lambda tensor: dtypes.setdefault(tensor.dtype), (args, kwargs))
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]

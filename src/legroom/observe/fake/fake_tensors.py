@@ -1,12 +1,12 @@
 """Device tensors without data: operations on them compute shapes only and use no memory.
 
 Device tensors are fake; host tensors are real, so data loading, sampling and logging run as usual. When the host reads
-a small device tensor that does not depend on the model, it gets the real values (`known_values`). For other tensors a
-placeholder is substituted: `.item()` returns 1, `all()`, `equal()` and `allclose()` return True, other Boolean values
-are False, and `.cpu()` returns ones.
+a small device tensor that does not depend on the model, it gets the real values (`known_values`). When the host reads
+any other device tensor, it gets a placeholder: `.item()` returns 1, `all()`, `equal()` and `allclose()` return True,
+other Boolean values are False, and `.cpu()` returns ones.
 
 Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
-creates in its constructor are fake from the start, and so are all parameters and buffers that it registers.
+creates in its constructor are fake from the start. All parameters and buffers that a module registers are fake too.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class FakeTensors:
         self._values = KnownValues(self._fake_like)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any], to_device: bool) -> Any:
-        """Run one operation. `to_device`: the results are on a device, regardless of the inputs."""
+        """Run one operation. With `to_device`, the results are on a device, regardless of the inputs."""
         if func is _ITEM:  # a host tensor may determine the size of a device tensor
             return self._value(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if getattr(func, "namespace", "") == "c10d" and _any_fake(args):
@@ -92,7 +92,7 @@ class FakeTensors:
         return self._on_device(func, args, kwargs)
 
     def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run the operation on shapes, and on values if they are known."""
+        """Run the operation on shapes, and also on values if these are known."""
         if needs_values(func, args):
             result = self._values.evaluate(func, args, kwargs)
             if result is not None:
@@ -190,7 +190,8 @@ class FakeTensors:
         swap = torch.utils.swap_tensors
 
         def swap_data(tensor: Any, other: Any) -> None:
-            """Assign `data` to fake tensors. `Module.to` would swap them, which fails if one has weak references."""
+            """Make `Module.to` assign `data` for fake tensors. By default, it would swap the tensors, which fails if a
+            tensor has weak references."""
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data
             else:
@@ -206,8 +207,8 @@ class FakeTensors:
 
 
 def active_fake_mode() -> Any:
-    """The fake mode that is entered on this thread, or None. Without torch's private functions for this, the result is
-    always None, and copying a fake tensor fails."""
+    """The fake mode that is active on this thread, or None. Without torch's private functions, the result is always
+    None, and copying a fake tensor fails."""
     get_mode, keys = (
         getattr(torch._C, "_get_dispatch_mode", None),
         getattr(torch._C, "_TorchDispatchModeKey", None),

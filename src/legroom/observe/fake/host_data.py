@@ -1,9 +1,9 @@
 """Large random tensors on the host, without the time and memory to fill them.
 
-A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling them would
-take most of the time, and the values are not needed: those of large tensors are not tracked (see `known_values`). Only
-the beginning of such a tensor is filled. The operating system reserves memory for the rest when a program writes to it, and
-it reads as zeros.
+A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
+these batches would take most of the time. Their values are not needed, because the values of large tensors are not
+tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest reads as zeros, and the
+operating system reserves memory for it only when a program writes to it.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """An uninitialized tensor for a factory; None if it is small or unusual."""
+    """An uninitialized tensor as the result of a factory function; None if the tensor is small or unusual."""
     options = {name: kwargs[name] for name in ("dtype", "pin_memory") if kwargs.get(name) is not None}
     if kwargs.get("names") is not None or kwargs.get("layout") not in (None, torch.strided):
         return None

@@ -1,8 +1,8 @@
 """Values of fake tensors that do not depend on the model: labels and masks of a batch, positions, anchors, noise.
 
-Such a tensor has a host copy with data. An operation whose arguments all have values also runs on the host copies. A
-selection (`x[mask]`, `nonzero`, `bincount`) therefore has its real size, and a test (`mask.all()`) has its real result.
-Tensors that depend on a parameter, and tensors larger than `MAX_TRACKED_BYTES`, have no values.
+Such a tensor has a host copy with data. If all arguments of an operation have values, the operation also runs on the
+host copies. A selection (`x[mask]`, `nonzero`, `bincount`) therefore has its real size, and a test (`mask.all()`) has
+its real result. Tensors that depend on a parameter, and tensors larger than `MAX_TRACKED_BYTES`, have no values.
 
 A host copy belongs to a storage, not to a tensor, so views and in-place operations work without special cases. Random
 values are drawn without advancing the host's generator.
@@ -37,8 +37,8 @@ class KnownValues:
         self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
     def of(self, tensor: Any) -> Tensor | None:
-        """Return a host tensor with the values of this tensor; None if they are unknown. It shares memory with the host
-        copies of its views."""
+        """Return a host tensor with the values of this tensor; None if the values are unknown. The host tensor shares
+        memory with the host copies of the tensor's views."""
         if not isinstance(tensor, FakeTensor):
             return None if _is_larger(tensor, MAX_TRACKED_BYTES) else tensor
         if tensor.layout is not torch.strided:
@@ -68,8 +68,8 @@ class KnownValues:
             )
 
     def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Run an operation, which returned the fake `result`, on values as well, or forget the values that it
-        overwrote."""
+        """Run an operation that returned the fake `result` on values as well. If that is not possible, forget the
+        values that the operation overwrote."""
         values = self._with_values(func, args, kwargs, result)
         if values is not None:
             try:
@@ -133,7 +133,8 @@ class KnownValues:
     def _with_values(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """The arguments with fake tensors replaced by their values; None if one has no values or the result is too large."""
+        """The arguments, with fake tensors replaced by their values. None if a fake tensor has no values or the result
+        is too large."""
         if id(func) in _UNINITIALIZED:
             return None
         fills = id(func) in _FILLS

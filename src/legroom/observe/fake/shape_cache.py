@@ -1,9 +1,9 @@
 """Caches the result shapes of operations on fake tensors.
 
-Layers and steps repeat, and the cache lookup of torch's fake mode is slow. Here the key is the operation and the
-metadata of its arguments. Three kinds of results are cached, each taken from the first such call: new memory, views of the
-first argument, and the first argument itself, modified in place. All other cases (shapes that depend on values, real
-tensors among the arguments, other layouts, complex numbers) run in fake mode.
+Layers and steps repeat, and the cache lookup of torch's fake mode is slow. The key of this cache is the operation and
+the metadata of its arguments. Three kinds of results are cached: new memory, views of the first argument, and the first
+argument itself, modified in place. All other cases (shapes that depend on values, real tensors among the arguments,
+other layouts, complex numbers) run in fake mode.
 """
 
 import functools
@@ -18,7 +18,7 @@ from legroom.observe.dispatch.storages import tensors_in
 
 
 class ShapeCache:
-    """Runs operations in a fake mode, and each distinct case only once."""
+    """Runs operations in a fake mode. Each distinct case runs only once; later calls use the cache."""
 
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
@@ -103,7 +103,8 @@ _REPLACES_STORAGE = overloads("set_", "resize_", "resize_as_")
 
 
 def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """An operation and everything that its result shapes depend on; None if that cannot be determined."""
+    """The cache key: an operation and everything that its result shapes depend on. None if these cannot be
+    determined."""
     key: list[Any] = [id(func), torch.get_default_dtype()]  # operations are never freed
     if not all(map(functools.partial(_append, key), args)):
         return None
@@ -115,7 +116,7 @@ def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None
 
 
 def _append(key: list[Any], value: Any) -> bool:
-    """Append the metadata of an argument to the key. Returns False if it cannot be part of a key."""
+    """Append the metadata of an argument to the key. Returns False if the argument cannot be part of a key."""
     kind = type(value)
     if kind is FakeTensor:
         if value.layout is not torch.strided or value.constant is not None or value.dtype.is_complex:
@@ -137,7 +138,7 @@ _PLAIN = frozenset(
 
 
 def _cacheable(result: Any, args: Any) -> _Result | None:
-    """Return the metadata of a result; None if it does not belong to the three kinds."""
+    """Return the metadata of a result; None if the result is not one of the three cached kinds."""
     kind = type(result) if isinstance(result, list | tuple) else None
     outputs = result if kind is not None else [result]
     if kind not in (None, list, tuple) or not all(one is None or type(one) is FakeTensor for one in outputs):

@@ -1,8 +1,8 @@
 """Finds the tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
 
 Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
-because that would recompute it. The search reads the object that the hook stored instead. A tensor that was not packed
-can be unpacked at no cost.
+because unpacking would recompute or copy the tensor. The search reads the object that the hook stored instead. A tensor
+that was not packed by hooks can be unpacked at no cost.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ _unpacks_freely = False
 
 @contextlib.contextmanager
 def unpack_until_packed() -> Iterator[None]:
-    """Allow reading saved tensors by unpacking them, on a torch without `SavedTensor.data`, until the
-    program uses a pack hook.
+    """Allow the search to read saved tensors by unpacking them, until the program uses a pack hook.
 
-    Enter it before the program builds graphs, because hooks that were entered earlier are not detected.
+    This is needed for versions of torch without `SavedTensor.data`. Enter the block before the program builds graphs,
+    because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely
     if can_read_saved():
@@ -57,7 +57,7 @@ def unpack_until_packed() -> Iterator[None]:
 
 
 def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
-    """Yield every node that can be reached from the nodes `roots`, each one once."""
+    """Yield every node that can be reached from the nodes `roots`, each node once."""
     seen: set[Any] = set()
     stack = [root for root in roots if root is not None]
     while stack and len(seen) < limit:
@@ -126,8 +126,8 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 def _data_of(saved: Any) -> Any:
     """The content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
-    Without `SavedTensor.data` (older torch) this is always None. In that case, activations are recognized only by their
-    lifetime once a program uses a pack hook.
+    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook there,
+    activations are recognized only by their lifetime.
     """
     try:
         return saved.data
@@ -139,8 +139,9 @@ def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
     """The inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
 
     The unpack hook of the checkpoint references these tensors. torch stores the inputs in saved variables; before 2.13,
-    it used a node outside the graph. If torch stores the tensors elsewhere or does not expose the hook (2.6), nothing
-    is yielded. In that case, the report of a failed forward pass cannot name the holder of such an input.
+    torch stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose the hook
+    (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot name the holder of such an
+    input.
     """
     try:
         for saved in _saved_variables(node):
@@ -193,7 +194,7 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Whether saved tensors can be read now. If they cannot, a graph may save a storage that is not visible here."""
+    """Whether saved tensors can be read now. If not, a graph may save storages that the search does not see."""
     return can_read_saved() or _unpacks_freely
 
 

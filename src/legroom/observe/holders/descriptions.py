@@ -1,8 +1,8 @@
 """Describes a chain of references from a name to a tensor as in source code: `trainer.history`, a list of 412 items.
 
-The chain may contain several containers, of which usually one grows. If the iterations in which tensors were created
-are known, the growing container is the innermost one with tensors from the most iterations. Otherwise it is the longest
-one.
+The chain may contain several containers, of which usually only one grows. If it is known in which iterations the
+tensors were created, the growing container is the innermost container with tensors from the most iterations. Otherwise,
+it is the longest container.
 """
 
 import gc
@@ -216,9 +216,10 @@ def _candidate(item: Any, owner: Any, named: StoredName, created_in: Mapping[int
 def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
     """Return the container that grows. `candidates` are ordered from the outermost to the innermost.
 
-    It is the innermost container that has tensors from many iterations, that is long enough for them, and that can
-    grow. A dict that contains two lists has tensors from as many iterations as the lists, but it does not grow. A tuple
-    may contain a state and the previous state. If the iterations are unknown, it is the longest one.
+    The growing container is the innermost one that has tensors from many iterations, that is long enough for these
+    tensors, and that can grow. A dict that contains two lists has tensors from as many iterations as the lists, but the
+    dict does not grow. A tuple may contain a state and the previous state. If the iterations are unknown, the longest
+    container is returned.
     """
     if not candidates:
         return None
@@ -232,7 +233,7 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
 
 
 def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate]) -> bool:
-    """Whether one of the containers inside the growing one is bounded."""
+    """Whether one of the containers inside the growing container is bounded."""
     if growing is None:
         return False
     position = next(number for number, each in enumerate(candidates) if each is growing)
@@ -258,8 +259,8 @@ def _has_models(container: Any) -> bool:
 
 
 def _has_keys_by_value(cache: Any) -> bool:
-    """Whether a later call can find an entry of the cache. This is never the case if a tensor is among the
-    arguments."""
+    """Whether a later call can find an entry of the cache. A later call never finds an entry whose arguments include a
+    tensor."""
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
     return not any(
         isinstance(part, torch.Tensor)
@@ -300,8 +301,8 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """Return how `item`, which `owner` references, references `following`; None if this reference adds nothing to the
-    name."""
+    """Return how `item`, an object that `owner` references, refers to `following`. Return None if this reference adds
+    nothing to the name."""
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)
     if isinstance(item, dict):

@@ -1,12 +1,12 @@
 """Finds the variables in the user's frames, and the running calls, that retain device memory.
 
 Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be assigned to any Python
-variable yet. That call retains them, so the report names the user's line that made the call. The caller passes the
-location and time at which each storage was allocated (`StepStorage`).
+variable yet. That call retains these tensors, so the report names the user's line that made the call. The caller passes
+the location and time at which each storage was allocated (`StepStorage`).
 
 The search must not change the program: it calls no `repr` and no property, and it keeps no references. Up to Python
-3.12, reading `f_locals` leaves a copy of the local variables in the frame. The copy is cleared, because it would keep
-the tensors alive.
+3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because it
+would keep the tensors alive.
 """
 
 import inspect
@@ -50,7 +50,7 @@ class LargestHolders(NamedTuple):
 
 
 class HolderSurvey(NamedTuple):
-    """The storages that each variable and running call retained at one moment. Keeps no reference to the
+    """The storages that each variable and running call retained at one moment. This object keeps no reference to the
     program's objects.
     """
 
@@ -84,7 +84,7 @@ class HolderSurvey(NamedTuple):
         """The largest holders.
 
         A storage in `allocated` that no variable retains belongs to the call that allocated it, if that call is still
-        running (in `module`). Otherwise it belongs to the graph of the running backward pass.
+        running (in `module`). Otherwise, the storage belongs to the graph of the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}
@@ -114,7 +114,7 @@ class HolderSurvey(NamedTuple):
 
 
 def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
-    """The user's variables that retain the most device memory, in `frame` and its callers, largest first."""
+    """The user's variables in `frame` and its callers that retain the most device memory, largest first."""
     return survey_holders(frame, measure).holders(most=most).largest
 
 
@@ -140,7 +140,8 @@ def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
-    """The tensors in local variables of `frame` and its callers, directly or in a list or tuple."""
+    """The tensors that are values of local variables of `frame` and its callers, or items of lists and tuples in these
+    variables."""
     while frame is not None:
         variables = frame.f_locals
         for value in list(variables.values()):
@@ -180,8 +181,8 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
 
 
 def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
-    """Names and values. Yield names with their values. An instance of a user's class is replaced by its attributes
-    (`trainer.history`). A model is followed by the containers among its attributes."""
+    """Yield names with their values. An instance of a user's class is replaced by its attributes (`trainer.history`).
+    After a model, the containers among its attributes are yielded as well."""
     for name, value in variables.items():
         if not isinstance(name, str) or name.startswith("__"):
             continue

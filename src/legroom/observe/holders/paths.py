@@ -1,10 +1,10 @@
 """Finds the reference path that keeps an object alive, by searching backwards from the object to a name in the user's
 program.
 
-The garbage collector knows the referrers of an object. Each backward step requires one pass over all tracked objects,
-in C. A path has only a few steps. A path ends at a name (see `python_names`), unless the named object cannot be the one
-that grows. In that case, the search continues with the referrers of the object. For example, a function that is created
-in every iteration (a hook, a deferred report) does not grow itself, but is stored in an object that does. The search
+Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
+objects, in C, but a path has only a few steps. A path ends at a name (see `python_names`), unless the named object
+cannot grow. In that case, the search continues with the referrers of the object. For example, a function that is
+created in every iteration (a hook, a deferred report) does not grow, but is stored in an object that does. The search
 calls no method of the user's objects and keeps no reference to them.
 """
 
@@ -43,9 +43,9 @@ def find_path(
     min_length: int = 0,
     created_in: Mapping[int, int] = _UNKNOWN_ITERATIONS,
 ) -> HolderPath:
-    """The path that keeps `target` alive. `min_length`: a container with fewer items is only returned if no other path exists.
-    `created_in`: `id` of a tensor → the iteration in which it was created, if known. A container with tensors from
-    several iterations is the one that grows.
+    """The path that keeps `target` alive. A container with fewer than `min_length` items is returned only if no other
+    path exists. `created_in` maps the `id` of a tensor to the iteration in which it was created, if known. A container
+    with tensors from several iterations is the one that grows.
 
     The caller may reference the target in local variables of plain functions, but not in a list or a generator.
     """
@@ -57,7 +57,7 @@ def find_path(
 
 
 def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
-    """`id`s of the targets that a Python object or variable references; the others are only referenced from C++.
+    """`id`s of the targets that a Python object or variable references. All other targets are referenced only from C++.
     `targets` must be the only list of these objects in the caller."""
     wanted = {id(target) for target in targets}
     held = wanted & variables.locals.keys()
@@ -109,8 +109,8 @@ class _Search:
         return fallback or self._being_built() or self._unrooted(target)
 
     def _can_grow(self, path: HolderPath) -> bool:
-        """Whether the path names an object that can grow. A function or generator may be stored in an object that
-        can."""
+        """Whether the path names an object that can grow. A function or generator cannot grow, but may be stored in an
+        object that can."""
         if path.how in ("cache", "exception"):
             return True
         if path.names and not any(name.file is None or is_user_file(name.file) for name in path.names):
@@ -189,7 +189,8 @@ class _Search:
     # --- from the root to the target
 
     def _path(self, root: Root, item: Any) -> HolderPath:
-        """`item` is the object to which the root name refers, or the namespace of that name."""
+        """Describe the path from the root to the target. `item` is the object to which the root name refers, or the
+        namespace of that name."""
         chain = self._chain(item)
         if (isinstance(item, dict) and id(item) in self._variables.namespaces) or root.how in (
             "closure",
@@ -346,9 +347,9 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """Whether a Python object holds the tensor. Autograd nodes are not Python holders, because they retain tensors on
-    behalf of the tensors that own the graph. (However, a list may reference such a node: the `ctx` of a user's
-    function.)"""
+    """Whether a referrer is a Python object that holds the tensor. Autograd nodes do not count, because they retain
+    tensors on behalf of the tensors that own the graph. However, a list that references such a node (the `ctx` of a
+    user's function) does count."""
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 
 

@@ -93,7 +93,8 @@ class Variables:
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The local variables of a frame. Up to CPython 3.12, this creates a copy in the frame, which is cleared again."""
+    """The local variables of a frame. Up to CPython 3.12, reading them creates a copy in the frame, which is cleared
+    again."""
     variables = frame.f_locals
     try:
         for name in list(variables):
@@ -105,7 +106,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
-    """The attributes of an instance, without running code of its class."""
+    """The attributes of an instance. No code of its class runs."""
     if isinstance(item, (*CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
         return None
     try:

@@ -5,8 +5,8 @@ user waits for the report. Therefore the search proceeds level by level and hand
 C. Only tensors, modules and optimizers are handled one by one.
 
 The search does not change the program. It runs no code of the user's classes, and it keeps no references after a
-`RetainedStorages` is freed. It does not follow Legroom's own objects, because they only observe tensors that other
-objects retain.
+`RetainedStorages` is freed. The search does not follow Legroom's own objects, because these only observe tensors that
+other objects retain.
 """
 
 import gc
@@ -35,7 +35,7 @@ _Referents = Callable[[list[Any]], Iterable[Any]]
 
 
 class RetainedStorages:
-    """The storages that objects retain at one moment. The results for one object are reused for the next one."""
+    """The storages that objects retain at one moment. Results for one object are reused for other objects."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
@@ -140,8 +140,8 @@ class RetainedStorages:
 
 
 def _is_legroom_class(kind: type) -> bool:
-    """Whether a class belongs to Legroom and only observes. Legroom's modules are part of the model that contains
-    them."""
+    """Whether a class belongs to Legroom and only observes tensors. Modules of Legroom are excluded, because they are
+    part of the model that contains them."""
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
 
@@ -180,8 +180,8 @@ def _from_methods(methods: list[Any]) -> Iterable[Any]:
 
 
 def _from_builtins(others: list[Any]) -> Iterable[Any]:
-    """Follow a generator, an iterator or a deque. From there, only containers, tensors, modules and optimizers are
-    followed."""
+    """Follow a generator, an iterator or a deque. Among the objects that it references, only containers, tensors,
+    modules and optimizers are followed."""
     return [each for each in gc.get_referents(*others) if isinstance(each, _FOLLOWED_FROM_BUILTINS)]
 
 

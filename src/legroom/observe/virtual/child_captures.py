@@ -1,6 +1,8 @@
-"""Records the processes that a program on virtual GPUs starts (`mp.spawn`, torchrun), each to a capture of its own.
+"""Records the processes that a program on virtual GPUs starts (`mp.spawn`, torchrun), each to a separate
+capture.
 
-The process that `legroom run` started reads these captures at its end, because the training may be in another process.
+At its end, the process that `legroom run` started reads these captures, because the training may run in
+another process.
 """
 
 import contextlib
@@ -22,7 +24,7 @@ MAX_BYTES = 8 * MiB
 
 
 class ChildCaptures:
-    """The captures of the processes that this one starts, in a temporary folder."""
+    """The captures of the child processes of this process, in a temporary folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
@@ -41,7 +43,7 @@ class ChildCaptures:
                 os.environ[VARIABLE] = before
 
     def read(self) -> Iterator[Capture]:
-        """The captures so far. Those that cannot be read are omitted."""
+        """The captures so far. Captures that cannot be read are omitted."""
         for path in sorted(Path(self._folder.name).glob(f"*{SUFFIX}")):
             with contextlib.suppress(LegroomError):
                 yield read_capture(path)
@@ -51,13 +53,15 @@ class ChildCaptures:
 
 
 def sink_of_this_process() -> Sink | None:
-    """Return a sink that writes to a capture of this process; None if the process that started it does not record."""
+    """Return a sink that writes to a capture of this process. Return None if the parent process does not
+    record."""
     folder = os.environ.get(VARIABLE)
     return _LazyWriter(Path(folder)) if folder else None
 
 
 class _LazyWriter:
-    """Creates the capture with the first event: most loader workers use no GPU memory."""
+    """A sink that creates the capture when the first event arrives, because most loader workers use no GPU
+    memory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -7,8 +7,8 @@ The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storage
 allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
 message. A program's out-of-memory errors, its error handlers and its leaks are therefore real on a laptop and in CI.
 
-One virtual GPU is active at a time. It applies to the whole process, including threads that start while it is active
-and forked children (whose events are discarded).
+Only one virtual GPU can be active at a time. It applies to the whole process, including threads that start
+while it is active and forked children (whose events are discarded).
 """
 
 import contextlib
@@ -52,7 +52,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
-"""Enables function modes inside an operation. Without it, kernels that the program registers see CPU tensors."""
+"""A private function of torch that enables function modes inside an operation. Without this function, kernels
+that the program registers see CPU tensors."""
 
 
 class VirtualGPU:
@@ -172,8 +173,8 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a function of the program that torch calls inside an operation. torch disables the modes there, so they
-        are enabled again for this function."""
+        """Run a function of the program that torch calls inside an operation. torch disables the modes inside
+        an operation, so they are enabled again for this function."""
         if VirtualGPU._active is not self:
             yield
             return
@@ -200,11 +201,11 @@ class VirtualGPU:
         return self.recorder.allocations.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
-        """Make allocation `number`, counted from now (1 is the next one), and the `times - 1` allocations after it run
-        out of memory.
+        """Make an allocation run out of memory: the one with this `number`, where 1 is the next allocation,
+        and the `times - 1` allocations after it.
 
-        The operation raises `torch.OutOfMemoryError` as if the GPU were full. `device`: count and fail allocations on
-        this device only. Another call replaces the previous faults.
+        The operation raises `torch.OutOfMemoryError` as if the GPU were full. With `device`, only allocations
+        on this device are counted and fail. Another call replaces the failures of an earlier call.
         """
         if self._faults is not None:
             self._faults.disarm()
@@ -269,7 +270,7 @@ class VirtualGPU:
 
 
 class _Selected(threading.local):
-    """The current device. The selected device. Each thread has its own, as in CUDA."""
+    """The selected device. Each thread has its own, as in CUDA."""
 
     index = 0
 
@@ -303,7 +304,7 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
 
 
 class _EnterWhenUnpickled:
-    """Enters virtual GPUs in the process that unpickles it, until that process exits."""
+    """An object that enters virtual GPUs in the process that unpickles it, until that process exits."""
 
     def __init__(self, gpus: Sequence[GpuSpec]) -> None:
         self._gpus = gpus

@@ -1,6 +1,6 @@
 """Virtual devices, and the interface between the replaced `torch.cuda` functions and the process that has the devices.
 
-`VirtualGPU` is the `VirtualHost` of a program. Tests replace it with a small object.
+`VirtualGPU` is the `VirtualHost` of a program. Tests replace the host with a small object.
 """
 
 import contextlib
@@ -47,8 +47,7 @@ class VirtualHost(Protocol):
 
     @property
     def current(self) -> int:
-        """The selected device. The current device. Each thread has its own, as in CUDA; a new thread starts with device
-        0."""
+        """The selected device. Each thread has its own, as in CUDA; a new thread starts with device 0."""
 
     @current.setter
     def current(self, index: int) -> None: ...
@@ -57,9 +56,11 @@ class VirtualHost(Protocol):
         """The device of a tensor or storage; None for host memory."""
 
     def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
-        """Record a storage that was allocated on the CPU as memory of a device. May raise torch.OutOfMemoryError.
+        """Record a storage that was allocated on the CPU as memory of a device. May raise
+        torch.OutOfMemoryError.
 
-        `counted=False`: the storage is on the device, but its memory is counted for another storage or process."""
+        With `counted=False`, the storage is on the device, but its memory is already counted for another
+        storage or process."""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Update the size of a storage that may have been resized. May raise torch.OutOfMemoryError."""

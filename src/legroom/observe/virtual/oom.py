@@ -1,8 +1,9 @@
-"""Out-of-memory errors of a virtual GPU. They have torch's type and message, they are recorded, and they can be
-injected.
+"""Out-of-memory errors of a virtual GPU. The errors have torch's type and message. They are recorded, and
+tests can inject them.
 
-A training step makes a known number of allocations. A test can make each of these allocations fail, from the first to
-the last. This shows whether an error handler works wherever memory runs out. A full GPU tests only one allocation.
+A training step makes a known number of allocations. A test can make each of these allocations fail in turn,
+which shows whether an error handler works wherever memory runs out. A test that fills the GPU checks only one
+allocation.
 """
 
 import sys
@@ -90,7 +91,8 @@ def _size(size: int) -> str:
 
 
 class InjectedFailure(AllocationFailed):
-    """A failure that a test requested. It is not retried, regardless of how much memory is free."""
+    """A failure that a test requested. The allocator does not retry the allocation, regardless of how much
+    memory is free."""
 
 
 class Faults:

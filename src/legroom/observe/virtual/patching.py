@@ -1,11 +1,12 @@
 """Temporarily replaces attributes of modules and classes, and restores them exactly.
 
-All replacements of a virtual GPU are tables of owner, name and value. A name that this version of torch does not have
-is skipped, unless the table says to add it. A CPU build lacks the C functions that torch's own Python code calls.
-Adding them lets that code run unchanged, with its own argument handling and errors.
+All replacements of a virtual GPU are tables of owner, name and value. If this version of torch does not have
+a name, the name is skipped, unless the table says to add it. A CPU build of torch lacks the C functions that
+torch's own Python code calls. Adding these functions lets the Python code run unchanged, with its own
+argument handling and errors.
 
-Libraries that are imported while a script runs keep the functions that they import. A replaced function therefore calls
-the original again after the replacement has ended.
+Libraries that are imported while a script runs keep the replaced functions that they import. After the
+replacement has ended, such a function therefore calls the original.
 """
 
 import contextlib
@@ -65,8 +66,8 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
 
 
 def optional_module(name: str) -> Any:
-    """A module that some versions of torch lack, or None. For a property module, the result is the module that it
-    wraps."""
+    """Return a module that some versions of torch lack, or None. For a module that is wrapped in an object
+    with properties, return the wrapped module."""
     try:
         module = importlib.import_module(name)
     except ImportError:

@@ -1,11 +1,11 @@
 """The function mode that places tensors on virtual devices.
 
-The mode returns the virtual device of a tensor, and rewrites calls that name a device. All operations run on the CPU,
-so results are bit-for-bit equal to those of the same program on the CPU.
+The mode returns the virtual device of a tensor, and rewrites calls that name a device. All operations run on
+the CPU, so a program computes bit-for-bit the same results as without the mode.
 
-torch disables the mode while a torch function written in Python runs, so the body of that function sees CPU tensors.
-Tensors that it creates without tensor inputs are placed on the device of the arguments. If the body calls user code,
-`callbacks` enables the mode again.
+torch disables the mode while a torch function written in Python runs, so the body of that function sees CPU
+tensors. Tensors that the body creates without tensor inputs are placed on the device of the arguments. If the
+body calls user code, `callbacks` enables the mode again.
 """
 
 import contextlib
@@ -459,7 +459,7 @@ _FACTORIES = {
         "empty_strided",
     )
 }  # fmt: skip
-"""Functions without tensor arguments → an overload of the one operation that each of them runs."""
+"""Functions without tensor arguments, each with an overload of the operation that it runs."""
 _SPARSE = (
     torch.sparse_coo_tensor,
     torch.sparse_csr_tensor,
@@ -471,7 +471,8 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """A copy between devices whose gradient is copied back. torch would not move the gradient of CPU tensors."""
+    """A copy between devices that copies the gradient back. For CPU tensors, torch would not move the
+    gradient."""
 
     @staticmethod
     def forward(
@@ -492,8 +493,8 @@ def cuda_default_device() -> Iterator[None]:
 
     A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters this mode
     above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters this mode below
-    `PlacementMode`, where it would create tensors on a real device. In the second case, the mode leaves the call
-    unchanged, and `PlacementMode` reads the default itself."""
+    `PlacementMode`, where it would create tensors on a real device. In the second case, the default-device
+    mode therefore leaves the call unchanged, and `PlacementMode` reads the default device itself."""
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -512,8 +513,8 @@ def cuda_default_device() -> Iterator[None]:
 
 @functools.cache
 def _without_results() -> list[Any]:
-    """Return functions that are called often and create no tensor on a device that a call could name. They read a
-    property of a tensor or change the grad mode, and need no `CallContext`."""
+    """Return functions that are called often and create no tensor on a device that a call could name. These
+    functions read a property of a tensor or change the grad mode, and need no `CallContext`."""
     getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
     return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]
 

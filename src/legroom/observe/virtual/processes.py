@@ -1,7 +1,9 @@
-"""Other processes of the program have the same virtual GPUs, and device tensors that are sent to them stay on their device.
+"""Gives other processes of the program the same virtual GPUs, and keeps tensors that are sent between
+processes on their device.
 
-Each process has devices of the full size, because processes do not see each other's memory here. The events of other processes are
-recorded separately (see `child_captures`). A tensor that is sent is shared, as on CUDA: its memory counts for the process that allocated it.
+Each process has devices of the full size, because virtual GPUs do not see the memory of other processes. The
+events of other processes are recorded separately (see `child_captures`). As on CUDA, a tensor that is sent to
+another process is shared. Its memory counts for the process that allocated it.
 """
 
 import contextlib
@@ -48,10 +50,11 @@ def other_processes(
 
 
 def _spawned_processes(gpus: object) -> Iterable[Replacement]:
-    """Processes that the program spawns (`torch.multiprocessing.spawn`, spawned DataLoader workers).
+    """Replacements that give the GPUs to spawned processes (`torch.multiprocessing.spawn`, spawned DataLoader workers).
 
-    A spawned process imports the script again before it does anything else, so it must have its GPUs by then. It first
-    unpickles a dictionary of preparation data. One more entry in it enters a virtual GPU when it is unpickled.
+    A spawned process needs its GPUs before it imports the script again. Before the import, the process unpickles a
+    dictionary of preparation data. The replacement adds an entry to that dictionary, and unpickling the entry enters
+    the virtual GPUs.
     """
     original = multiprocessing.spawn.get_preparation_data
 
@@ -67,9 +70,11 @@ def _spawned_processes(gpus: object) -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
-    """Python programs that are started with this environment (`subprocess`, `os.system`, torchrun) have the same GPUs.
+    """Within the block, Python programs that are started with this environment (`subprocess`, `os.system`,
+    torchrun) have the same GPUs.
 
-    Python imports `inherited/sitecustomize.py` at its start, unless it ignores PYTHONPATH (`python -I`, `python -E`).
+    Python imports `inherited/sitecustomize.py` at its start, unless Python ignores PYTHONPATH (`python -I`,
+    `python -E`).
     """
     before = os.environ.get(VARIABLE)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -95,7 +100,8 @@ def _other_folders() -> list[str]:
 
 
 def inherited_gpus() -> list[GpuSpec]:
-    """The GPUs that this process inherits: those of its parent, less those that CUDA_VISIBLE_DEVICES hides from it."""
+    """The GPUs that this process inherits: the GPUs of its parent, without those that CUDA_VISIBLE_DEVICES
+    hides."""
     text = os.environ.get(VARIABLE)
     if not text:
         return []

@@ -1,7 +1,8 @@
 """How a program reads the values of a device tensor in Python: conversions to NumPy and lists, printing, formatting and pickling.
 
-The function mode calls these instead of torch's methods. A device tensor reports its device, and NumPy rejects it as it rejects a CUDA
-tensor. A tensor without data (`FakeTensors`) has placeholder values, so that no statement that reads one ends a trace.
+The function mode calls these instead of torch's methods. A device tensor reports its virtual device, and
+NumPy rejects it like a CUDA tensor. A tensor without data (`FakeTensors`) returns placeholder values, so a
+statement that reads values does not end the trace.
 """
 
 from collections.abc import Callable
@@ -145,7 +146,8 @@ def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bo
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """torch's printing appends the device. Without this private function, no device is printed."""
+    """A private function of torch, which appends the device when it prints a tensor. Without this function,
+    no device is printed."""
     printing: Any = torch._tensor_str
     original = getattr(printing, "_add_suffixes", None)
 

@@ -1,12 +1,13 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
-The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that it
-receives. An estimate therefore needs no other ranks. torch's fake process group completes every collective at once and
-moves no data. Only objects that one rank creates and broadcasts (a plan, a path) matter: LEGROOM_SINGLE_RANK names a
-folder in which the sending rank stores them for the ranks that are traced after it.
+The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that
+the rank receives. An estimate therefore needs no other ranks. torch's fake process group completes every
+collective at once and moves no data. The exception are objects that one rank creates and broadcasts (a plan,
+a path).
 
-The fake process group is one of torch's testing tools. Without it, rank 0 of 1 is traced instead, so the savings of
-sharding are not visible.
+The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later
+read them. The fake process group is one of torch's testing tools. If this version of torch lacks it, rank 0
+of 1 is traced instead, so the estimate does not include the savings of sharding.
 """
 
 import contextlib
@@ -30,8 +31,8 @@ def is_enabled() -> bool:
 
 
 def modules_of_groups() -> tuple[Any, ...]:
-    """The modules that have the functions of process groups: the one that defines them, then those that import them. A module that
-    this build of torch lacks is None."""
+    """The modules that contain the functions of process groups: first the module that defines them, then the
+    modules that import them. A module that this build of torch lacks is None."""
     names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
     return tuple(optional_module(f"torch.{name}") for name in names)
 
@@ -87,7 +88,8 @@ class _BroadcastFiles:
         self._read: dict[int, int] = {}
 
     def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
-        """Store the objects if this rank sends them. Otherwise read them; they stay unchanged if the sender was not traced."""
+        """Store the objects if this rank sends them. Otherwise, read the objects that the sender stored. If
+        the sender was not traced, the objects stay unchanged."""
         sender = src if src is not None else options.get("group_src") or 0
         path = self._folder / f"from-{sender}.pickle"
         if sender == self._rank:

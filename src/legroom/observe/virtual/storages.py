@@ -1,12 +1,13 @@
 """Makes the storages of a virtual GPU keep their device when they are copied, moved, saved and loaded.
 
-`torch.save` writes the device of each storage, and `torch.load` restores it to that device or to `map_location`. Both
-use a registry of taggers and restorers, to which one pair is added. `storage.cuda()`,
-`map_location=lambda storage, location: storage.cuda(0)`, and `copy.deepcopy(model)`, which copies storages below the
-dispatcher, use the replaced methods of `UntypedStorage`.
+`torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
+`map_location`. Both functions use a registry of taggers and restorers. This module adds one pair to the
+registry. `storage.cuda()`, `map_location=lambda storage, location: storage.cuda(0)`, and
+`copy.deepcopy(model)`, which copies storages below the dispatcher, use the replaced methods of
+`UntypedStorage`.
 
-`storage.device` is the virtual device where the placement mode is active. Inside torch's own functions it is the CPU, as the device
-of a tensor is.
+While the placement mode is active, `storage.device` is the virtual device. Inside torch's own functions, it
+is the CPU, like the device of a tensor.
 """
 
 import contextlib

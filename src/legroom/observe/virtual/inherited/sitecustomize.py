@@ -1,7 +1,8 @@
 """Gives a Python process the virtual GPUs of the process that started it.
 
-Python imports this module at its start, because `processes.inherited_by_programs` adds its folder to PYTHONPATH. It does nothing
-until the program imports torch. A Python without Legroom has no virtual GPUs.
+Python imports this module at its start, because `processes.inherited_by_programs` adds the folder of this
+module to PYTHONPATH. The module does nothing until the program imports torch. If Legroom is not installed in
+that Python, the process has no virtual GPUs.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class _AfterTorch:
-    """Finds torch as usual, and enters the virtual GPUs once it is loaded."""
+    """An import hook that finds torch as usual, and enters the virtual GPUs once torch is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != "torch":

@@ -1,8 +1,8 @@
 """CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
-A machine without a GPU has none of them. Flags can be set and ranges can be pushed. If torch would select a library's
-kernel, the replaced library rejects the tensor, so the CPU's own kernel runs. torch does not warn that it was built
-without CUDA.
+A machine without a GPU has none of these libraries. With the replacements, scripts can set flags and push
+NVTX ranges. If torch would select a kernel of a library, the replaced library rejects the tensor, so the
+kernel of the CPU runs. torch does not warn that it was built without CUDA.
 """
 
 import contextlib
@@ -48,8 +48,9 @@ def replacements() -> Iterable[Replacement]:
 def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
     """Replacements that keep the math attention kernel allowed, regardless of which CUDA kernels a script allows.
 
-    The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail if all
-    others were disabled. The script still reads its own choice, which is applied afterwards.
+    The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail
+    if all others were disabled. The script still reads its own setting, which is applied when the virtual GPU
+    ends.
     """
     allow, allowed = torch._C._set_sdp_use_math, torch._C._get_math_sdp_enabled
     chosen = _Setting(allowed())
@@ -61,7 +62,7 @@ def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
 
 
 def _profiler_on_cpu() -> Iterable[Replacement]:
-    """Replace a profile of CUDA by a profile of the CPU, which runs the operations."""
+    """Make a profile of CUDA activities a profile of CPU activities, because the CPU runs the operations."""
     profile: Any = torch.autograd.profiler.profile
     original_init = profile.__init__
 

@@ -1,6 +1,7 @@
 """Keeps the placement mode active in user code that torch calls back.
 
-torch disables a function mode while it runs one of its own functions. Some of these call user code: backward passes, hooks.
+torch disables a function mode while it runs one of its own functions. Some of these functions call user code,
+for example in backward passes and hooks.
 """
 
 import contextlib
@@ -49,8 +50,8 @@ def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
         return with_mode
 
     def as_user_code(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Run a hook as user code. Tensors that the hook creates do not belong to the operation that saves the tensor.
-        They are on the device that the hook names."""
+        """Run a hook as user code. Tensors that the hook creates do not belong to the operation that saves
+        the tensor, so they are placed on the device that the hook names."""
         with_mode = with_mode_on(hook)
 
         def call(*args: Any) -> Any:
@@ -78,7 +79,8 @@ def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
 
 
 def _check_gradients(mode: PlacementMode, roots: Any, gradients: Any) -> None:
-    """Raise torch's error if the gradient of a result is on another device than the result. A scalar may be."""
+    """Raise torch's error if the gradient of a result is on another device than the result. A scalar gradient
+    may be on any device."""
     with torch._C.DisableTorchFunction():
         for number, (root, gradient) in enumerate(zip(roots, gradients, strict=False)):
             if isinstance(root, torch.Tensor) and isinstance(gradient, torch.Tensor) and gradient.dim():

@@ -1,7 +1,7 @@
 """`nn.DataParallel` over virtual GPUs: copies between devices, and replicas that run one after another.
 
-With real GPUs each replica runs in its own thread. Here the replicas share the CPU, and the placement mode belongs to
-the thread that entered it. All replicas therefore run in the calling thread.
+With real GPUs, each replica runs in its own thread. With virtual GPUs, the replicas share the CPU, and the
+placement mode belongs to the thread that entered it. All replicas therefore run in the calling thread.
 """
 
 import threading

@@ -1,11 +1,11 @@
 """The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
-torch's own Python functions are not replaced. They check their arguments and raise their errors, then call a C function
-(`torch._C._cuda_getDevice`). Those C functions are replaced, or added on a CPU build. Names that a script imported
-earlier (`from torch.cuda import is_available`) therefore work too.
+torch's own Python functions are not replaced. They check their arguments, raise their own errors, and then
+call a C function (`torch._C._cuda_getDevice`). This module replaces the C functions, or adds them on a CPU
+build. Functions that a script imported earlier (`from torch.cuda import is_available`) therefore work too.
 
-Memory, compute capability, multiprocessors and shared memory are those of the device's `GpuSpec`. Cache size, clock
-rates and similar values are always those of an A100, because they affect no result.
+Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. Cache
+size, clock rates and similar values affect no result, so they are always the values of an A100.
 """
 
 import contextlib
@@ -122,7 +122,8 @@ def index_of(host: VirtualHost, device: Any) -> int:
 
 
 def free_bytes(device: VirtualDevice) -> int:
-    """Free memory as `cudaMemGetInfo` reports it: not used by the context and not reserved by PyTorch's allocator."""
+    """Free memory as `cudaMemGetInfo` reports it: memory that neither the context uses nor PyTorch's
+    allocator has reserved."""
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 
 
@@ -185,7 +186,7 @@ class _DeviceFunctions:
         }
 
     def idle(self, value: int) -> Any:
-        """The value of a sensor of an idle device. It still raises an error if the device does not exist."""
+        """Return the value of a sensor of an idle device. Raises an error if the device does not exist."""
 
         def read(device: Any = None) -> int:
             index_of(self._host, device)
@@ -297,12 +298,13 @@ class _DeviceMeta(type):
 
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
-    """Within the block, `torch.device(1)` is `cuda:1`. An integer refers to a device of the accelerator. A CPU build of
-    torch rejects integers.
+    """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to a device
+    of the accelerator. A CPU build rejects integers.
 
-    `torch.device` cannot be subclassed, so another class replaces it. The class creates real devices, and real devices
-    are its instances. Pickling looks up a class by name and would find the replacement, so devices are pickled through
-    it while it is active. The file names `torch.device` as usual.
+    `torch.device` cannot be subclassed, so another class replaces it. This class creates real devices, and
+    `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find this
+    class, so devices are pickled through it while it is active. The pickled data names `torch.device` as
+    usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
 

@@ -1,8 +1,9 @@
 """`torch.distributed` on virtual GPUs: gloo, which sends CPU tensors, replaces NCCL.
 
-Processes of one machine or of several form groups as usual; each has its own virtual GPUs. The gradient buckets of
-`DistributedDataParallel` are on its device. Two differences remain: `get_backend()` returns gloo, and NCCL's
-buffers are not counted (556 MiB outside of torch's allocator on an H200, for one rank at its first all-reduce).
+Processes of one or several machines form groups as usual. Each process has its own virtual GPUs. The gradient
+buckets of `DistributedDataParallel` are on the device of the model. Two differences remain: `get_backend()`
+returns gloo, and NCCL's buffers are not counted. On an H200, one rank allocates 556 MiB for these buffers
+outside torch's allocator at its first all-reduce.
 """
 
 import functools
@@ -16,9 +17,9 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
 GLOO_RELEASE_SECONDS = 0.1
-"""The maximum time for which gloo's threads may reference a tensor after `wait()` returns. It was observed in 3 of 100
-all-reduces of two ranks, for up to 7 ms on a busy machine. NCCL works in the order of the GPU's streams and causes no
-delay."""
+"""The maximum time for which gloo's threads may reference a tensor after `wait()` returns. On a busy machine,
+3 of 100 all-reduces of two ranks kept such a reference, for up to 7 ms. NCCL works in the order of the GPU's
+streams, so there is no such delay on a real GPU."""
 
 
 def is_rank() -> bool:
@@ -28,7 +29,8 @@ def is_rank() -> bool:
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Groups use gloo, or the fake backend if a single rank is traced. Collectives ignore the device that they are bound to."""
+    """Make process groups use gloo, or the fake backend if a single rank is traced. Groups ignore the device
+    that they are bound to."""
     yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
     c10d, *importers = single_rank.modules_of_groups()
     barrier = getattr(c10d, "barrier", None)

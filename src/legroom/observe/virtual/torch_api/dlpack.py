@@ -1,7 +1,8 @@
 """DLPack: a capsule of a device tensor has the device type CUDA, so that libraries for the CPU (NumPy) reject it.
 
-The memory is host memory, so a capsule is created for the CPU and its device is changed in place. It is changed back before
-torch imports the capsule. The structures have the layout of the DLPack standard.
+The memory of the tensor is host memory. Therefore the capsule is created for the CPU, and its device is
+changed in place. Before torch imports the capsule, the device is changed back. The structures have the layout
+of the DLPack standard.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ class _DLDevice(ctypes.Structure):
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """The C functions that create and read capsules."""
+    """Replacements for the C functions that create and read capsules."""
     original_to: Any = getattr(torch._C, "_to_dlpack", None)
     original_from: Any = getattr(torch._C, "_from_dlpack", None)
     if original_to is None or original_from is None:

@@ -1,9 +1,10 @@
 """Random numbers in sharded tensors (`DTensor`), for parameters that FSDP2 or tensor parallelism initializes and for
 dropout.
 
-On CUDA, each rank advances the generator of its GPU to the offset of its shard. The generator of a virtual GPU is the one of the
-CPU, which has no offsets. Instead, each shard has a seed of its own: replicas are equal, shards differ, and the generators of all ranks stay
-equal. With one shard, the numbers are those of a plain tensor.
+On CUDA, each rank advances the generator of its GPU to the offset of its shard. A virtual GPU uses the
+generator of the CPU, which has no offsets. Instead, each shard has its own seed. Replicas of a shard
+therefore get equal numbers, different shards get different numbers, and the generators of all ranks stay
+equal. With one shard, the numbers are the same as for a plain tensor.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from legroom.observe.virtual.patching import Replacement, optional_module, repla
 
 @contextlib.contextmanager
 def sharded_random_numbers() -> Iterator[None]:
-    """Replace torch's tracker of random offsets when the first device mesh is created. The module takes a second to import."""
+    """Replace torch's tracker of random offsets when the first device mesh is created, because the module of
+    the tracker takes a second to import."""
     mesh: Any = getattr(optional_module("torch.distributed.device_mesh"), "DeviceMesh", None)
     if mesh is None:
         yield
@@ -48,7 +50,8 @@ def _tracker() -> Iterable[Replacement]:
         return
 
     def init(self: Any, *_arguments: Any, **_options: Any) -> None:
-        """Initialize the tracker. torch would also compare the state of the generator with that of rank 0."""
+        """Initialize the tracker. torch's own tracker would also compare the state of the generator with the
+        state on rank 0."""
         base.__init__(self, torch.device("cuda", torch.cuda.current_device()))
 
     yield from table(tracker, {"__init__": init, "_distribute_region": _distribute_region})

@@ -1,7 +1,7 @@
 """Functions and modules of torch, outside `torch.cuda`, that would treat CUDA tensors of the program as CPU tensors.
 
-Each of them reads the real device of a tensor, often in C++, where no mode applies. Each is replaced by a function that
-behaves as it would for a CUDA tensor and computes on the CPU.
+Each of these functions reads the real device of a tensor, often in C++, where no mode applies. Each is
+replaced by a function that behaves as for a CUDA tensor and computes on the CPU.
 """
 
 import contextlib
@@ -30,9 +30,10 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 def _autocast() -> Iterable[Replacement]:
     """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same data type.
 
-    torch keeps one autocast state per device type. Both states are set when a region is entered and restored when it
-    ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing therefore return the same results as on a
-    GPU. Host tensors within the region are cast too, because they cannot be distinguished at that level.
+    torch keeps one autocast state per device type. Both states are set when an autocast region is entered,
+    and restored when it ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing therefore
+    return the same results as on a GPU. Host tensors within the region are cast too, because they cannot be
+    distinguished at that level.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -64,9 +65,10 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 def _transformer_fast_paths() -> Iterable[Replacement]:
     """Keep the fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation.
 
-    On the CPU and on CUDA, they call one fused operation, unless an argument overrides torch functions. A function mode
-    has the same effect for them, and without the fast path the numbers would differ from the CPU's. torch's own
-    functions have another copy of `has_torch_function`, which is not replaced.
+    On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch
+    functions. An active function mode also disables the fused operation, and the results would then differ
+    from the results on the CPU. `has_torch_function` is therefore replaced in these modules. torch's own
+    functions use another copy of it, which is not replaced.
     """
 
     def has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -102,7 +104,8 @@ def _created_on_host(original: Any) -> Any:
 def _wrapper_subclasses(host: VirtualHost) -> Iterable[Replacement]:
     """Create tensors that contain other tensors (`AsyncCollectiveTensor`) on the CPU and register their device.
 
-    On a real device that this build of torch does not support, they would end the process in a backward pass.
+    If such tensors were on a real device that this build of torch does not support, a backward pass would end
+    the process.
     """
     original: Any = getattr(torch.Tensor, "_make_wrapper_subclass", None)
     if original is None:
@@ -160,9 +163,10 @@ ROUND_DIFFERENTLY = ("asgd", "nadam", "radam")
 def _optimizers() -> Iterable[Replacement]:
     """Make optimizers use the for-loop implementation if their `foreach` implementation rounds differently.
 
-    On CUDA, optimizers update all parameters at once (`foreach`). They do the same here, so that their memory is
-    counted. Three optimizers and weight averaging compute in another order with `foreach`, but a virtual GPU must give
-    bit-for-bit the same numbers as the CPU. Their temporaries, about one copy of the parameters, are not counted.
+    On CUDA, optimizers update all parameters at once (`foreach`). They do the same on a virtual GPU, so that
+    the memory of `foreach` is counted. Three optimizers and weight averaging compute in another order with
+    `foreach`, but a virtual GPU must give bit-for-bit the same results as the CPU. For these, the temporary
+    tensors of `foreach`, about one copy of the parameters, are not counted.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:
@@ -180,11 +184,13 @@ _parameter: Any = nn.parameter
 
 @contextlib.contextmanager
 def lazy_parameters_without_data() -> Iterator[None]:
-    """While active, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other parameters.
+    """Within the block, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other
+    parameters.
 
-    Until the first forward pass determines its shape, such a parameter is an empty tensor of a special class. torch
-    then allocates its memory and changes its class in place. Until then, it is a real tensor that uses no memory and
-    does not belong to the fake mode. A real tensor cannot become a fake one in place, so the two are swapped.
+    Until the first forward pass determines its shape, a lazy parameter is an empty real tensor of a special
+    class, outside the fake mode. When the shape is known, torch allocates memory for the parameter and
+    changes its class in place. A real tensor cannot become a fake tensor in place, so the two tensors are
+    swapped.
     """
 
     def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:

@@ -1,8 +1,8 @@
-"""Memory statistics: Implements `torch.cuda.memory_*` with the replayed allocator.
+"""Memory statistics: implements `torch.cuda.memory_*` with the replayed allocator.
 
-The C functions are replaced, and torch's Python code is not changed, so torch itself formats `memory_summary()`. The
-four values that training loops print at every step are also replaced directly, because torch builds and sorts about
-ninety statistics for each of them.
+Only the C functions are replaced, so torch's own Python code formats `memory_summary()`. The four functions
+that training loops call in every step are also replaced directly, because torch builds and sorts about ninety
+statistics for each call.
 """
 
 import os
@@ -166,7 +166,7 @@ class _MemoryFunctions:
             allocator.change_settings(AllocatorSettings.parse(settings, before=allocator.settings))
 
     def raw_alloc(self, size: int, _stream: int = 0) -> int:
-        """Allocate memory for another library. The storage is kept alive only by this table."""
+        """Allocate memory for another library. Only this table keeps the storage alive."""
         make_storage: Any = torch.UntypedStorage
         storage: torch.UntypedStorage = make_storage(size)
         self._host.mark(storage, self._host.current)

@@ -1,9 +1,9 @@
 """Kernels of operators that a program registers (`torch.library.custom_op`, `Library.impl`, `torch.library.impl`).
 
-torch selects a kernel by the real device of the tensors, which is the CPU for all of them. Therefore one function is
-registered for the CPU. It calls the program's kernel for CUDA or for the CPU, depending on the virtual device. A kernel
-written in Triton or C++ fails with its own error. Kernels are user code. They run with the modes of the virtual GPU, so
-they see its devices, and their memory is counted.
+torch selects a kernel by the real device of the tensors, which is always the CPU. Therefore this module
+registers one function for the CPU, which calls the program's kernel for CUDA or for the CPU, depending on the
+virtual device. A kernel written in Triton or C++ fails with its own error. Kernels are user code. They run
+with the modes of the virtual GPU, so they see the virtual devices, and their memory is counted.
 
 An operator that was defined before the virtual GPU was entered is included only if it is a `custom_op`.
 """
@@ -85,7 +85,8 @@ def _autograd_as_user_code(register: Any, user_code: UserCode) -> Any:
 def _existing_operator(
     definition: Any, host: VirtualHost, impl: Callable[..., Any], user_code: UserCode
 ) -> Iterator[None]:
-    """Treat the kernels of an operator that already exists as user code. Its kernel for CUDA is registered permanently."""
+    """Treat the kernels of an existing operator as user code. The kernel of the operator for CUDA is
+    registered permanently."""
     kernels: dict[Any, Any] | None = getattr(definition, "_backend_fns", None)
     if not kernels:
         yield
@@ -165,8 +166,8 @@ def _register(
     kernel: Callable[..., Any],
     with_keyset: bool,
 ) -> bool:
-    """Add a kernel to the operator's selecting function. Returns False if the operator has a kernel that cannot be
-    called from there."""
+    """Add a kernel to the function that selects the kernel of an operator. Returns False if that function
+    cannot call an existing kernel of the operator."""
     name = _qualified(library, op_name)
     known = _operators.get(name)
     if known is None or not _is_alive(known.registered_by):

@@ -1,7 +1,7 @@
 """Pinned host memory, represented by a copy for which `is_pinned()` is True. Real pinning needs a GPU.
 
-`Tensor.pin_memory` is replaced on the class, so it works in the DataLoader's thread too. Only weak references to pinned
-storages are stored, so they are not kept alive.
+`Tensor.pin_memory` is replaced on the class, so the replacement also works in the DataLoader's thread. The
+module stores only weak references to pinned storages, so it does not keep them alive.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def count_as_pinned(tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def pinned_memory(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
-    """Replacements for the methods of tensors. The methods of storages call them."""
+    """Replacements for the methods of tensors. The methods of storages call these methods."""
     global _active
     pinned = _active = _Pinned(host)
 

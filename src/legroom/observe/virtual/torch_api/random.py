@@ -1,9 +1,9 @@
 """Random numbers on a virtual GPU come from the CPU's generator.
 
-A run on a virtual GPU gives bit-for-bit the same results as the same script on the CPU. There is only one generator,
-and `torch.cuda.manual_seed` does nothing. The default generator of a device therefore stores its seed and returns it,
-but draws no numbers. Its state, which scripts save, restore and fork, is the state of the CPU's generator. Therefore
-`torch.cuda.manual_seed` alone does not make a run reproducible; `torch.manual_seed` does.
+A run on a virtual GPU gives bit-for-bit the same results as the same script on the CPU. The default generator
+of a virtual device stores and returns its seed, but draws no numbers. Its state, which scripts save, restore
+and fork, is the state of the CPU's generator. Therefore `torch.cuda.manual_seed` alone does not make a run
+reproducible. Use `torch.manual_seed`.
 
 `torch.Generator(device="cuda")` is an independent generator with its own seed, as usual.
 """
@@ -56,7 +56,8 @@ class _OnDevice(torch.Generator):
 
 
 class _DefaultGenerator(_OnDevice):
-    """The default generator of a device. It stores a seed, and its state is that of the CPU's generator."""
+    """The default generator of a device. It stores a seed, and its state is the state of the CPU's
+    generator."""
 
     _seed: int = DEFAULT_SEED
 
@@ -86,11 +87,10 @@ class _DefaultGenerator(_OnDevice):
 
 
 def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
-    """Create the class that replaces `torch.Generator` while a virtual GPU is active, and afterwards for code that
-    imported it.
+    """Create the class that replaces `torch.Generator` while a virtual GPU is active.
 
-    Every generator is an instance of it, including those created earlier. `isinstance` with a subclass that the script
-    defines works as usual.
+    Code that imported this class keeps it afterwards. Every generator is an instance of this class, including
+    generators that were created earlier. `isinstance` with a subclass that the script defines works as usual.
     """
     original: Any = torch.Generator
 

@@ -1,11 +1,11 @@
 """Streams and events of a virtual GPU.
 
-Operations run on the CPU and have finished when the call returns, so nothing has to wait. A stream only determines the
-memory pool of an allocation, and an event only stores the host's time. The allocator needs `current_stream_id` at each
-allocation.
+Operations run on the CPU and have finished when their call returns, so synchronization does nothing. A stream
+only determines the memory pool of an allocation, and an event only stores the host's time. The allocator
+needs `current_stream_id` at each allocation.
 
-As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After the
-32nd, the first one is used again.
+As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority.
+After the 32nd stream of a priority, torch uses the first one again.
 """
 
 import contextlib
@@ -136,8 +136,9 @@ class Streams:
 class _ReplacementMeta(type):
     """The metaclass of classes that replace one of torch's classes (`original`).
 
-    A library that was imported while the virtual GPU was active may still use the replacement afterwards. It then
-    creates objects of torch's own class, which are always treated as its instances.
+    A library that was imported while the virtual GPU was active may still use the replacement afterwards. The
+    replacement then creates objects of torch's own class. `isinstance` always treats these objects as
+    instances of the replacement.
     """
 
     original: Any
@@ -267,7 +268,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """`torch.Event` on a virtual GPU. It stores the host's time at which it was recorded."""
+    """`torch.Event` on a virtual GPU. It stores the time of the host's clock at which it was recorded."""
 
     original: Any = torch.Event
 

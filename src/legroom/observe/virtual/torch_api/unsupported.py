@@ -1,7 +1,7 @@
 """Features that a virtual GPU does not support.
 
-CUDA graphs and private memory pools use device memory without the allocator, and exporting needs tensors on a real
-device. They raise `Unsupported`.
+CUDA graphs and private memory pools use device memory without the allocator, and exporting needs tensors on a
+real device. All of these raise `Unsupported`.
 """
 
 from collections.abc import Callable, Iterable
