@@ -32,10 +32,10 @@ def estimate(
 ) -> Estimate:
     """Predict whether a training step fits a GPU. No GPU is needed.
 
-    `estimate(model, batch, gpu="24GiB")` builds a standard step (`optimizer`: a function of the parameters, AdamW by
-    default); `estimate(step, *args, gpu="a100-40gb")` traces your own step. `gpu` is a name or a size, as for `--gpu`.
-    Your objects do not change, because the trace uses copies without data. `search=False` skips the search for the
-    largest batch size.
+    `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
+    optimizer from the parameters; the default is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces your own step.
+    `gpu` is a name or a size, as for `--gpu`. Your objects do not change, because the trace uses copies without data.
+    `search=False` skips the search for the largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()
@@ -53,9 +53,9 @@ def max_batch(
     multiple_of: int = 1,
     safe: bool = False,
 ) -> int | None:
-    """Return the largest batch size that fits, confirmed by a trace; None if not even the smallest one fits.
+    """Return the largest batch size that fits, confirmed by a trace; None if not even the smallest batch fits.
 
-    `safe`: the safe bound must fit too.
+    With `safe`, the safe bound must fit too.
     """
     traced = _Target(target, args, gpu, optimizer, 2)
     trace = traced.trace()

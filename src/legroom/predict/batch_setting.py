@@ -1,7 +1,8 @@
 """One way to change the batch size of a script: an argument, an environment variable, or a number in a file.
 
-The tracing process collects the candidates (see `tracing.settings`). A name alone proves nothing: the script is started again with
-another value, and the batches that it then uses decide whether the candidate sets the batch size.
+The tracing process collects the candidates (see `tracing.settings`). A name alone does not prove that a candidate sets
+the batch size. Therefore the script is started again with another value of the candidate, and the batches of that run
+decide.
 """
 
 import os
@@ -16,7 +17,7 @@ SIZE = "\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSetting:
-    """A candidate for the batch size of a script. `SIZE` marks the number in its texts."""
+    """A candidate for the setting of the batch size of a script. `SIZE` marks the number in its texts."""
 
     name: str
     value: int

@@ -1,5 +1,5 @@
-"""The estimate of a training step: whether it fits, how much memory it needs, and which lines use the memory at its
-peak."""
+"""The estimate of a training step: whether the step fits, how much memory it needs, and which lines use the memory at
+its peak."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

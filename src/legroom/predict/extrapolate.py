@@ -1,14 +1,14 @@
 """Extrapolates the memory requests of a step to another batch size, from two traces of the same program.
 
-A training step makes the same requests in the same order at every batch size, and nearly every size is linear in the batch size.
-Two traces therefore determine a third one, request by request. The extrapolated trace can be replayed like a real one,
-which predicts not only a peak but also fragmentation and the allocator's cache. An extrapolated trace is never the
-final result: the batch size that it suggests is traced.
+A training step makes the same requests in the same order at every batch size, and the size of nearly every request is
+linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace can
+be replayed like a real one, which predicts not only a peak but also fragmentation and the allocator's cache. An
+extrapolated trace is never the final result, because the batch size that it suggests is traced.
 
-This module makes no guesses. If two traces do not make the same requests in the same order, there is no extrapolation
-and another size is traced, which is cheap. `train.sizes.extrapolation` does the same for a step that runs on a GPU,
-where each further size costs a run. It aligns requests that differ, estimates the others, and starts with the memory
-that is already in use on the GPU.
+This module makes no guesses. If two traces do not make the same requests in the same order, there is no extrapolation.
+In that case, another size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the requests of a step
+that runs on a GPU, where each further size costs a run. That module also aligns requests that differ, estimates
+requests without a counterpart, and starts with the memory that is already in use on the GPU.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,8 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """Each request of the large trace with the bytes of its counterpart in the small one, and the ids of the counterparts."""
+    """Each request of the large trace with the bytes of its counterpart in the small trace, and the ids of the
+    counterparts."""
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
@@ -87,8 +88,8 @@ class _Aligned:
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
-    """Pair the requests of two traces. Optional requests may differ: the workspace of a convolution may be needed at one
-    size only. They have no counterpart then, and keep their size.
+    """Pair the requests of two traces. Optional requests may differ, because the workspace of a convolution may be
+    needed at one size only. An optional request without a counterpart keeps its size.
     """
     ignored: set[int] = set()
     if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:

@@ -1,7 +1,7 @@
 """Decides whether a trace fits a GPU of a given size, and computes its peaks there.
 
-The peak of reserved memory depends on the capacity (the allocator frees its cache before it fails). Therefore a fit is
-decided by a replay with that capacity, never from the peak of an unlimited replay.
+The peak of reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore a
+fit is decided by a replay with that capacity, never from the peak of an unlimited replay.
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ def replay(
 ) -> ReplayPeaks:
     """Replay a trace on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
-    Without a capacity, it returns the likely peaks, which are slightly too high if the kernels are uncertain.
+    Without a capacity, return the likely peaks, which are slightly too high if the kernels are uncertain.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)
@@ -41,7 +41,7 @@ def replay(
 def non_torch_bytes(trace: Trace) -> int:
     """Bytes of the device outside PyTorch's allocator: the CUDA context, the handles of libraries, and NCCL's buffers if ranks communicate.
 
-    0 for a GPU that was given as a size, because a size is the memory that PyTorch can use.
+    The result is 0 for a GPU that was given as a size, because a size is the memory that PyTorch can use.
     """
     if trace.gpu.is_size:
         return 0
@@ -55,7 +55,7 @@ def available_bytes(trace: Trace) -> int:
 
 
 def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
-    """Bytes that the safe bound adds to the peak: the known uncertainty, and a fraction of the peak."""
+    """Bytes that the safe bound adds to the peak: the known uncertainty plus a fraction of the peak."""
     share = MARGIN + uncertainty.version_margin(trace.differing_versions)
     return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
 

@@ -1,9 +1,9 @@
 """Finds the largest batch size that fits from traces at a few sizes, and traces that size.
 
 Two traces predict the trace at every other size (see `extrapolate`). The predicted traces show which size is the
-largest that fits, and that size is traced. If its trace matches the prediction, it is the result. Otherwise (attention,
-padding, a kernel that changes with the size), the search continues with the new trace. Every result has been traced and
-replayed with the capacity of the GPU.
+largest that fits, and that size is traced. If the trace matches the prediction, that size is the result. If the trace
+differs (because of attention, padding, or a kernel that changes with the size), the search continues with the new
+trace. Every result has been traced and replayed with the capacity of the GPU.
 """
 
 import time
@@ -62,8 +62,8 @@ def largest_batch(
     safe: bool = False,
     deadline: float | None = None,
 ) -> BatchSearch:
-    """Search from `start`. `known`: the trace of the current size, if there is one. `safe`: the safe bound must fit
-        too.
+    """Search from `start`. `known` is the trace of the current size, if there is one. With `safe`, the safe bound must
+    fit too.
 
     A size fits only if it fits in every uncertain case of its trace (see `uncertainty`). The workspace sizes of some
     kernels and the addresses of segments are uncertain. The search stops after `max_traces` traces, at the `deadline` (of
@@ -105,7 +105,7 @@ class _Searcher:
         )
 
     def try_size(self, wanted: float) -> None:
-        """Trace the multiple nearest to `wanted` whose result is not known yet."""
+        """Trace the allowed size that is nearest to `wanted` and was not traced yet."""
         step = self._multiple_of
         size = max(step, min(MAX_BATCH, int(wanted) // step * step))
         if size <= self.low:

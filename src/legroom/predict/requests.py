@@ -51,9 +51,9 @@ def replay_requests(
 ) -> ReplayPeaks:
     """Replay `requests` on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
-    `handle`: the bytes outside PyTorch of each cuBLAS handle, which `capacity` does not include. Until a handle is created, PyTorch can
-    use this memory. If PyTorch has reserved it by then, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not
-    free its cache and try again.
+    `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include it. Until
+    a handle is created, PyTorch can use this memory. If PyTorch has reserved the memory before the handle is created,
+    creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache and try again.
 
     `segment_address(size, stream)` returns the address of each new segment. An optional request that failed once is not
     repeated, because torch caches the kernel that it selected instead.

@@ -91,10 +91,10 @@ def estimate_script(
     """Trace a script and search for its largest batch size. If the script does not fit, trace it with each
     memory-saving option.
 
-    `plan`: trace the options even if it fits. `process`: the tracing process of the script, if it is already running.
-    `on_verdict` is called as soon as the verdict is known. `on_long_wait` is called a few times during a long wait, with
-    what is waited for. A script that needs data that a trace does not have, or that the trace cannot follow, runs with
-    real values on the CPU.
+    With `plan`, the options are traced even if the script fits. `process` is the tracing process of the script, if it
+    is already running. `on_verdict` is called as soon as the verdict is known. `on_long_wait` is called a few times
+    during a long wait, with a description of the wait. If a script needs data that a trace does not have, or if the
+    trace cannot follow the script, the script runs with real values on the CPU.
     """
     waiting = _Waiting(show_progress, on_long_wait)
     job = _ScriptJob(
@@ -280,7 +280,8 @@ class _ScriptJob:
     def _search_by_setting(
         self, setting: BatchSetting, check: SettingCheck, current: Estimate, deadline: float
     ) -> tuple[BatchSearch | None, CannotTrace | None]:
-        """The search in which the script is started again for every batch size, or the reason if it fails."""
+        """Search by starting the script again for every batch size. Returns the result, or the reason if the search
+        fails."""
         try:
             return self._search(self._by_setting(setting, check), current, deadline), None
         except CannotTrace as failure:
@@ -314,7 +315,7 @@ _MISSING_VARIABLE = re.compile(
 def needs_torchrun(error: str) -> bool:
     """Whether a script failed because torchrun's variables are not set.
 
-    The variables are set only after such a failure, because some scripts train differently if they are set.
+    Legroom sets the variables only after such a failure, because some scripts train differently with them.
     """
     return _MISSING_VARIABLE.search(error) is not None
 

@@ -34,9 +34,9 @@ class SettingCheck:
     """The trace of a successful check, which the search needs again."""
 
     def for_loader(self, size: int) -> BatchSetting | None:
-        """The setting that changes the batch size of the script's DataLoader, which is `size`.
+        """The setting that changes the batch size of the script's DataLoader, which is currently `size`.
 
-        If there is no time for a check, the most likely candidate with this value.
+        If there is no time for a check, the result is the most likely candidate with this value.
         """
         for setting in self.traced.settings[:MAX_CHECKED]:
             try:
@@ -102,7 +102,7 @@ class SettingCheck:
 def _is_doubled(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> bool:
     """Whether the first dimension of a tensor is twice as large, and no other dimension changed.
 
-    Some models have the batch in their second dimension; then that one is compared.
+    For models with the batch in the second dimension, the second dimension is compared.
     """
     if len(before) != len(after) or any(len(a) != len(b) for a, b in zip(before, after, strict=True)):
         return False

@@ -1,15 +1,15 @@
 """Computes how much more memory a run may reserve than its trace, because parts of the trace are uncertain.
 
 Reserved memory depends on two facts that a trace does not contain. First, the workspace sizes of some kernels are
-guesses (`ScratchAlloc.alternatives` lists the alternatives). Each is a small part of the peak, but a workspace that
-does not fit any free block of the cache needs a new segment. Second, if several free blocks have the same size, torch
-up to 2.12 uses the one at the lowest address, and the driver chooses the addresses.
+guesses (`ScratchAlloc.alternatives` lists the alternatives). Each workspace is a small part of the peak, but a
+workspace that does not fit any free block of the cache needs a new segment. Second, if several free blocks have the
+same size, torch up to 2.12 uses the block at the lowest address, and the driver chooses the addresses.
 
 Therefore a trace is replayed several times: with the most likely alternative for each guess, the second most likely,
 and so on; with random alternatives; with the largest alternative for some of the guesses; and with other segment
 addresses. The estimate is the higher of two results: as traced, and with the most likely alternatives. An estimate that
-is too low costs a run, while one that is too high costs only memory. The safe bound uses the highest of all results.
-The random numbers are seeded, so the same trace has the same uncertainty.
+is too low costs a run, while an estimate that is too high costs only memory. The safe bound uses the highest of all
+results. The random numbers are seeded, so the same trace has the same uncertainty.
 """
 
 import random
@@ -77,7 +77,7 @@ def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | Non
 def version_margin(differing: Mapping[str, str]) -> float:
     """Fraction of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
 
-    `differing`: maps each library to its installed version.
+    `differing` maps each library to its installed version.
     """
     return sum(VERSION_MARGINS[library] for library in differing)
 
@@ -96,7 +96,7 @@ def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callabl
     """Yield variants of the trace, each as its requests and the addresses of segments (None means consecutive
     addresses).
 
-    The most informative cases come first, because fewer are tried for long traces.
+    The most informative cases come first, because fewer cases are tried for long traces.
     """
     requests = trace.requests()
     for seed in range(ADDRESS_ORDERS):
@@ -123,12 +123,13 @@ def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
-    """The `rank`-th alternative of every guess, or the last one if there are fewer."""
+    """The `rank`-th alternative of every guess, or the last alternative if a guess has fewer."""
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 
 def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
-    """Return a random alternative for each guess. Guesses with the same alternatives get the same one."""
+    """Return a random alternative for each guess. Guesses with the same list of alternatives get the same
+    alternative."""
     generator = random.Random(seed)
     chosen = {others: generator.choice(others) for others in sorted(set(trace.alternatives.values()))}
     return {number: chosen[others] for number, others in trace.alternatives.items()}

@@ -1,2 +1,2 @@
-"""Detects leaks in a training loop: reads counters after every iteration, scans the heap when something grows, and
-finds the holder."""
+"""Detects leaks in a training loop. The detector reads counters after every iteration, scans the heap when something
+grows, and finds the variable that retains the memory."""

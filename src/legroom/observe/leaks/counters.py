@@ -23,7 +23,7 @@ class CounterReading(NamedTuple):
 
 
 class MemoryCounters:
-    """Reads the counters. `allocated` returns the device bytes if they do not come from the CUDA allocator."""
+    """Reads the counters. If the device bytes do not come from the CUDA allocator, `allocated` returns them."""
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:
         self._allocated = allocated or cuda_allocated
@@ -34,7 +34,7 @@ class MemoryCounters:
 
 
 def cuda_allocated() -> int:
-    """Allocated bytes on all CUDA devices in use; 0 without one."""
+    """Allocated bytes on all CUDA devices in use; 0 if there is none."""
     return cuda_allocated_and_peak()[0]
 
 
@@ -74,8 +74,8 @@ class _MallInfo(ctypes.Structure):
 
 
 def _heap_counter() -> Callable[[], int] | None:
-    """glibc's `mallinfo2`. Return the function that reads the size of the heap. Without it (macOS, musl), growth on the
-    host is found only by the scheduled scans."""
+    """Return a function that reads the size of the heap with glibc's `mallinfo2`. Without glibc (macOS, musl), growth
+    on the host is found only by the scheduled scans."""
     try:
         mallinfo = ctypes.CDLL(None).mallinfo2
     except (AttributeError, OSError):

@@ -2,13 +2,13 @@
 
 After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the graphs of
 earlier backward passes are freed. It samples only some of the iterations that take a few milliseconds (see
-`scan_schedule`). It opens a window of scans (see `window`) when a counter reaches a new maximum in two consecutive
-iterations, or when such graphs stay alive. It also opens a window shortly after the start, and from time to time later,
-to find growth that the counters do not show. A window that finds nothing closes after three scans. After that, the same
-symptom must last longer to open another window. Growth in only a few iterations is found by infrequent scans. A scan
-reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If the
-source does not show which line stores the tensors, the report is delayed by one or two iterations, in which the user's
-lines are traced (see `storing_trace`).
+`scan_schedule`). The detector opens a window, which is a series of scans (see `window`), when a counter reaches a new
+maximum in two consecutive iterations, or when graphs of earlier backward passes stay alive. It also opens a window
+shortly after the start, and from time to time later, to find growth that the counters do not show. A window that finds
+nothing closes after three scans. After that, the same symptom must last longer to open another window. Growth in only a
+few iterations is found by infrequent scans. A scan reads objects of the whole process, so scans are skipped while
+several threads train (see `training_threads`). If the source does not show which line stores the tensors, the report is
+delayed by one or two iterations, in which the user's lines are traced (see `storing_trace`).
 """
 
 import sys
@@ -62,7 +62,7 @@ SEVERAL_THREADS = "several threads trained at the same time, so the heap was not
 class LeakDetector:
     """Calls `on_leak` for each leak, from `attach` to `detach`.
 
-    The same leak may be reported again later with newer numbers. Its `DetectedLeak.identity` is then the same.
+    The same leak may be reported again later with newer numbers and the same `DetectedLeak.identity`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class LeakDetector:
         """Maps the name and file of a holder to the line found by tracing."""
 
     def begin_loop(self) -> None:
-        """Begin another loop. Start watching a new loop. Earlier results do not delay its scans."""
+        """Start watching a new loop. Results of earlier loops do not delay its scans."""
         self._next_scheduled = self.iteration + FIRST_SCAN
         self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
 
@@ -208,7 +208,8 @@ class LeakDetector:
             self._traced = None
 
     def _thread_changed(self) -> None:
-        """Switch to the loop of another thread. torch numbers the nodes of each thread separately."""
+        """Switch to the loop of another thread. Earlier results are discarded, because torch numbers the autograd nodes
+        of each thread separately."""
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
@@ -315,8 +316,7 @@ class LeakDetector:
         return True
 
     def _finish_trace(self, *, now: bool = False) -> None:
-        """End the trace and report its leak. This happens if the line was found, the iterations are used up, or `now`
-        is set."""
+        """End the trace and report its leak, if the line was found, the iterations are used up, or `now` is set."""
         if self._traced is None:
             return
         leak, trace, until = self._traced
@@ -344,7 +344,8 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on a device, or on a virtual GPU if one is active (in which case its module is loaded)."""
+    """Whether a tensor is on a device, or on a virtual GPU if one is active. If a virtual GPU is active, its module is
+    loaded."""
     module = sys.modules.get("legroom.observe.virtual.gpu")
     virtual = module.VirtualGPU._active if module is not None else None
     if virtual is not None:

@@ -1,7 +1,7 @@
 """Determines the iteration in which each live autograd node was created. torch numbers its nodes in order of creation.
 
-At the end of an iteration, a loop without a leak has only the nodes of that iteration. If nodes of four earlier
-iterations are alive in a single scan, an object retains a graph.
+At the end of an iteration, a loop without a leak keeps only the nodes of that iteration alive. If a single scan finds
+live nodes of four earlier iterations, an object retains a graph.
 """
 
 import weakref
@@ -35,7 +35,7 @@ class NodeNumbers:
             del self._iterations[: -self.MAX_ITERATIONS], self._ends[: -self.MAX_ITERATIONS]
 
     def iteration_of(self, number: int) -> int | None:
-        """The iteration in which a node was created; None if it is older than the recorded iterations."""
+        """The iteration in which a node was created; None if the node is older than the recorded iterations."""
         position = bisect_right(self._ends, number)  # ends[i] is the first number after iteration i
         if not self._iterations or (position == 0 and self._iterations[0] > 0):
             return None
@@ -45,8 +45,8 @@ class NodeNumbers:
 class BackwardRoots:
     """Checks at low cost whether the graphs of earlier iterations are freed.
 
-    It stores a token in the metadata of each node from which a backward pass starts; the token is freed with the node.
-    Without torch's `metadata` on nodes, it never finds a retained graph.
+    A token is stored in the metadata of each node from which a backward pass starts, and the token is freed with the
+    node. In versions of torch without `metadata` on nodes, no retained graph is found.
     """
 
     MAX_ITERATIONS = 6
@@ -90,7 +90,7 @@ class _Token:
 
 
 class GraphPart(NamedTuple):
-    """The nodes and bytes of one iteration that the graph of one tensor retains. It stores numbers only, no
+    """The nodes and bytes of one iteration that the graph of one tensor retains. The object stores numbers only, no
     references."""
 
     iteration: int
@@ -163,7 +163,7 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Bytes saved by the nodes of one iteration but not by those of the other. This excludes the weights."""
+        """Bytes that the nodes of one iteration saved and the nodes of the other did not. This excludes the weights."""
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)
 

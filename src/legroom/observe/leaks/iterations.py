@@ -7,8 +7,8 @@
 - None of these: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists,
   because they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
 
-Only the loop of one thread is watched, the first thread that trains. Signals of other threads are ignored while that
-thread is alive.
+Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
+that thread is alive.
 """
 
 import functools
@@ -212,8 +212,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _grad_with_graph(self) -> None:
-        """Handle `torch.autograd.grad` with `create_graph`. It is usually part of a step whose backward pass comes
-        later (a penalty, an inner loop). If no backward pass follows, the call is the step itself.
+        """Handle `torch.autograd.grad` with `create_graph`. Such a call is usually part of a step whose backward pass
+        comes later (a penalty, an inner loop). If no backward pass follows, the call is the step itself.
         """
         self._grads_with_graph += 1
         if self._grads_with_graph == self.BACKWARDS_ALONE:
@@ -274,8 +274,8 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_train(self) -> None:
-        """Wrap `nn.Module.train`: Wrap `nn.Module.train`. `model.eval()` calls `train(False)`, and an evaluation
-        without a loader may follow."""
+        """Wrap `nn.Module.train`. `model.eval()` calls `train(False)`, and an evaluation without a loader may
+        follow."""
         train = nn.Module.train
 
         def wrapped(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -293,9 +293,8 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_compile(self) -> None:
-        """Wrap `torch.compile`. Stop following calls of models when the program compiles code. Compiled code checks
-        torch's global module hooks, and adding or removing a hook compiles it again. Once a program compiles code,
-        calls of its models are therefore no longer followed."""
+        """Wrap `torch.compile`, to stop following calls of models when the program compiles code. Compiled code checks
+        torch's global module hooks, and torch compiles the code again when a hook is added or removed."""
         compile = torch.compile
 
         @functools.wraps(compile)

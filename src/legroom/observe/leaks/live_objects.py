@@ -20,7 +20,7 @@ from legroom.observe.source.user_files import is_user_file
 
 
 class LiveObjects(NamedTuple):
-    """The objects alive at one moment. Drop this object after the scan, because it keeps them alive."""
+    """The objects that were alive at one moment. Drop this object after the scan, because it keeps the others alive."""
 
     tensors: list[torch.Tensor]
     """All tensors that have a Python object."""
@@ -48,8 +48,8 @@ def find_live_objects() -> LiveObjects:
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """Return the tensors, excluding the fake ones that `torch.compile` leaves behind. Those have no memory, and their
-    nodes are numbered by other threads.
+    """Return the tensors, without the fake tensors that `torch.compile` leaves behind. Fake tensors have no memory, and
+    their nodes are numbered by other threads.
     """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 

@@ -1,16 +1,17 @@
 """Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
-The time to sample an iteration is measured. The time is doubled, to include work that cannot be measured (hooks, and
-marking the roots of backward passes). The next iteration is sampled as soon as the total is within the budget. If
-iterations take 20 ms or more, every iteration is sampled. If they take 5 ms, about every fourth is sampled. If
-something may be growing, the next iteration is always sampled, and later samples are delayed accordingly. The first
-iterations are always sampled, so the result for a short program does not depend on the load of the machine.
+To sample an iteration means to read the counters after it. The time to sample an iteration is measured, and doubled to
+include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled as
+soon as the total time is within the budget. If iterations take 20 ms or more, every iteration is sampled. If iterations
+take 5 ms, about every fourth iteration is sampled. If something may be growing, the next iteration is always sampled,
+and later samples are delayed accordingly. The first iterations are always sampled, so the result for a short program
+does not depend on the load of the machine.
 
-Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive
-iterations. Therefore one scan window lasts for the whole run, with scans that are far apart. Scans run after an
-iteration in which a counter reached a new maximum, and from time to time to find growth that the counters do not show.
-A scan that finds nothing new delays the next one. The first scans are not limited. Later scans use a small fraction of
-the run time.
+Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
+Therefore one scan window lasts for the whole run, with scans that are far apart. Scans run after an iteration in which
+a counter reached a new maximum, and from time to time to find growth that the counters do not show. A scan that finds
+nothing new delays the next one. The time of the first scans is not limited. Later scans use a small fraction of the run
+time.
 """
 
 import time
@@ -51,7 +52,7 @@ class SamplingBudget:
         return due
 
     def spend(self, now: float, seconds: float, *, again: bool) -> None:
-        """Account for a sampled iteration. `again`: sample the next iteration regardless of the cost."""
+        """Account for a sampled iteration. With `again`, the next iteration is sampled regardless of the cost."""
         if self._free:
             return
         self._debt += UNTIMED_FACTOR * seconds

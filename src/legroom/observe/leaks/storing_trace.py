@@ -1,11 +1,11 @@
 """Finds the line that stores items in a container by tracing the program, if the source code is not conclusive.
 
-The source code is searched for the holder's name first, which costs the loop nothing. The search finds no line if items
-are stored under another name (an alias, a helper's argument) or if there is no source. It finds too many lines if
-several of them store items under the same name. In these cases, the user's lines are traced for at most two iterations,
-until the container grows once. If tensors in a small container are replaced, the trace ends when one of them is
-replaced. A trace function that is already set (by a debugger or a coverage tool) is not replaced. The trace references
-the container, and releases it when nothing else references it.
+The detector first searches the source code for the name of the container, which does not slow down the loop. This
+search finds no line if items are stored under another name (an alias, a helper's argument) or if there is no source. It
+finds too many lines if several lines store items under the same name. In these cases, the user's lines are traced for
+at most two iterations, until the container grows once. If a small container does not grow but its tensors are replaced,
+the trace ends when a tensor is replaced. A trace function that is already set (by a debugger or a coverage tool) is not
+replaced. The trace keeps a reference to the container, and drops it when nothing else references the container.
 """
 
 import gc
@@ -36,7 +36,7 @@ class StoringTrace:
         self._trace = self._event  # a single object, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:
-        """Start tracing in `frame` and its callers. Returns False if that is not possible."""
+        """Start tracing in `frame` and its callers. Returns False if tracing is not possible."""
         if sys.gettrace() is not None:
             return False
         self._container = next((each for each in gc.get_objects() if id(each) == self._container_id), None)

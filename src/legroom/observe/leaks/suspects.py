@@ -51,7 +51,7 @@ class Suspect:
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
-"""Tensors whose holders are searched. During the search, Legroom must not reference them."""
+"""Tensors whose holders are searched. During the search, Legroom must not hold references to these tensors."""
 
 
 def holder_being_built() -> HolderPath:
@@ -123,7 +123,7 @@ class HolderFinder:
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    """Return a suspect for the holder, or nothing if the source code shows that it is not a leak."""
+    """Return a suspect for the holder, or nothing if the source code shows that the holder is not a leak."""
     path, usage, _ = holder
     # A container may hold only four states, while each of them has the graph of all earlier ones.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2

@@ -389,7 +389,7 @@ class ScanWindow:
 
 
 def _is_ensemble(holder: FoundHolder) -> bool:
-    """Whether the container contains only a few models, which means that it may be complete."""
+    """Whether the container contains only a few models, so the program may keep them on purpose."""
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 

@@ -1,8 +1,8 @@
 """The layers of a model: output shapes, parameters, and bytes saved for the backward pass.
 
-One training step is traced with fake tensors, as for `estimate`: it needs no GPU and computes no values. Operations
-outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, there are rows for the layers before
-the failure, and `mismatch` names the layer that failed and the edit that fixes it.
+One training step is traced with fake tensors, as for `estimate`. The trace needs no GPU and computes no values.
+Operations outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, there are
+rows for the layers before the failure, and `mismatch` names the layer that failed and the edit that fixes it.
 """
 
 import contextlib
@@ -182,7 +182,7 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Whether the call has its own row. Layers have their own row, and so do operations that save something or
+        """Whether the call has its own row. Layers have their own rows, and so do operations that save a tensor or
         change the shape.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
@@ -264,8 +264,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that no inner layer has counted. Some layers are never called (the projections of
-        attention)."""
+        """Count the parameters that no inner layer has counted. They belong to layers that are never called (the
+        projections of attention)."""
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))

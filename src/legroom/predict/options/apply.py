@@ -24,7 +24,7 @@ def _raise_no_effect() -> NoReturn:
 
 @contextlib.contextmanager
 def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_no_effect) -> Iterator[None]:
-    """Apply `options` to everything that runs inside the block. `no_effect` is called if one of them has no effect."""
+    """Apply `options` to everything that runs inside the block. `no_effect` is called if an option has no effect."""
     with _Undo() as undo:
         undo.no_effect = no_effect
         for option in options:
@@ -111,7 +111,8 @@ def _autocast(undo: _Undo) -> None:
 
 
 def _checkpoint(undo: _Undo) -> None:
-    """Make each repeated block of the model save only its input and recompute the rest in the backward pass."""
+    """Make each repeated block of the model save only its input, and recompute its other activations in the backward
+    pass."""
 
     def wrap(model: nn.Module) -> None:
         blocks = repeated_blocks(model)
@@ -180,7 +181,7 @@ def _spill(undo: _Undo) -> None:
 
 
 def _freeze(undo: _Undo) -> None:
-    """Freeze all parameters except those of the last child module that has any."""
+    """Freeze all parameters except the parameters of the last child module that has parameters."""
 
     def freeze(model: nn.Module) -> None:
         children = [child for child in model.children() if any(True for _ in child.parameters())]

@@ -1,4 +1,4 @@
-"""The options that save memory, cheapest first. Each option is traced, and has a peak and a cost."""
+"""The options that save memory, cheapest first. The run is traced with each option, which gives its peak."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Trace
 
 StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
-"""Starts a trace with these options applied, and returns a function that waits for it."""
+"""Starts a trace with these options applied, and returns a function that waits for the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,9 @@ def finish_plan(
 ) -> list[PlannedOption]:
     """Return every option that helps, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest`: the trace of the largest batch size that fits, which is also an option if the current one does not fit.
-    `how`: the change that sets it. If no single
-    option is enough, options are combined, cheapest first, until the run fits.
+    `largest` is the trace of the largest batch size that fits. This batch size is also an option if the current one
+    does not fit. `how` is the change that sets it. If no single option is enough, options are combined, cheapest first,
+    until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:

@@ -1,1 +1,1 @@
-"""A sandbox for traced scripts. Files that they write, rename or delete do not change the user's files."""
+"""A sandbox for traced scripts. When a script writes, renames or deletes files, the user's files do not change."""

@@ -1,8 +1,9 @@
 """Blocks changes of the user's files that were not redirected.
 
-Python reports every change of a file to its audit hooks. This includes calls below the redirected functions: `_io.FileIO`,
-`posix.remove`, a function that was imported by name before the redirection. A change outside of the scratch folder is refused.
-Landlock refuses most of them too, but not changes of modes and times, and it is not available on every system.
+Python reports every change of a file to its audit hooks. This includes calls that bypass the redirected functions, such
+as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside the
+scratch folder is refused. Landlock also refuses most of these changes, but not changes of modes and times, and it is
+not available on every system.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Checkpoints of a traced script: `torch.save` and `torch.load` in the sandbox.
 
 A trace has no data, so a saved file contains descriptions of the tensors. The script can load the files that it saved.
-Such a file is recognized by a token of this run, so files from other sources are never unpickled here.
+A file that the script saved contains a token of this run, so this module never unpickles files from other sources.
 """
 
 import contextlib
@@ -65,10 +65,10 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
 
 
 def no_model_saved() -> None:
-    """Replace the saving functions of transformers, if the script has loaded it, because they read the data of tensors
-    before they write.
+    """Replace the saving functions of transformers, if the script has loaded that library, because these functions read
+    the data of tensors before they write.
 
-    If a version of transformers has none of these names, a script that saves in its first steps fails when it saves.
+    If a version of transformers has none of these functions, a script fails if it saves a model in its first steps.
     """
     for module, kind, method in _SAVERS:
         saver = getattr(sys.modules.get(module), kind, None)
@@ -90,7 +90,7 @@ def _save_empty_file(_tensors: Any, filename: Any, *_arguments: Any, **_options:
 
 
 def save(obj: Any, f: Any) -> None:
-    """Write an object with descriptions in place of its tensors."""
+    """Write an object, with descriptions instead of its tensors."""
     content = io.BytesIO()
     content.write(_MARK)
     _Pickler(content, protocol=4).dump(obj)
@@ -116,7 +116,7 @@ def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a description in place of each tensor."""
+    """A pickler that writes a description instead of each tensor."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
@@ -126,7 +126,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Creates tensors from descriptions, on the devices that `map_location` selects."""
+    """An unpickler that creates tensors from descriptions, on the devices that `map_location` selects."""
 
     def __init__(self, file: Any, map_location: Any) -> None:
         super().__init__(file)

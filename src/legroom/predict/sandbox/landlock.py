@@ -1,7 +1,7 @@
 """Landlock: the Linux kernel denies writes outside given folders, for this process and every process that it starts.
 
-It also covers writes that Python cannot redirect: C and C++ code, `os.system`, other programs. It is available in Linux
-5.13 and newer, needs no privileges and cannot be undone.
+Landlock also covers writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs. It is
+available in Linux 5.13 and newer, needs no privileges and cannot be undone.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class _PathBeneath(ctypes.Structure):
 def forbid_writes_outside(folders: Sequence[str]) -> bool:
     """Forbid writes outside `folders` from now on. Returns False, and changes nothing, if the kernel has no Landlock.
 
-    Threads that are already running are not restricted, so it must be called before the script starts any thread.
+    Threads that are already running are not restricted, so call this function before the script starts a thread.
     """
     if sys.platform != "linux":
         return False

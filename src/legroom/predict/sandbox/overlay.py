@@ -1,12 +1,12 @@
-"""A file system overlay. A script writes to a scratch folder, and reads its own changes from there.
+"""A file system overlay: a script writes to a scratch folder, and reads its own changes from that folder.
 
-The user's files are the lower layer and never change. Everything that the script writes is placed in the upper layer, a
-folder with the same paths below it: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of the lower layer that
-the script deleted or renamed are recorded in memory.
+The user's files are the lower layer and never change. Everything that the script writes is placed in the upper layer.
+The upper layer is a folder that contains the same paths: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of
+the lower layer that the script deleted or renamed are recorded in memory.
 
-`resolve` returns the path that a script refers to, without links. `find` returns the location of its content. Links are
-resolved here instead of by the kernel, because a link of the script can point to a file that is only in the upper
-layer.
+`resolve` returns the path that a script refers to, without links. `find` returns the location of the content of that
+path. The overlay resolves links itself, because a link of the script can point to a file that is only in the upper
+layer, where the kernel would not find it.
 """
 
 import contextlib
@@ -58,8 +58,8 @@ class Overlay:
 
     @contextlib.contextmanager
     def with_opener(self, file: Any) -> Iterator[None]:
-        """The block calls `open` with an opener for `file`. Python reports this call as an open file, although the
-        opener opens the file."""
+        """Within the block, `open` is called with an opener for `file`. Python's audit hook reports this call as if it
+        opened the file itself."""
         self._threads.has_opener = file
         try:
             yield
@@ -91,8 +91,8 @@ class Overlay:
     def resolve(self, path: Any, *, follow: bool = True, folder: int | None = None) -> str:
         """Return the absolute path without links, in the script's view of the file system.
 
-        `follow`: if the path itself is a link, resolve it too, in addition to links in its folders. `folder`: an open
-        directory from which a relative path starts.
+        With `follow`, a link at the end of the path is resolved too, in addition to links in its folders. `folder` is
+        an open directory from which a relative path starts.
         """
         text = os.fsdecode(path)
         if os.path.isabs(text):
@@ -136,7 +136,7 @@ class Overlay:
         return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """Return the location of the content of a resolved path; None if it does not exist."""
+        """Return the location of the content of a resolved path; None if the path does not exist."""
         upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
@@ -144,7 +144,8 @@ class Overlay:
         return lower if lower is not None and os.path.lexists(lower) else None
 
     def location(self, path: str) -> str:
-        """Return the location of the content of a resolved path, or where it would be if the script wrote it."""
+        """Return the location of the content of a resolved path. If the path does not exist, return the location to
+        which the script would write."""
         found = self.find(path)
         if found is None:
             parent = self.find(os.path.dirname(path))
@@ -155,8 +156,8 @@ class Overlay:
         return found or self._physical(path)
 
     def require(self, path: str) -> str:
-        """Return the location of the content of a resolved path. If it does not exist, raises the same error as the
-        kernel."""
+        """Return the location of the content of a resolved path. If the path does not exist, raise the same error as
+        the kernel."""
         location = self.location(path)
         os.lstat(location)
         return location
@@ -224,7 +225,7 @@ class Overlay:
         os.mkdir(self._physical(path), mode)
 
     def make_link(self, path: str, target: str) -> None:
-        """Create a symbolic link with the text that the script passed. `resolve` reads it."""
+        """Create a symbolic link with the text that the script passed. `resolve` reads this text."""
         if self.find(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._make_parents(path)
@@ -244,8 +245,8 @@ class Overlay:
             self._deleted.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or a directory in the script's view. Content of the lower layer is not copied if it stays in a
-        layer."""
+        """Move a file or a directory in the script's view. Content of the lower layer is copied only if the target is
+        outside both layers."""
         self._make_parents(target)
         self._check_rename(source, target)
         if source == target:
@@ -346,8 +347,8 @@ def _is_kernel(path: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def _link_of_user(path: str) -> str | None:
-    """Return the target of a link of the lower layer. It is cached, because that layer does not change while a script
-    is traced."""
+    """Return the target of a link of the lower layer. The result is cached, because the lower layer does not change
+    while a script is traced."""
     try:
         return os.readlink(path)
     except OSError:

@@ -1,7 +1,7 @@
 """Controls the other programs that a traced script starts.
 
-With Landlock, they cannot change the user's files, so all of them may run. Without it, only programs that are known to
-change no files may run.
+With Landlock, other programs cannot change the user's files, so all of them may run. Without Landlock, only programs
+that are known to change no files may run.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Python's file functions, redirected to the overlay: `open`, the functions of `os`, `sqlite3.connect`.
 
-Everything in the standard library that is built on them (pathlib, shutil, tempfile, logging, zipfile, …) is redirected
-too.
+Everything in the standard library that is built on these functions (pathlib, shutil, tempfile, logging, zipfile, …) is
+redirected too.
 """
 
 import builtins
@@ -20,7 +20,7 @@ from legroom.predict.sandbox.overlay import WRITING, Overlay, is_folder
 
 
 def redirect_files(overlay: Overlay) -> None:
-    """Redirect Python's file functions for the rest of this process. Forks inherit it."""
+    """Redirect Python's file functions for the rest of this process and in its forks."""
     before = dict(vars(os))
     _redirect_os(overlay)
     _redirect_directories(overlay)
@@ -46,7 +46,7 @@ def _redirect_os(overlay: Overlay) -> None:
         """Replace functions of `os` that take a path. `how(plain_function, resolved_path, *arguments)` handles the
         path.
 
-        `follow`: the function acts on the target of a link.
+        With `follow`, the function acts on the target of a link.
         """
         for name in names.split():
             if hasattr(os, name):
@@ -179,7 +179,7 @@ _PLAIN_OPEN = os.open
 
 
 class _as_given:  # noqa: N801
-    """Errors name the paths that the script gave."""
+    """Within the block, errors name the paths that the script gave."""
 
     def __init__(self, path: Any, second: Any = None) -> None:
         self._paths = (path, second)
@@ -204,7 +204,8 @@ def _redirect_directories(overlay: Overlay) -> None:
         return overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
 
     def names_in(path: Any, resolved: str) -> list[str] | None:
-        """The names in a directory that the script changed or reaches by a link of its own; None for any other."""
+        """The names in a directory that the script changed or reaches through its own link; None for any other
+        directory."""
         is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
         if is_reached and not overlay.is_changed(resolved):
             return None
@@ -350,7 +351,7 @@ class _Entry:
 
 
 def _with_redirected_links(scan: Any, given: Any, folder: str) -> Iterator[Any]:
-    """The entries of an unchanged directory. What its links point to may be changed."""
+    """The entries of an unchanged directory. The targets of its links may be changed."""
     with scan:
         for entry in scan:
             yield _Entry(given, folder, os.fsdecode(entry.name)) if entry.is_symlink() else entry

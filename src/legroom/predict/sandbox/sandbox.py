@@ -46,7 +46,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def located(self, path: Any) -> Iterator[Any]:
-        """The location of the content of a file, for code that opens it without Python. Nothing is
+        """Yield the location of the content of a file, for code that opens the file without Python. Nothing is
         redirected inside the block.
         """
         with self.overlay.plain():

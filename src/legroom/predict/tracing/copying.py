@@ -1,8 +1,8 @@
 """Copies a step function and the objects it uses to a traced device. The originals do not change.
 
-Tensors become tensors without data (small ones that are not parameters keep their values), so a copy needs no memory. Modules,
-optimizers and containers are deep-copied around them, and objects that share a tensor still share it. The device `cpu` in copied
-variables becomes `cuda`, because a step written without a GPU uses `cpu`.
+Tensors become tensors without data (small ones that are not parameters keep their values), so a copy needs no memory.
+Modules, optimizers and containers are deep-copied. If two objects share a tensor, their copies share the copy of the
+tensor. The device `cpu` in copied variables becomes `cuda`, because a step written without a GPU uses `cpu`.
 """
 
 import copy
@@ -18,7 +18,7 @@ from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
 
 
 class DeviceCopies:
-    """Copies objects to `cuda`, with one memo for all of them, so that shared objects stay shared."""
+    """Copies objects to `cuda`. All copies use one memo, so shared objects stay shared."""
 
     def __init__(self) -> None:
         self._memo: dict[int, Any] = {}
@@ -145,8 +145,9 @@ def standard_step(
 ) -> Callable[[], None]:
     """Build a training step: zero the gradients, forward, loss, backward, optimizer step.
 
-    The loss is `output.loss` if the model returns one. Otherwise it is cross entropy if the last element of the batch
-    has an integer dtype, mean squared error if it has another dtype, and the mean of the output if there is no target.
+    The loss is `output.loss` if the model returns one. Otherwise, the last element of the batch is the target. The loss
+    is cross entropy if the target has an integer dtype, and mean squared error if it has another dtype. If there is no
+    target, the loss is the mean of the output.
     """
     optimizer = make_optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
 

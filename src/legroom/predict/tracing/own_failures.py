@@ -9,8 +9,9 @@ _ALWAYS = (SyntaxError, ImportError, FileNotFoundError, NotADirectoryError, IsAD
 def fails_without_legroom(error: BaseException | None, *, device_used: bool) -> bool:
     """Whether `error` is certainly an error of the script itself.
 
-    Before a script uses the device, its values are real, so any error that does not come from Legroom's own code is. Afterwards,
-    placeholders and shape inference may be the cause of an error. `error` is None if the script exited with an error code.
+    Until a script uses the device, its values are real. Any error up to that point is the script's own, unless it comes
+    from Legroom's code. After that point, placeholders and shape inference may cause errors. `error` is None if the
+    script exited with an error code.
     """
     if isinstance(error, _ALWAYS):
         return True

@@ -1,9 +1,9 @@
 """Pauses Python's garbage collector while a script imports its libraries.
 
-Importing torch and transformers creates several hundred thousand objects that stay alive. The collector scans them
-repeatedly, which takes a fifth of the import time. The new objects are then frozen (`gc.freeze`), so later collections
-skip them, and forks do not copy the pages that a scan would touch. Once device memory is in use, the collector runs as
-usual, because it affects when the script's tensors are freed.
+Importing torch and transformers creates several hundred thousand objects that stay alive. The collector scans these
+objects repeatedly, which takes a fifth of the import time. After an import, the new objects are frozen (`gc.freeze`).
+Later collections skip frozen objects, and forks do not copy the pages that a scan would touch. Once device memory is in
+use, the collector runs as usual, because it affects when the script's tensors are freed.
 """
 
 import builtins
@@ -15,8 +15,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
-    """Disable garbage collection inside imports. `may_freeze`: whether the objects that exist after an import may be
-    frozen."""
+    """Disable garbage collection inside imports. `may_freeze` returns whether the objects that exist after an import
+    may be frozen."""
     plain_import = builtins.__import__
     depth = 0
 

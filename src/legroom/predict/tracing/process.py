@@ -1,10 +1,10 @@
-"""The process in which an unmodified script is traced. It runs the script once up to its first batch, and traces it
-from there on request.
+"""The process in which an unmodified script is traced. The process runs the script once up to its first batch. From
+there, it traces the script on request.
 
 At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests. For
-each request, a fork continues the script from there, with another batch size or with memory-saving options applied. One
-fork per CPU core runs at a time. A fork that has finished its steps writes its trace and exits at once, so no later
-code of the script runs: no checkpoint, no `finally`, no exit handler.
+each request, a fork continues the script from the first batch, with another batch size or with memory-saving options
+applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and exits at
+once, so no later code of the script runs: no checkpoint, no `finally`, no exit handler.
 
 Requests and replies are messages on a pipe; a trace is a capture file.
 """
@@ -308,8 +308,8 @@ class TracingProcess:
     def _training_follows(self) -> bool:
         """Whether the training has not started yet: an optimizer exists, but no batch so far was used for training.
 
-        The batches so far belonged to an evaluation, or were prefetched. In that case, the step count starts again, and
-        the next loader is treated as the training loader.
+        In that case, the batches so far belonged to an evaluation or were prefetched. The step count then starts again,
+        and the next loader is treated as the training loader.
         """
         clock = self.device.recorder.clock
         if clock.trains or not clock.has_optimizer():
@@ -332,8 +332,8 @@ class TracingProcess:
         return True
 
     def _stop_at_first_call(self) -> None:
-        """Wait for requests at the first call of a model, if no loader was iterated before. The wait happens before
-        that call and not in a hook, because hooks that an option adds must also run for this call.
+        """Wait for requests at the first call of a model, if no loader was iterated before. The process waits before
+        that call and not in a hook of the call, because hooks that an option adds must also run for this call.
         """
         plain_call = torch.nn.Module.__call__
 
@@ -419,8 +419,8 @@ class TracingProcess:
             signal.setitimer(timer, seconds)
 
     def _traced_device(self) -> int:
-        """The index of the device whose memory is estimated. It is the device of the local rank, if the script uses
-        it."""
+        """The index of the device whose memory is estimated. If the script uses the device of its local rank, it is
+        that device."""
         reserved = [device.allocator.peak_reserved for device in self.device.devices]
         used = max(range(len(reserved)), key=reserved.__getitem__)
         if reserved[self._local_rank] or not reserved[used]:
@@ -446,7 +446,7 @@ class TracingProcess:
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
         """Write the trace and exit, without running any more code of the script.
 
-        `outcome`: The outcome is `traced` (all steps), `stopped` (the time was up), `finished` (the script ended), `failed` or
+        `outcome` is `traced` (all steps), `stopped` (the time was up), `finished` (the script ended), `failed` or
         `needs data`.
         """
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -495,7 +495,8 @@ def run_job(job: dict[str, Any], pipe: "Connection[Any, Any]") -> NoReturn:
 
 
 def _apply_edits(edits: Mapping[str, str]) -> None:
-    """Give files another content in this process: those that the script opens (in the sandbox), and its modules."""
+    """Give files another content in this process: files that the script opens (in the sandbox), and modules of the
+    script."""
     for path, text in edits.items():
         with open(path, "w") as file:
             file.write(text)

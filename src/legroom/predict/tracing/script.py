@@ -21,8 +21,9 @@ REPORT_SECONDS = 3.0
 
 
 class CannotTrace(LegroomError):  # noqa: N818
-    """A script could not be traced. `output`: the text that the script printed. `needs_data`: the script may run with
-    real values instead. `error`: the script's error. `reserved`: the bytes that the script needed until then."""
+    """A script could not be traced. `output` is the text that the script printed. `needs_data` means that the script
+    may run with real values instead. `error` is the script's error. `reserved` is the number of bytes that the script
+    needed up to the error."""
 
     def __init__(
         self, message: str, *, output: str = "", needs_data: bool = False, error: str = "", reserved: int = 0
@@ -75,9 +76,9 @@ class TracedScript:
         urgent: bool = True,
         with_uncertainty: bool = True,
     ) -> "PendingTrace":
-        """Start a trace from the first batch. Traces that are not `urgent` wait for those that are.
+        """Start a trace from the first batch. Traces that are not `urgent` wait for urgent traces.
 
-        `with_uncertainty=False`: `Trace.uncertain_bytes`, which takes time, stays 0.
+        With `with_uncertainty=False`, `Trace.uncertain_bytes`, which takes time to compute, stays 0.
         """
         if self._ended is not None:
             raise self._failure(self._ended)
@@ -154,7 +155,7 @@ class TracedScript:
     def _reply(
         self, timeout: float | None = None, number: int = 0, waits_for: str = "finish its steps"
     ) -> dict[str, Any]:
-        """Wait for a message. `number`: the trace that is waited for."""
+        """Wait for a message. `number` identifies the trace for which the caller waits."""
         timeout = self._timeout if timeout is None else max(0.0, timeout)
         started = time.monotonic()
         line = ""
@@ -184,7 +185,7 @@ class TracedScript:
         )
 
     def _failure(self, result: dict[str, Any]) -> CannotTrace:
-        """Return the error for a missing trace: how far the script ran, and what to do."""
+        """Return the error for a missing trace. It states how far the script ran, and what to do."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
             f"The script needed {format_size(result['reserved'] + self._gpu.context)} up to that point."

@@ -1,8 +1,9 @@
 """Collects the candidates for the batch size setting of a running script.
 
-They come from the command line, from the parser of the script (argparse, click, absl), from variables of the running
-functions (for parsers that turn variables into options), from configuration files that the script opened, from environment variables and from
-constants in its source. The names only determine the order: the caller starts the script again and compares (see `batch_setting`).
+The candidates come from the command line, from the parser of the script (argparse, click, absl), from variables of the
+running functions (for parsers that turn variables into options), from configuration files that the script opened, from
+environment variables, and from constants in the source of the script. The names only determine the order of the
+candidates. The caller starts the script again with another value to check a candidate (see `batch_setting`).
 """
 
 import argparse
@@ -92,7 +93,7 @@ class ScriptSettings:
                 )
 
     def _defaults(self, options: "list[_Option]") -> Iterator[BatchSetting]:
-        """The options that the script declares and the command line does not contain."""
+        """The options that the script declares and that are not on the command line."""
         for option in options:
             rank = _best_rank(option.all_names)
             if rank is None or not option.names or option.value <= 0 or self._is_given(option):
@@ -255,7 +256,7 @@ def _absl_options() -> Iterator[_Option]:
 
 
 def _abbreviated(word: str, names: Mapping[str, _Option]) -> _Option | None:
-    """The option of which `word` is an abbreviation, as argparse accepts them."""
+    """The option of which `word` is an abbreviation that argparse accepts."""
     if not word.startswith("--") or len(word) < 4:
         return None
     matches = {id(option): option for name, option in names.items() if name.startswith(word)}

@@ -1,7 +1,7 @@
 """A terminal without input, for the process that traces a script.
 
-With `python`, the standard input of a script is usually a terminal, and some scripts ask it for its size (`stty size`). A script that
-waits for input gets the end of the file instead.
+With `python`, the standard input of a script is usually a terminal, and some scripts ask the terminal for its size
+(`stty size`). If a script reads input from this terminal, it gets the end of the file.
 """
 
 import contextlib
@@ -13,7 +13,8 @@ END_OF_FILE = b"\x04" * 256
 
 
 def open_terminal() -> tuple[int, int] | None:
-    """Open a pseudo-terminal of the size of the user's, and return the descriptors of our end and of the script's end.
+    """Open a pseudo-terminal of the same size as the user's terminal, and return the descriptors of our end and of the
+    script's end.
 
     Returns None if the system has no pseudo-terminals.
     """
@@ -36,7 +37,8 @@ def open_terminal() -> tuple[int, int] | None:
 
 
 def report_terminal_size() -> None:
-    """Make `os.get_terminal_size` use the standard input if another descriptor is not a terminal: output goes to a file."""
+    """Make `os.get_terminal_size` use the standard input if another descriptor is not a terminal, because the output of
+    the script goes to a file."""
     plain = os.get_terminal_size
 
     def get_terminal_size(*descriptor: int) -> os.terminal_size:

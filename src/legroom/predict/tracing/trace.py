@@ -62,7 +62,7 @@ class Trace:
         """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
         All steps make the same requests. However, the allocator's cache may still grow after the traced steps, because
-        each step starts with the blocks that the previous one left. `instead`: replacement sizes, by id.
+        each step starts with the blocks that the previous step left. `instead` maps ids to replacement sizes.
         """
         instead = instead or {}
         requests: list[MemoryRequest] = []
@@ -145,7 +145,7 @@ class Trace:
     def library_bytes(self, device: int = 0) -> int:
         """Bytes outside PyTorch's allocator that the libraries of this program use in addition to `GpuSpec.context`.
 
-        Negative if the program uses fewer cuBLAS handles than the context includes.
+        The result is negative if the program uses fewer cuBLAS handles than the context includes.
         """
         operations, streams, handles = set(), set(), 0
         workspaces = self._library_workspaces()
@@ -171,9 +171,10 @@ class Trace:
 
 
 def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
-    """Return the requests of a second step if only the first was traced: those of the first that it frees again.
+    """Return the requests of a second step if only the first step was traced.
 
-    The others (gradients, optimizer state) exist in the second step from its start, so its peak is higher.
+    These are the requests that the first step frees again. All other memory (gradients, optimizer state) exists from
+    the start of the second step, so the peak of the second step is higher.
     """
     allocated = {request.id for request in first if request.bytes >= 0}
     temporary = allocated & {request.id for request in first if request.bytes < 0}
@@ -189,9 +190,9 @@ _SOLVER = re.compile(
 def _repeated(
     step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
 ) -> tuple[list[MemoryRequest], dict[int, int]]:
-    """Return the requests of a step, repeated, and a map from its ids to those of the last repetition.
+    """Return the repeated requests of a step, and a map from the ids of the step to the ids of the last repetition.
 
-    A storage that outlives its step is freed at the position where its counterpart was freed.
+    If a storage outlives its step, it is freed at the position where its counterpart in the next step is freed.
     """
     requests: list[MemoryRequest] = []
     allocated = {request.id for request in step if request.bytes >= 0}

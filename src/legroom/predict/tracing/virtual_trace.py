@@ -1,4 +1,5 @@
-"""Traces the memory requests of a program by running it on an unlimited virtual GPU that behaves like a given one."""
+"""Traces the memory requests of a program by running the program on an unlimited virtual GPU that otherwise behaves
+like a given GPU."""
 
 import contextlib
 import logging
@@ -22,8 +23,8 @@ from legroom.predict.tracing.trace import Mode, Trace
 def make_device(
     gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None], gpus: Sequence[GpuSpec] = ()
 ) -> VirtualGPU:
-    """An unlimited virtual GPU for tracing that behaves like `gpu`. `gpus`: all GPUs that are visible to the
-    program."""
+    """An unlimited virtual GPU for tracing that otherwise behaves like `gpu`. `gpus` are all GPUs that are visible to
+    the program."""
     return VirtualGPU(
         *(gpus or (gpu,)),
         sink=sink,

@@ -1,9 +1,10 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
-A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so that its output
-does not mix with Legroom's and can be shown if it fails. An estimate starts a script more than once, and importing torch takes
-longer than most traces. So a server process (see `worker_server`) imports torch once, and each worker is a fork of it. This module does
-not import torch: the server does, while the caller continues.
+A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so its output does not
+mix with Legroom's output and can be shown if the process fails. An estimate starts a script more than once, and
+importing torch takes longer than most traces. Therefore a server process (see `worker_server`) imports torch once, and
+each worker is a fork of the server. This module does not import torch: the server imports it while the caller
+continues.
 """
 
 import atexit
@@ -30,13 +31,15 @@ from legroom.predict.tracing.terminal import open_terminal
 
 
 class WorkerServer:
-    """A process that imports a module once, and forks a worker that calls a function of it for each request.
+    """A process that imports a module once.
 
-    Not `multiprocessing.forkserver`, because its workers import the `__main__` of this process.
+    For each request, it forks a worker that calls a function of that module. `multiprocessing.forkserver` is not used,
+    because its workers import the `__main__` of this process.
     """
 
     def __init__(self, function: str) -> None:
-        """`function`: `module:name`. It is called with the job and with the worker's end of a pipe."""
+        """`function` has the form `module:name`. The function is called with the job and with the worker's end of a
+        pipe."""
         self.settings = startup_settings()
         self._ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
@@ -61,7 +64,7 @@ class WorkerServer:
         """Exit codes by process."""
 
     def is_usable(self) -> bool:
-        """Whether it runs, belongs to this process, and was started with today's settings."""
+        """Whether the server runs, belongs to this process, and was started with the current settings."""
         return (
             self._owner == os.getpid()
             and self._process.poll() is None
@@ -96,14 +99,16 @@ class WorkerServer:
         return worker
 
     def pid(self, request: int, *, wait: bool = True) -> int | None:
-        """The process of a request; None if the server has exited, or if it has not started it yet and `wait` is False."""
+        """The process of a request. None if the server has exited, or if `wait` is False and the server has not started
+        the process yet."""
         with self._lock:
             while len(self._started) <= request and self._read(wait):
                 pass
             return self._started[request] if request < len(self._started) else None
 
     def exit_code(self, pid: int | None) -> int:
-        """Wait until a worker exits, and return its exit code. Without a worker, that of the server."""
+        """Wait until a worker exits, and return its exit code. If there is no worker, return the exit code of the
+        server."""
         with self._lock:
             while pid is not None and pid not in self._exited and self._read(wait=True):
                 pass
@@ -111,7 +116,7 @@ class WorkerServer:
 
     @property
     def output(self) -> str:
-        """What the server itself has printed, for example if torch cannot be imported."""
+        """The output of the server itself, for example if torch cannot be imported."""
         return _content(self._output)
 
     def close(self) -> None:
@@ -231,8 +236,9 @@ def start_tracing(
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
-    `gpus`: all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`: the
-    new content of files of the script. Only the new process sees it. `seconds`: the time limit of a trace, in addition to that of `process`.
+    `gpus` are all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`
+    is the new content of files of the script, which only the new process sees. `seconds` is a time limit for a trace,
+    in addition to the limits in `process`.
     """
     check_setting()
     job = {

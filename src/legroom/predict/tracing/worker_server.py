@@ -1,7 +1,8 @@
-"""The server process of `worker_process`: it imports torch once, with the garbage collector paused, and forks a worker per request.
+"""The server process of `worker_process`. The server imports torch once, with the garbage collector paused, and forks a
+worker for each request.
 
-Each request is a byte with four descriptors: the pipe, the standard input, the output and the current folder of the worker. The
-server replies with the process of each worker and, when the worker exits, with its exit code.
+Each request is a byte with four descriptors: the pipe, the standard input, the output and the current folder of the
+worker. The server replies with the process id of each worker and, when the worker exits, with its exit code.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from legroom.predict.tracing.pause_gc import gc_paused_during_imports
 
 
 def serve(requests: socket.socket, function: str) -> None:
-    """Fork a worker for each request, until the other end closes. Returns only there."""
+    """Fork a worker for each request. Returns when the caller closes its end of the socket."""
     module, name = function.split(":")
     with gc_paused_during_imports(lambda: True):
         call = getattr(importlib.import_module(module), name)
