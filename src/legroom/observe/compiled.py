@@ -1,7 +1,7 @@
 """The effects of recording on programs that use `torch.compile`.
 
-A dispatch mode observes each operation of eager code. While one is active, torch runs compiled functions in eager mode,
-and rejects `fullgraph=True`. Recording from the history of the CUDA allocator has no such restriction.
+A dispatch mode observes each operation of eager code. While a dispatch mode is active, torch runs compiled functions in
+eager mode, and rejects `fullgraph=True`. Recording from the history of the CUDA allocator has no such restriction.
 """
 
 import functools
@@ -23,7 +23,7 @@ IN_EAGER_MODE = (
 
 def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
     """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. Without torch's
-    private function for this, the compiler warns about code that it cannot trace."""
+    private function, the compiler warns about code that it cannot trace."""
     disable: Any = getattr(torch, "_disable_dynamo", None)
     if disable is None:
         return hook
@@ -47,7 +47,7 @@ def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
 def compiled_functions_run_in_eager_mode(on_compile: Callable[[], None]) -> Iterator[None]:
     """Let `torch.compile(fullgraph=True)` work under a dispatch mode, and report once that nothing is compiled.
 
-    `on_compile()` is called before that.
+    `on_compile()` is called before the first function is compiled.
     """
     original = torch.compile
 

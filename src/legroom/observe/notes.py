@@ -1,5 +1,5 @@
 """Notes that a trace adds to an estimate. This module does not import torch, because the process that shows the
-estimate does not need it."""
+estimate does not need torch."""
 
 BENCHMARK = (
     "`cudnn.benchmark` is on. In the first step, cuDNN tests kernels that use up to all free memory, so the peak may reach the "

@@ -25,7 +25,7 @@ class Producer(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def finish(self) -> None:
-        """Send the events that are still pending. May be called more than once."""
+        """Send the events that are still pending. This method may be called more than once."""
 
     @property
     def progress(self) -> tuple[int, float]:

@@ -1,9 +1,9 @@
 """Runs a script in this process as `python` would, and returns how it ended.
 
-The script runs as with `python script.py`: `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the
-same as with `python script.py`. `__main__` is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and
-spawn) and data loader workers look up classes there. `runpy` is not used, because it removes the module when the code
-ends, while threads and exit handlers still need it.
+`sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. `__main__`
+is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and spawn) and data loader workers look up
+classes there. `runpy` is not used, because it removes the module when the code ends, while threads and exit handlers
+still need the module.
 
 The caller renders an exception while it is being handled. The exception is then dropped, because a stored exception
 would keep its frames and their tensors alive.
@@ -75,8 +75,8 @@ traceback. `hooked`: the script has set `sys.excepthook`, which will show it too
 def execute(script: Script, *, uncaught: Describe) -> Outcome:
     """Run `script` as `__main__` (see `installed`) until it ends.
 
-    `uncaught` is called with an uncaught exception of the script, before it is dropped. If the script has set
-    `sys.excepthook`, the hook is called afterwards. Raises `UsageError` for a module that cannot be run.
+    `uncaught` is called with an uncaught exception of the script, before the exception is dropped. If the script has
+    set `sys.excepthook`, the hook is called afterwards. Raises `UsageError` for a module that cannot be run.
     """
     hook = sys.excepthook
     try:
@@ -95,8 +95,8 @@ def execute(script: Script, *, uncaught: Describe) -> Outcome:
 
 @contextmanager
 def installed(script: Script) -> Iterator[None]:
-    """Inside the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` are those of the script, and warnings
-    show its lines."""
+    """Inside the block, `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` belong to the script, and warnings show
+    lines of the script."""
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     module = ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins

@@ -1,4 +1,4 @@
-"""A recorded run. It selects the producer of events for this machine and reports the current memory use.
+"""A session records a run. It selects the producer of events for this machine and reports the current memory use.
 
 with virtual GPUs       → the dispatch recorder over the virtual GPUs
 with a CUDA device      → the history of the CUDA allocator
@@ -108,7 +108,8 @@ class Session:
         self._exit.close()
 
     def finish(self) -> None:
-        """Send the events that are still pending. A CUDA history is read only at the end. May be called twice."""
+        """Send the events that are still pending. A CUDA history is read only at the end. This method may be called
+        twice."""
         self._producer.finish()
         if self._leak_detector.iteration and not self._watching_reported:
             self._watching_reported = True
@@ -212,7 +213,7 @@ class _VirtualProducer(_DispatchProducer):
 
 
 class _HostProducer(_DispatchProducer):
-    """Records a run in host memory. All storages are recorded, and there is no limit."""
+    """Records a run in host memory. All storages are recorded, and the size of the memory is not limited."""
 
     def __init__(self, sink: Sink, on_step: Callable[[], None] | None) -> None:
         self._memory = HostMemory()

@@ -1,10 +1,10 @@
 """Counts the steps of a training loop with torch's hooks on optimizers and loaders.
 
-A step ends with an optimizer step. With several optimizers (a GAN), the steps of the one that stepped first are
-counted. In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
+A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
+are counted. In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
 again. In a program that never trains (inference), a step is a batch after which a model was called. Batches alone are
-not counted, because some are prefetched: accelerate prefetches one, and the Trainer of transformers prefetches all
-batches of an accumulated step.
+not counted, because some batches are prefetched. accelerate prefetches one batch, and the Trainer of transformers
+prefetches all batches of an accumulated step.
 """
 
 import gc
@@ -60,7 +60,7 @@ class TrainingClock:
         self._original_next: Callable[[Any], Any] | None = None
 
     def attach(self, *, batches_only: bool = False) -> None:
-        """`batches_only`: call `on_batch` only, and do not count optimizer steps."""
+        """Install the hooks. With `batches_only`, only `on_batch` is called, and optimizer steps are not counted."""
         self._step_started = time.perf_counter()
         if not batches_only:
             self._handles = [
@@ -162,8 +162,8 @@ def has_optimizer() -> bool:
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """All optimizers of this process. This is not a generator. An unfinished generator would be among the objects that
-    it iterates over, and would keep them alive until the next garbage collection."""
+    """All optimizers of this process. This function returns a list, because an unfinished generator would be among the
+    objects that it iterates over, and would keep them alive until the next garbage collection."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 

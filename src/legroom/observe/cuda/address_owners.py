@@ -1,9 +1,9 @@
 """Records the addresses of parameters, gradients, optimizer state and inputs.
 
-The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses
-of tensors whose category is certain are recorded with the current tick (see `markers`). The block at that address at
-that tick has this category for its whole lifetime. Only addresses are stored, with weak references to modules and
-optimizers, and no references to tensors.
+The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses of
+tensors whose category is certain are recorded with the current tick (see `markers`). The block at that address at that
+tick has this category for its whole lifetime. The records contain addresses and weak references to modules and
+optimizers, but no references to tensors.
 """
 
 import weakref
@@ -120,7 +120,7 @@ class AddressOwners:
         return False
 
     def module_of(self, parameter: Any) -> str:
-        """The module of a parameter, or "" if unknown."""
+        """The path of the module of a parameter, or "" if unknown."""
         return self._module_of(parameter)
 
     # --- collecting addresses

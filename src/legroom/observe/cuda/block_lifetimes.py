@@ -1,6 +1,6 @@
 """Determines the category and the code location of a block from its whole lifetime.
 
-The allocator's history is read afterwards, so the whole lifetime of a block is known. The categories are checked in
+The allocator's history is read after the run, so the whole lifetime of a block is known. The categories are checked in
 this order:
 
 - A *recorded* category (`address_owners`) is certain: parameter, gradient, optimizer state, buffer, input. When memory
@@ -8,8 +8,7 @@ this order:
   variable, or a running call. Blocks that were freed while the exception propagated are ignored, because the program
   itself did not free them.
 - *Workspace*: the first block with a known cuBLAS or cuBLASLt workspace size, per stream and per forward or backward
-  pass, that has no other owner and is never freed. It is recognized by its size: a tensor of exactly that size,
-  allocated by similar code before the first matrix product and never freed, would be mistaken for a workspace.
+  pass, that has no other owner and is never freed. A workspace is recognized by its size. A tensor of exactly that size would be mistaken for a workspace if similar code allocates it before the first matrix product and never frees it.
 - *Activation*: allocated outside the backward pass and freed by the autograd engine in it. If the block is not freed
   yet, it must have been allocated in a forward pass with gradients that no backward pass has followed. The category
   also includes blocks that a checkpoint recomputes and that the engine frees.
@@ -22,7 +21,7 @@ Blocks that the engine's threads allocate have no Python stack. A gradient belon
 to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
 in the same pass. That block is a gradient or a freed activation (the result or input of an operation). The reason is
 the order within a backward operation, which allocates memory, then sets gradients, then frees saved tensors. If no such
-block follows, the previous one is used. The line may therefore be off by one operation, but not by more than the
+block follows, the previous such block is used. The line may therefore be off by one operation, but not by more than the
 distance between two parameters.
 """
 
@@ -112,7 +111,7 @@ class BlockLifetime:
 
 
 class LibraryWorkspaces:
-    """Finds the workspaces of matrix libraries, one for each thread: the program's and the engine's."""
+    """Finds the workspaces of matrix libraries: one for the program's thread and one for the engine's thread."""
 
     def __init__(self, sizes: frozenset[int]) -> None:
         self._sizes = sizes

@@ -1,10 +1,10 @@
 """Computes the block size of an allocation from the addresses in the history.
 
-The history contains the requested size, not the size of the block: the allocator rounds up, and adds a remainder that
-is too small to split off. The size of the remainder follows from the addresses. Adjacent free blocks are always merged,
-so at an allocation the free block extends to the next block in use, or to the end of the segment. The allocator splits
-off the part beyond the rounded size only if it is large enough. On recorded histories, including some with
-`max_split_size` or expandable segments, every size computed in this way equals torch's.
+The history contains the requested size, not the size of the block. The allocator rounds the size up, and adds a
+remainder that is too small to split off. The size of the remainder follows from the addresses. Adjacent free blocks are
+always merged, so at an allocation the free block extends to the next block in use, or to the end of the segment. The
+allocator splits off the part beyond the rounded size only if it is large enough. On recorded histories, including some
+with `max_split_size` or expandable segments, every size computed in this way equals the size in torch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -50,10 +50,11 @@ class BlocksInUse:
             del self._starts[bisect_left(self._starts, address)]
 
     def add_initial(self, address: int, requested: int, block_size: int | None) -> int:
-        """Add a block that was in use before the history started, and return its size. `block_size`: if known.
+        """Add a block that was in use before the history started, and return its size. Pass `block_size` if it is
+        known.
 
-        Blocks must be added from the highest address down, because a remainder extends to the next block in use. If
-        the next block was free, a remainder cannot be distinguished from it until that memory is used.
+        Blocks must be added from the highest address down, because a remainder extends to the next block in use. If the
+        next block was free, a remainder cannot be distinguished from that block until its memory is used.
         """
         is_known = block_size is not None
         block_size = self.add(address, requested, block_size)
@@ -62,7 +63,7 @@ class BlocksInUse:
         return block_size
 
     def add(self, address: int, requested: int, block_size: int | None = None) -> int:
-        """Add a block and return its size. `block_size`: if known."""
+        """Add a block and return its size. Pass `block_size` if it is known."""
         if address in self._block_sizes:
             self.remove(address)
         position = bisect_left(self._addresses, address)

@@ -1,9 +1,10 @@
-"""Observes failed allocations on a real GPU, and which of them become errors of the script.
+"""Observes failed allocations on a real GPU, and determines which of them become errors of the script.
 
 The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
-error: cuDNN tries algorithms until the workspace of one can be allocated, and hides the other failures. Therefore the
-observer only records statistics. A `torch.OutOfMemoryError` that is created later belongs to the last recorded failure.
-By then, the temporary tensors of the failed operation are freed, but they are still in the history.
+error. For example, cuDNN tries algorithms until the workspace of one algorithm can be allocated, and hides the other
+failures. Therefore the observer only records statistics. A `torch.OutOfMemoryError` that is created later belongs to
+the last recorded failure. When the error is created, the temporary tensors of the failed operation are already freed,
+but they are still in the history.
 """
 
 import linecache
@@ -104,7 +105,7 @@ class FailureObserver:
             del frame
 
     def _backward_operation(self) -> tuple[str, str]:
-        """The autograd node that runs on this thread, and the module whose gradient it computes."""
+        """The autograd node that runs on this thread, and the module whose gradient the node computes."""
         node = current_node()
         if node is None:
             return "", ""

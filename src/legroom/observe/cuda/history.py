@@ -10,8 +10,7 @@ The ring is read and converted to events (`history_events`) only
 - at the end of the run;
 - when the script gets a `torch.OutOfMemoryError` (`failures`);
 - before the entries of the step with the highest peak so far are overwritten, which is when the start of that step is
-  three quarters of the ring ago. The peak is therefore never lost. If every step has a higher peak than the one before,
-  as with a leak, the newest step has the highest peak, and the ring is not read.
+  three quarters of the ring ago. The entries around the peak are therefore never lost. If every step has a higher peak than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
 
 Events therefore arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is
 available.
@@ -280,7 +279,8 @@ class CudaHistory:
     # --- when to read
 
     def _resize_rings(self) -> None:
-        """Adjust the length of the rings to the largest step. It is increased now, or reduced at the next reading."""
+        """Adjust the length of the rings to the largest step. The length is increased now, or reduced at the next
+        reading."""
         if not self._is_recording:
             return
         self._max_per_step = max([self._max_per_step, *(ring.last for ring in self._rings.values())])

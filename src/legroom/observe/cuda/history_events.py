@@ -51,7 +51,7 @@ class PendingEvent(NamedTuple):
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""Something that happened at a tick, to be merged into the entries."""
+"""A record of something that happened at a tick. It is merged into the entries."""
 
 
 class AllocationFailure(NamedTuple):
@@ -119,9 +119,9 @@ class DeviceHistory:
     ) -> list[TimedEvent]:
         """The events since the last reading.
 
-        `trace` and `segments` of this device come from a snapshot. `started`: the start of the run in Unix seconds.
-        `records`: the records in the order of their ticks. `failure`: the failure of the last `oom` entry. Earlier
-        failures were hidden by a library. `after_gap`: entries before these are missing.
+        `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix seconds.
+        `records` are in the order of their ticks. `failure` is the failure of the last `oom` entry; a library hid all
+        earlier failures. `after_gap` means that entries before `trace` are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)
@@ -230,7 +230,7 @@ class _Reading:
             self._failed(failure, failure.wanted, NO_STACK)
 
     def _advance_to(self, mark: Marker) -> None:
-        """Continue with `marker`. Advance to a tick. (Other threads may still mark entries with an older tick.)"""
+        """Advance to the tick of `marker`. Other threads may still mark entries with an older tick."""
         if mark.tick > self._marker.tick:
             self._process_records(mark.tick)
             if mark.step != self._marker.step:

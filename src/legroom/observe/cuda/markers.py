@@ -1,10 +1,11 @@
 """Marks the entries of the CUDA allocator's history with the position in the training loop.
 
-The allocator adds a text to every entry of its history. Each thread can set this text. The text set here (`L1234f56`,
-short enough for C++ to copy without an allocation) contains the activity, the running module and a *tick*. The tick
-increases at every event that must be found again in the history: a root module starts, an optimizer steps, a step ends.
-The position of such an event among the entries is therefore exact. Before torch 2.9, entries cannot be marked. In that
-case, every change is a tick that is found by its time. Two changes within about a microsecond may be confused.
+The allocator adds a text to every entry of its history. Each thread can set this text. This module sets a text such as
+`L1234f56`, which is short enough for C++ to copy without an allocation. The text contains the activity, the running
+module and a *tick*. The tick increases at every event that must be found again in the history: a root module starts, an
+optimizer steps, a step ends. The position of such an event among the entries is therefore exact. Before torch 2.9,
+entries cannot be marked. In that case, every change is a tick, and its entry is found by time. Two changes within about
+a microsecond may be confused.
 
 The text belongs to one thread. Entries of the autograd engine's threads can be identified, because they have no text.
 """
@@ -66,7 +67,8 @@ class Markers:
         self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
-        """Start marking. `stamp`: a function that sets the text of this thread; None if torch does not support it."""
+        """Start marking. `stamp` is a function that sets the text of this thread, or None if torch does not support
+        such texts."""
         self._stamp = stamp
         self._recording = True
         self.advance(OTHER)

@@ -1,7 +1,7 @@
-"""Marks the running module in the CUDA history. This runs twice per module and step, so it is optimized for speed.
+"""Marks the running module in the CUDA history. The code runs twice per module and step, so it is optimized for speed.
 
-Torch's global module hooks are not used, because with any hook a module call takes a slower path through torch. That
-path costs several times as much as this method. Instead, `nn.Module._call_impl` is replaced while this object is
+Torch's global module hooks are not used, because with any hook a module call takes a slower path through torch, which
+costs several times as much as replacing a method. Instead, `nn.Module._call_impl` is replaced while this object is
 attached.
 """
 

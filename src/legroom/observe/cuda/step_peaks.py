@@ -1,9 +1,9 @@
 """Measures the peak of each step without changing the peaks that the script reads.
 
 Torch keeps one peak per statistic since the last reset. To measure a single step, the peak must be reset at every step.
-However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore the peaks
-before a reset are saved here. While this object is installed, torch's functions return the maximum of both, until the
-script resets the peaks itself.
+However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore this class
+saves the peaks before each of its resets. While an object of this class is installed, torch's functions return the
+maximum of the saved and the current peaks, until the script resets the peaks itself.
 """
 
 from collections.abc import Callable, Iterator

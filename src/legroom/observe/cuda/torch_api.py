@@ -43,7 +43,7 @@ class AllocatorStats(NamedTuple):
 
 
 class CudaApi:
-    """The CUDA allocator. All calls of torch. Tests replace this class with a simulation."""
+    """The CUDA allocator. All calls of torch are in this class, so tests can replace it with a simulation."""
 
     def __init__(self) -> None:
         self._entries_per_free = 2
@@ -69,7 +69,8 @@ class CudaApi:
     # --- the history
 
     def start(self, entries: int) -> str | None:
-        """Record the last `entries` entries of each device with Python stacks. Returns the reason if that is impossible."""
+        """Record the last `entries` entries of each device with Python stacks. If recording is impossible, return the
+        reason."""
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         if record is None:
             return "this version of torch records no allocator history"
@@ -85,8 +86,8 @@ class CudaApi:
         return None
 
     def grow(self, entries: int) -> None:
-        """Increase the length of the history. This is only valid before entries are overwritten. After that, torch
-        would return them in the wrong order."""
+        """Increase the length of the history. Call this method only before entries are overwritten. After that, torch
+        would return the entries in the wrong order."""
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)
 
@@ -154,8 +155,9 @@ class CudaApi:
             attach(observer)
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """Call `watcher(text)` for each `torch.OutOfMemoryError` created in Python, which means for each failure that
-        reaches the script. Returns a function that stops this, or None if it is impossible."""
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python, which means for each
+        failure that reaches the script. Returns a function that stops these calls, or None if watching is
+        impossible."""
         error = torch.OutOfMemoryError
         original = error.__init__
 

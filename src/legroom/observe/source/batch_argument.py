@@ -37,10 +37,12 @@ EVALUATION_RANK = 6
 
 
 def batch_size_rank(name: str) -> int | None:
-    """How likely `name` is the batch size of the training: 0 is most likely; None if it is not a batch size.
+    """A rank that states how likely `name` is the batch size of the training. 0 is most likely, and None means that it
+    is not a batch size.
 
-    The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only its last part is a batch size;
-    the other parts may show that it is not the training's (`val.batch_size`).
+    The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the last part of the
+    name is compared with names of batch sizes. The other parts may show that it is not the batch size of the training
+    (`val.batch_size`).
     """
     words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
     joined = "".join(words)

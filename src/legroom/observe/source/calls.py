@@ -1,9 +1,9 @@
-"""Determines from the source code which of the user's functions are called, and which of them repeatedly.
+"""Determines from the source code which of the user's functions are called, and which are called repeatedly.
 
-A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If this is uncertain,
-a function is treated as called. This applies if its name occurs anywhere, if it overrides a library's method (a hook of
-a trainer), if it is a special method, or if it is a plain function that may be called from outside (a test, an entry
-point).
+A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If it is uncertain
+whether a function is called, it is treated as called. This is the case if its name occurs anywhere, if it overrides a
+library's method (a hook of a trainer), if it is a special method, or if it is a plain function that may be called from
+outside (a test, an entry point).
 """
 
 import ast

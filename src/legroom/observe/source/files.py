@@ -45,7 +45,7 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
-    """Return the function with that name around `line`. If it uses a variable of an enclosing function, return the
+    """Return the function with that name around `line`. If the variable belongs to an enclosing function, return the
     enclosing function."""
     within: list[ast.AST] = []
 
@@ -121,7 +121,7 @@ def line_of_function(file: str, name: str, first: int) -> int:
 
 
 def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
-    """Whether the statement on this line is in a loop, or contains a comprehension (`itself`)."""
+    """Whether the statement on this line is in a loop or, with `itself`, contains a comprehension."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0):
@@ -133,8 +133,8 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 
 def built_at(file: str, line: int) -> str | None:
     """Return the name that will be assigned to the container that a statement builds (`losses = [step(x) for x in
-    data]`, `list(map(...))`). Until the statement ends, no name references it. The result is "" if the statement
-    assigns no name, and None if it builds no container."""
+    data]`, `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the
+    statement assigns no name, and None if it builds no container."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.stmt) or isinstance(

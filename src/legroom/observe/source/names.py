@@ -1,4 +1,4 @@
-"""Recognizes one name in expressions: the name itself, an item of it, its length, or a slice of it."""
+"""Recognizes uses of one name in expressions: the name itself, an item, the length, or a slice."""
 
 import ast
 
@@ -53,8 +53,8 @@ class SourceName:
         )
 
     def is_truncated(self, value: ast.expr) -> bool:
-        """Whether the value assigned to the name is limited: a slice of it or of a value computed from it, its largest
-        items, or its recent items."""
+        """Whether the value that is assigned to the name is limited: a slice of the old value or of a value computed
+        from it, its largest items, or its recent items."""
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
             return True
         for inner in ast.walk(value):

@@ -1,5 +1,5 @@
-"""Collects the uses of one name in source code: statements that store into it, remove from it, limit it, reset it or
-look up a key.
+"""Collects the uses of one name in source code: statements that store items under the name, remove items, limit the
+length, reset the value or look up a key.
 
 The name is a variable or an attribute. An attribute with the same name in an unrelated class is not the same attribute:
 uses of `self.values` are collected only in the classes of the holder.
@@ -69,9 +69,9 @@ class NameReader:
         is_alias: bool = False,
         removing_methods: frozenset[str] | None = None,
     ) -> None:
-        """`classes`: the classes that have the attribute, with their base classes; empty if unknown. `feeding`: a
-        method is treated as storing if its name suggests it. `is_alias`: the name is another name of the object, so
-        assignments to the name are ignored. `removing_methods`: only these methods remove items."""
+        """`classes` are the classes that have the attribute, with their base classes; empty if unknown. With `feeding`,
+        a method is treated as storing if its name suggests it. With `is_alias`, the name is another name of the object,
+        so assignments to the name are ignored. Only `removing_methods` remove items."""
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
         """Its length determines how it is used, or it is truncated."""

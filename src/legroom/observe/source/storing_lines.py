@@ -1,9 +1,10 @@
-"""Finds the lines that store into a variable or attribute that grows, by reading the source.
+"""Finds the lines that store tensors in a growing variable or attribute, by reading the source code.
 
-The live objects show what retains the memory, but not which line stored it. The source code shows the line, because
-only a few statements, usually one, store into that name. The source code also shows whether a container is emptied or
-bounded, in which case it is not a leak. It also shows whether a cache checks for a key before it stores, in which case
-it may still be filling. Code in a function that is never called is ignored.
+The live objects show which variable retains the memory, but not which line stored the tensors. The source code shows
+the line, because only a few statements, usually one, store something under that name. The source code also shows
+whether a container is emptied or bounded, in which case it is not a leak. Finally, it shows whether a cache checks for
+a key before a value is stored, in which case the cache may still be filling. Code in a function that is never called is
+ignored.
 """
 
 import ast
@@ -85,8 +86,8 @@ def find_usage(
     line: int = 0,
     classes: frozenset[str] = frozenset(),
 ) -> NameUsage:
-    """Search the function of the variable, then the whole file, then every file of the user. `classes`: the classes that have the
-    attribute, if known."""
+    """Search the function of the variable, then the whole file, then every file of the user. `classes` are the classes
+    that have the attribute, if known."""
     if not name.isidentifier():
         return NO_USAGE
     own = [file] if file is not None else []
@@ -174,7 +175,7 @@ class _ArgumentUse(NamedTuple):
 
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
-    """Return how the called function uses the argument; None if it is not a function of the user."""
+    """Return how the called function uses the argument; None if the function does not belong to the user."""
     for file in files:
         function = functions_in(file).get(passed.function)
         if function is None:
@@ -198,7 +199,8 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 def _combine(
     readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool
 ) -> NameUsage:
-    """`outlives_calls`: the name is not a local variable, which is created again in each call."""
+    """Combine the uses into a result. `outlives_calls` means that the name is not a local variable, which is created
+    again in each call."""
     statements = tuple(
         each._replace(
             only_if_missing=each.only_if_missing

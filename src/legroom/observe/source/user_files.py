@@ -1,4 +1,4 @@
-"""Which source files belong to the user. This module does not import torch."""
+"""Determines which source files belong to the user. This module does not import torch."""
 
 import importlib.util
 import sysconfig
@@ -38,7 +38,8 @@ def _kind_of(file: str) -> int:
 
 
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
-    """Each folder as given, and with symbolic links resolved. A code object has the path that was used to import it."""
+    """Each folder as given, and with symbolic links resolved, because a code object contains the path that was used to
+    import it."""
     given = [Path(path) for path in paths if path]
     return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
 
