@@ -25,6 +25,20 @@ def labels() -> torch.Tensor:
 def test_a_selection_by_a_mask_from_the_host_has_its_real_size() -> None:
     hidden = nn.Linear(4, 8).cuda()(torch.randn(2, 3, 4, device="cuda"))
     assert hidden[labels().cuda() != -100].shape == (3, 8)
+
+
+def _combines_masks_and_slices() -> bool:
+    try:
+        return torch.ones(2, 3, 4)[torch.ones(2, 3, dtype=torch.bool), :2].shape == (6, 2)
+    except IndexError:
+        return False
+
+
+@pytest.mark.skipif(
+    not _combines_masks_and_slices(), reason="this torch rejects a mask of two dimensions with a slice"
+)
+def test_a_selection_by_a_mask_and_a_slice_has_its_real_size() -> None:
+    hidden = nn.Linear(4, 8).cuda()(torch.randn(2, 3, 4, device="cuda"))
     assert hidden[labels().cuda() != -100, :2].shape == (3, 2)
 
 

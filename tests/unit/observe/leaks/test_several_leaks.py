@@ -7,6 +7,7 @@ from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.memory.annotations import DetectedLeak
+from legroom.observe.holders import autograd_graph
 from legroom.observe.leaks.detector import LeakDetector
 
 
@@ -46,10 +47,11 @@ def test_labels_collected_on_the_host_in_an_evaluation_are_not_a_leak() -> None:
     outputs, labels = [], []
     detector.attach()
     try:
-        for _ in range(16):
-            detector.iterations.next_batch()
-            outputs.append(model(torch.randn(5, 6)))
-            labels.append(torch.zeros(5, dtype=torch.int64))
+        with autograd_graph.unpack_until_packed():
+            for _ in range(16):
+                detector.iterations.next_batch()
+                outputs.append(model(torch.randn(5, 6)))
+                labels.append(torch.zeros(5, dtype=torch.int64))
     finally:
         detector.detach()
     (leak,) = found.values()
