@@ -132,7 +132,8 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
         tensor, nn.Parameter
     ):  # counters and other values that control the program
         return tensor.detach().clone()
-    if not isinstance(tensor, nn.Parameter) and tensor.nbytes <= MAX_TRACKED_BYTES and tensor.is_contiguous():
+    has_values = not isinstance(tensor, nn.Parameter) and not tensor.is_meta
+    if has_values and tensor.nbytes <= MAX_TRACKED_BYTES and tensor.is_contiguous():
         return tensor.detach().to("cuda").requires_grad_(tensor.requires_grad)
     copied = torch.empty_strided(size, tensor.stride(), dtype=tensor.dtype, device="cuda")
     if isinstance(tensor, nn.Parameter):

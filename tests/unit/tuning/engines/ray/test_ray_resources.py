@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("ray.tune")
+
 from legroom.tuning.engines.ray.channel import TASKS
 from legroom.tuning.engines.ray.resources import MIN_CPUS, resources
 from legroom.tuning.memory.admission import TrialGpu
