@@ -15,6 +15,7 @@ class OperationFacts:
     __slots__ = (
         "call",
         "checks_in_place",
+        "device_position",
         "func",
         "is_detach",
         "last_result_on_host",
@@ -34,6 +35,9 @@ class OperationFacts:
         self.checks_in_place = id(func) in device_mismatch.IN_PLACE
         """Whether the operation allocates nothing but rejects inputs on several devices."""
         self.last_result_on_host = id(func) in device_mismatch.LAST_RESULT_ON_HOST
+        self.device_position = _device_position(func)
+        """The position of the argument `device` of an operator that a library registered, or None. torch's own operators take it by
+        name."""
 
 
 FACTS: dict[int, OperationFacts] = {}
@@ -51,6 +55,15 @@ def _only_aliases(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
     returns = getattr(schema, "returns", None)
     return returns is not None and all(each.alias_info is not None for each in returns)
+
+
+def _device_position(func: Any) -> int | None:
+    if type(func) is not OpOverload or func.namespace == "aten":
+        return None
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "device" and not argument.kwarg_only:
+            return position
+    return None
 
 
 _DETACH = overloads("detach")

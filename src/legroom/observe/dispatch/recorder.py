@@ -512,6 +512,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if recorder.rules is not None:
                 func = recorder.rules.instead_of(func, args, kwargs)
             facts = FACTS.get(id(func)) or facts_of(func)
+            if facts.device_position is not None and len(args) > facts.device_position:
+                return self._with_named_device(func, types, args, kwargs, facts.device_position)
             try:
                 if recorder.room is not None and not facts.only_aliases:
                     recorder.check_room(func, args, kwargs)
@@ -534,6 +536,14 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args = kwargs = out = ()  # type: ignore[assignment]
                 raise error.with_traceback(None) from None
         return out
+
+    def _with_named_device(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, position: int
+    ) -> Any:
+        """Run an operation with its argument `device` by name. FSDP2 of torch 2.6 and 2.8 passes it by position."""
+        parameters = func._schema.arguments[position : len(args)]
+        named = {each.name: value for each, value in zip(parameters, args[position:], strict=True)}
+        return self.__torch_dispatch__(func, types, args[:position], {**named, **(kwargs or {})})
 
     def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that names a device and that the function mode does not see, because it is called in

@@ -8,6 +8,7 @@ outside torch's allocator at its first all-reduce.
 
 import functools
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,12 +40,24 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
         names["barrier"] = _without(barrier, "device_ids")
     for owner in (c10d, *importers):
         yield from table(owner, names)
+    for owner in (c10d, importers[0]):
+        if owner is not None and not hasattr(owner, "ProcessGroupNCCL"):
+            yield from table(owner, {"ProcessGroupNCCL": ProcessGroupNCCL}, add=True)
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
     # These methods create the buckets, and create them again after the first step.
     for name in ("_ddp_init_helper", "_pre_forward"):
         original = getattr(parallel, name, None)
         if original is not None:
             yield from table(parallel, {name: _with_buckets_on_device(original, host)})
+
+
+class ProcessGroupNCCL:
+    """The class of NCCL groups in builds without NCCL. No group is an instance of it, and its options have no effect."""
+
+    class Options:
+        def __init__(self, *_arguments: Any, **options: Any) -> None:
+            self.config = SimpleNamespace()
+            vars(self).update(options)
 
 
 def _groups_with_gloo() -> Iterable[Replacement]:

@@ -10,6 +10,7 @@ equal. With one shard, the numbers are the same as for a plain tensor.
 import contextlib
 import functools
 import hashlib
+import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -49,10 +50,12 @@ def _tracker() -> Iterable[Replacement]:
     if tracker is None or base is None:
         return
 
+    takes_type = "device_type" in inspect.signature(base.__init__).parameters  # torch 2.6
+
     def init(self: Any, *_arguments: Any, **_options: Any) -> None:
         """Initialize the tracker. torch's own tracker would also compare the state of the generator with the
         state on rank 0."""
-        base.__init__(self, torch.device("cuda", torch.cuda.current_device()))
+        base.__init__(self, "cuda" if takes_type else torch.device("cuda", torch.cuda.current_device()))
 
     yield from table(tracker, {"__init__": init, "_distribute_region": _distribute_region})
     yield from table(random, {"_rng_tracker": None})
