@@ -3,7 +3,7 @@
     with RankPool(2) as pool:
         results = pool.run(task, 1, 2)      # task(1, 2) on every rank; a list with each rank's result
 
-Starting a rank takes seconds, because it imports torch; a task takes a fraction of a second. A rank that does not answer
+The first rank takes seconds to start, because torch is imported; a task takes a fraction of a second. A rank that does not answer
 in time raises `Hang`.
 """
 
@@ -30,14 +30,16 @@ class RankPool:
 
     def __init__(self, ranks: int, *, gpu: str | None = None) -> None:
         """`gpu`: sizes of virtual GPUs, one per rank, as "64MiB,32MiB". Every rank sees its own as cuda:0."""
-        spawn = multiprocessing.get_context("spawn")
+        server = multiprocessing.get_context("forkserver")  # imports torch once for all pools
+        # Every optimizer imports torch._dynamo.
+        server.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "legroom"])
         port = _free_port()
         sizes = gpu.split(",") if gpu else [None] * ranks
         self._pipes: list[Connection] = []
         self._processes = []
         for rank, size in zip(range(ranks), sizes, strict=True):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=_live, args=(theirs, rank, ranks, port, size), daemon=True)
+            ours, theirs = server.Pipe()
+            process = server.Process(target=_live, args=(theirs, rank, ranks, port, size), daemon=True)
             process.start()
             theirs.close()  # close our copy, so that a rank's death is noticed
             self._pipes.append(ours)

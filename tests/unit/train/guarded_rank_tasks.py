@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import legroom
 
-WIDTH, BATCH_SIZE = 256, 2048
+WIDTH, BATCH_SIZE = 64, 8192
 
 
 def model_of(kind: str) -> nn.Module:
