@@ -1,8 +1,8 @@
 """GPU specifications: the values that `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-A size (`8GiB`) is the memory that PyTorch's allocator can use: nothing is subtracted. A name (`t4`) stands for that
-card, with its total memory minus the CUDA context. `find_gpu` converts either to a `GpuSpec`, which the rest of Legroom
-passes on unchanged.
+A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. A name (`t4`) stands
+for that card, with its total memory minus the CUDA context. `find_gpu` converts a size or a name to a `GpuSpec`, which
+the rest of Legroom passes on unchanged.
 """
 
 import difflib
@@ -80,8 +80,8 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
     """Return the GPU for the user's input: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number
     of bytes.
 
-    A size has compute capability 8.0 (Ampere) unless it includes another one, because most GPUs in use have these
-    kernels.
+    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes another one, because most GPUs
+    in use have the kernels of Ampere.
     """
     if isinstance(value, GpuSpec):
         return value
@@ -183,10 +183,10 @@ CUBLAS_HANDLES = 2
 
 
 def cublas_handle_bytes(capability: tuple[int, int]) -> int:
-    """Bytes that one cuBLAS handle uses outside PyTorch's allocator. torch creates one for each thread.
+    """Bytes that one cuBLAS handle uses outside PyTorch's allocator. torch creates one handle for each thread.
 
-    Measured on an H200: 64 to 66 MiB, which is twice the default workspace of that generation. Not measured on other GPUs, whose default
-    workspace is smaller.
+    On an H200, a handle uses 64 to 66 MiB, which is twice the default workspace of that generation. Other GPUs, whose
+    default workspace is smaller, were not measured.
     """
     return (66 if capability[0] >= 9 else 10) * MiB
 
@@ -202,7 +202,7 @@ FOURIER_BYTES = 8 * MiB
 def _context(capability: tuple[int, int]) -> int:
     """Bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are loaded.
 
-    The value was measured on an H200 (767 MiB with torch 2.11 for CUDA 13). It was not measured on other GPUs. Older
+    The value was measured on an H200 (767 MiB with torch 2.11 for CUDA 13). Other GPUs were not measured. Older
     generations have fewer kernels to load, so a smaller value is assumed for them.
     """
     for generation, size in ((9, 770), (8, 550), (7, 400)):

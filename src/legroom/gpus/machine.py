@@ -1,7 +1,8 @@
 """This machine: its GPUs (from NVML), its memory and its processors (from the operating system).
 
-Nothing here initializes CUDA, so it is safe before a fork and while a script runs. If the driver, a library or a
-permission is missing, a value is `NA`. It is never an exception or a plausible zero.
+This module does not initialize CUDA, so it is safe to use before a fork and while a script runs. If the driver, a
+library or a permission is missing, a value is `NA`. Missing values never raise an exception and are never reported as
+zero.
 """
 
 import contextlib
@@ -85,7 +86,7 @@ class HostUsage:
 
 
 def gpus() -> list[Gpu]:
-    """Every GPU that the driver reports; none without a driver."""
+    """Every GPU that the driver reports. Without a driver, the result is empty."""
     with _nvml() as nvml:
         if nvml is None:
             return []
@@ -95,7 +96,7 @@ def gpus() -> list[Gpu]:
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """The GPUs that this torch can use. CUDA is initialized only if NVML cannot list them.
+    """The GPUs that this torch can use. CUDA is initialized only if NVML cannot list the GPUs.
 
     If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number them in another order than the PCI bus.
     """

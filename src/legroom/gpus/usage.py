@@ -1,9 +1,9 @@
 """Determines how much memory of each GPU is in use, and by which processes.
 
-In some containers, NVML reports the size of a GPU, but reports that none of it is used. CUDA reports the correct value,
-but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is queried in a
-short-lived process. The first query checks whether NVML reports at least the memory of that context. Later queries are
-made only if it does not.
+In some containers, NVML reports the size of a GPU correctly, but reports that none of its memory is used. CUDA reports
+the correct value, but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is
+queried in a short-lived process. The first query also checks whether NVML reports at least the memory of that context.
+If NVML does, CUDA is not queried again.
 """
 
 import contextlib
@@ -93,8 +93,8 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
 
 
 def other_processes(device: int) -> str:
-    """Return text such as `process 4242 (python) uses 2.10 GiB of this GPU`, or "" if there are none or the driver does
-    not report them."""
+    """Return text such as `process 4242 (python) uses 2.10 GiB of this GPU`. Return "" if there are no other processes,
+    or if the driver does not report them."""
     gpu = _gpu_of(device, gpus())
     if gpu is None or isinstance(gpu.processes, NotAvailable):
         return ""

@@ -1,8 +1,8 @@
 """Selects the path of the capture of a run.
 
-Without `-o`, the path is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if that exists. If
-no capture can be written there, or the disk is full, the script still runs and the report is printed, but no capture is
-written.
+Without `-o`, the path is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if that file
+exists. If no capture can be written to that path, or if the disk is full, the script still runs and the report is
+printed.
 """
 
 import os
@@ -22,7 +22,7 @@ MAX_NUMBER = 100_000
 
 
 class NoWriter:
-    """Used instead of a `CaptureWriter`. It discards all events."""
+    """A replacement for a `CaptureWriter` that discards all events."""
 
     failed: str | None = None
     dropped = 0

@@ -27,14 +27,15 @@ class RecordedProcess:
 
     @property
     def importance(self) -> tuple[bool, int]:
-        """A process that ran out of memory comes first, then the one with the highest peak."""
+        """The sort key of a process: a process that ran out of memory comes first, then the process with the highest
+        peak."""
         return bool(self.ledger.ooms()), self.peak
 
 
 def describe_processes(
     chosen: RecordedProcess, main: RecordedProcess, others: Sequence[RecordedProcess]
 ) -> str:
-    """Say which process the report is about, and how much the others used."""
+    """Describe which process the report is about, and how much memory the other processes used."""
     rest = [process for process in (main, *others) if process is not chosen and process.peak]
     about = f"this report is about {chosen.name}" + ("" if chosen is main else ", which the script started")
     if not rest:

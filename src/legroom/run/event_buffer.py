@@ -1,8 +1,8 @@
 """Collects the events of a run and passes them on in batches.
 
-A program with tiny operations emits more than 100,000 events per second. Recording one must therefore cost as little as
-possible: `add` is the `append` of a list. The batches are passed on at the ends of steps, and once in a while by a
-thread of the run.
+A program with tiny operations emits more than 100,000 events per second. Recording an event must therefore cost as
+little as possible, so `add` is the `append` of a list. Batches are passed on at the ends of steps. A thread of the run
+also passes on pending events from time to time.
 """
 
 import time
@@ -35,7 +35,7 @@ class EventBuffer:
         self._next_drain = 0.0
 
     def write(self, event: Event) -> None:
-        """Add an event, and pass on the pending ones if there are many."""
+        """Add an event, and pass on the pending events if there are many."""
         self._pending.append(event)
         if len(self._pending) >= MAX_PENDING:
             self._drain(wait=False)
@@ -53,7 +53,8 @@ class EventBuffer:
         self._drain(wait=True)
 
     def _drain(self, *, wait: bool) -> None:
-        """Pass on the pending events. If another thread does so, that thread or the next call passes them on."""
+        """Pass on the pending events. If another thread is passing on events, that thread or the next call passes on
+        the pending ones."""
         me = get_ident()
         if not self._pending or self._owner == me:
             return

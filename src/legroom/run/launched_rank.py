@@ -1,6 +1,6 @@
 """The program of one rank of `legroom launch`: runs the script like `python` and writes its outcome for the launcher.
 
-With a real or virtual GPU, the memory of the rank is recorded to its own capture. On the CPU nothing is recorded,
+With a real or virtual GPU, the memory of the rank is recorded to a separate capture. On the CPU, nothing is recorded,
 because tracking every tensor is slow. The rank prints no report, because the launcher reports for all ranks.
 """
 

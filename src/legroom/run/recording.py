@@ -64,8 +64,8 @@ AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run. Nothing is then printed to the terminal. The launcher uses it to report for all
-    ranks."""
+    """Receives the outcome of a run, which is then not printed to the terminal. The launcher uses a listener to report
+    for all ranks."""
 
     header: Mapping[str, object]
     """Values that are added to the header of the capture."""
@@ -126,8 +126,8 @@ class Recording:
         self._as_main = ExitStack()
 
     def run(self, *, at_exit: AtExit | None = None) -> int:
-        """Run the script and return its exit code. With `at_exit`, a callback that is registered with it prints the
-        report, and `__main__` is still the script."""
+        """Run the script and return its exit code. With `at_exit`, the report is printed by a callback that is
+        registered with `at_exit`, while `__main__` is still the script."""
         self._script.check()
         self._prepare()
         if at_exit is not None:
@@ -457,8 +457,8 @@ def _flush(stream: Any) -> None:
 class _JsonStdout:
     """Redirects stdout to stderr until the process ends, except for one JSON document.
 
-    It redirects the file descriptor, so that subprocesses and C libraries are redirected too. The redirection stays
-    after the document is written, because exit handlers of the script may still print.
+    The file descriptor itself is redirected, so the output of subprocesses and C libraries is redirected too. The
+    redirection stays after the document is written, because exit handlers of the script may still print.
     """
 
     def __init__(self) -> None:

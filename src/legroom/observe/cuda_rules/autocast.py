@@ -1,9 +1,9 @@
 """Autocast with CUDA's lists of operations, for tensors on a virtual device.
 
 The precision of an operation under autocast depends on the device. On CUDA, softmax, norms, losses and sums run in
-float32 and save larger tensors. The CPU has other lists. torch registers its lists for every device in every build, so
-the names come from torch. Only the policy of each list is defined here. Source: ATen/autocast_mode.h (the AT_FORALL
-lists) and autocast_mode.cpp (`cached_cast`).
+float32 and save larger tensors. The CPU has other lists of operations. torch registers its lists for every device in
+every build, so the names of the operations come from torch. This module only defines the policy of each list. Source:
+ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
 
 Casts of parameters are cached until the outermost region ends, as in `cached_cast`.
 
@@ -173,8 +173,8 @@ class Casts:
         return self._all(args, kwargs, torch.float32 if has_float32 else torch.get_autocast_dtype("cpu"))
 
     def _all(self, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-        """Cast all arguments, starting with the last one. Compilers evaluate the casts of torch's own call in this
-        order, and the order affects the allocator.
+        """Cast all arguments, starting with the last argument. The C++ compiler evaluates the casts in torch's own call
+        in this order, and the order affects the allocator.
         """
         named = {name: self._cast(value, dtype) for name, value in reversed(kwargs.items())}
         return [self._cast(value, dtype) for value in reversed(args)][::-1], named

@@ -2,8 +2,8 @@
 
 Some operations are composed of other operations that depend on the device: attention, dropout, recurrent layers,
 everything under autocast. Tensors on a virtual device are CPU tensors, so these operations would use the CPU's path and
-save other tensors for the backward pass. While `Overrides` is active, they have kernels that follow CUDA's path.
-Closing `Overrides` restores the original kernels.
+save other tensors for the backward pass. While `Overrides` is active, these operations have kernels that follow CUDA's
+path. Closing `Overrides` restores the original kernels.
 """
 
 import inspect
@@ -29,7 +29,7 @@ class Overrides:
     """Kernels for aten operations that are active until `close`."""
 
     def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
-        """`is_on_device`: whether a tensor is on a virtual device, not on the host."""
+        """`is_on_device(tensor)` returns whether a tensor is on a virtual device, not on the host."""
         self.is_on_device = is_on_device
         library: Any = torch.library.Library
         self._library = library("aten", "IMPL")

@@ -1,8 +1,8 @@
 """Optimizers and gradient clipping with `foreach`, which is the default on CUDA but not on the CPU.
 
-Such an update allocates temporaries of the size of all parameters, often at the peak of a step. Whether it is the
-default depends on the device of the parameters (`_default_to_fused_or_foreach`) and on their class, which is
-`FakeTensor` in a trace.
+An update with `foreach` allocates temporary tensors of the size of all parameters, often at the peak of a step. Whether
+`foreach` is the default depends on the device of the parameters (`_default_to_fused_or_foreach`) and on their class,
+which is `FakeTensor` in a trace.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from torch.utils import _foreach_utils
 def installed() -> Iterator[None]:
     """Make optimizers, `clip_grad_norm_` and averaged models treat CPU tensors like CUDA tensors.
 
-    A virtual GPU disables `foreach` for some optimizers, so that results are bit-for-bit equal to those of the CPU.
-    In a trace, this is reverted, because fake tensors compute nothing. Without torch's private
+    A virtual GPU disables `foreach` for some optimizers, so that results are bit-for-bit equal to the results on the
+    CPU. In a trace, `foreach` is enabled again, because fake tensors compute nothing. Without torch's private
     `_get_foreach_kernels_supported_devices`, optimizers are traced as loops and their temporaries are not counted.
     """
     optimizer: Any = importlib.import_module("torch.optim.optimizer")

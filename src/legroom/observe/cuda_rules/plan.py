@@ -1,8 +1,8 @@
 """The memory plan of an operation: the memory that it allocates and frees on CUDA, step by step.
 
 The order matters as much as the sizes. The caching allocator serves each request from the blocks that are free at that
-moment. An operation that allocates scratch memory before its result therefore leaves different free blocks than one
-that allocates it afterwards.
+moment. An operation that allocates scratch memory before its result therefore leaves different free blocks than an
+operation that allocates scratch memory after its result.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,8 @@ class OutputAlloc(NamedTuple):
 
 
 class ScratchAlloc(NamedTuple):
-    """Allocate scratch memory. It is freed by a `ScratchFree` with the same name, or at the end of the operation.
+    """Allocate scratch memory. A `ScratchFree` with the same name frees it; otherwise, it is freed at the end of the
+    operation.
 
     At the end, scratch memory is freed in reverse order, as C++ destroys the variables of a function.
     """

@@ -42,7 +42,8 @@ class CudaRules:
     """Models the differences between CUDA on `gpu` and a trace over CPU or fake tensors."""
 
     def __init__(self, gpu: GpuSpec, *, release: tuple[int, int] | None = None) -> None:
-        """`release`: the release of torch whose kernels are described; None for the installed one, see `MEASURED_RELEASE`."""
+        """`release` is the release of torch whose kernels are described. None means the installed release (see
+        `MEASURED_RELEASE`)."""
         self.gpu = gpu
         self.release = min(minor_version(torch.__version__), MEASURED_RELEASE) if release is None else release
         self._known: dict[int, tuple[Rule, list[tuple[str, Any]]] | None] = {}
@@ -93,8 +94,8 @@ class CudaRules:
     ) -> Iterator[None]:
         """Within the block, composite operations take CUDA's path for tensors on a virtual device.
 
-        `with_data`: the tensors have data, so only paths that compute results are installed. The other paths only infer
-        shapes.
+        `with_data` means that the tensors have data, so only paths that compute results are installed. The other paths
+        only infer shapes.
         """
         with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
             temporaries.install(overrides)
@@ -124,9 +125,9 @@ class CudaRules:
 class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
-    transformers assumes that a graph is traced if it finds a fake tensor. It then builds attention masks that it skips
-    in real runs: an all-ones mask costs a matrix of queries × keys per batch. While the block runs, its check returns
-    False.
+    If transformers finds a fake tensor, it assumes that a graph is traced, and builds attention masks that it skips in
+    real runs. An all-ones mask costs a matrix of queries × keys per batch. Within the block, the check in transformers
+    returns False.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""The torch, cuDNN and GPU that the shipped rules, tables and models were measured with. Imports no torch."""
+"""The torch, cuDNN and GPU with which the shipped rules, tables and models were measured. This module does not import
+torch."""
 
 import re
 from dataclasses import dataclass
@@ -24,9 +25,9 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Maps each library to its installed version, for the libraries that the rules do not cover.
+        """Maps each library whose installed version the rules do not cover to that version.
 
-        `cudnn`: The version is None if the library is not installed, or if the program does not use it.
+        `cudnn` is None if cuDNN is not installed, or if the program does not use it.
         """
         found = {} if self.covers_torch(torch) else {"torch": torch}
         if cudnn is not None and not self.covers_cudnn(cudnn):

@@ -1,8 +1,8 @@
 """Attention on CUDA: the selected kernel, the tensors that it saves, and the scratch memory of its backward pass.
 
-The CPU's kernel, and its math kernel with dropout, save matrices of queries × keys. CUDA's kernels do not. Scratch
-memory was measured on an H200 with 580 calls. It is exact to the byte for cuDNN and the memory-efficient kernel, except
-for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
+On the CPU, attention saves matrices of queries × keys. CUDA's kernels, except the math kernel, do not. Scratch memory
+was measured on an H200 with 580 calls. The rules are exact to the byte for cuDNN and the memory-efficient kernel,
+except for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
 ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 """
 
@@ -84,9 +84,9 @@ def _math_attention(
     scale: float | None,
     is_grouped: bool,
 ) -> torch.Tensor:
-    """The operations of `_scaled_dot_product_attention_math`.
+    """Run the operations of `_scaled_dot_product_attention_math`.
 
-    torch's own function would not add the mask in place, because the tensors are a subclass.
+    torch's own function would not add the mask in place, because the tensors belong to a subclass.
     """
     dtype = query.dtype
     allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
@@ -117,7 +117,7 @@ def _math_attention(
 
 
 def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Convert a boolean mask to one that is added to the scores."""
+    """Convert a boolean mask to a mask that is added to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     minus_infinity = torch.full((), float("-inf"), dtype=dtype, device=mask.device)

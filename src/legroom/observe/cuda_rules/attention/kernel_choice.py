@@ -1,9 +1,9 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
-Source: ATen/native/transformers/cuda/sdp_utils.cpp. The kernels are tried in order (since 2.9, cuDNN first on Hopper and
-Blackwell; otherwise flash first), and the first one whose conditions hold is used. The kernel determines which
-tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the others save one sum per
-row.
+Source: ATen/native/transformers/cuda/sdp_utils.cpp. torch tries the kernels in order and uses the first kernel whose
+conditions hold. Since torch 2.9, cuDNN comes first on Hopper and Blackwell; otherwise, flash comes first. The kernel
+determines which tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the others
+save one sum per row.
 """
 
 from collections.abc import Callable
@@ -58,10 +58,10 @@ def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backe
 
 
 def _order(gpu: GpuSpec, release: tuple[int, int]) -> list[Backend]:
-    """The order of `sdpa_kernel(..., set_priority=True)` if it was set, otherwise CUDA's default order.
+    """The order that `sdpa_kernel(..., set_priority=True)` set, or CUDA's default order.
 
-    The default is also used without torch's private getter. Not modelled: builds of 2.10 with cuDNN 9.15 or older try flash
-    first on every GPU.
+    The default order is also used in versions of torch without the private getter. One case is not modeled: builds of
+    torch 2.10 with cuDNN 9.15 or older try flash first on every GPU.
     """
     get_order: Any = getattr(torch._C, "_get_sdp_priority_order", None)
     known = {backend.value: backend for backend in Backend}
@@ -107,8 +107,8 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """The maximum width of a head: 256 on Hopper, as measured with torch 2.11. Later releases allow 128, because the
-    backward pass failed for larger heads."""
+    """The maximum width of a head: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow only 128,
+    because the backward pass failed for wider heads."""
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
 
@@ -149,8 +149,8 @@ def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
 
 
 def _dense(call: AttentionCall) -> bool:
-    """Whether all tensors have four dimensions, the same batch size, the same dtype and contiguous rows (including the
-    mask), and none is empty. Heads may be grouped if `enable_gqa` is set."""
+    """Whether all tensors, including the mask, have four dimensions, the same batch size, the same dtype and contiguous
+    rows, and no tensor is empty. Heads may be grouped if `enable_gqa` is set."""
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
         return False

@@ -76,8 +76,8 @@ def _notes(guess: WorkspaceGuess) -> tuple[str, ...]:
 def _workspaces(
     c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> WorkspaceGuess:
-    """The workspaces of a convolution. Rules apply to depthwise convolutions that torch computes itself; for all
-    others, cuDNN's workspaces are used.
+    """The workspaces of a convolution. For depthwise convolutions that torch computes itself, the sizes come from
+    rules. For all other convolutions, they are the workspaces of cuDNN.
     """
     if c.depthwise and not c.channels_last and input.dtype != torch.float16:
         return by_rules(c, gpu)
@@ -101,8 +101,8 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Whether cuDNN computes a depthwise convolution. It always does for channels-last tensors, and otherwise only for
-    float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient
+    """Whether cuDNN computes a depthwise convolution. cuDNN computes it for channels-last tensors, and otherwise only
+    for float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient
     first."""
     if c.channels_last:
         return True
@@ -115,8 +115,8 @@ def _result_index(mask: Any, index: int) -> int:
 
 
 def _workspace(name: str, guess: WorkspaceGuess, index: int) -> list[MemoryStep]:
-    """Allocate and free a workspace. If it does not fit, torch tries the next kernel of cuDNN's list, and finally
-    generic kernels without workspace (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the error)."""
+    """Allocate and free a workspace. If the workspace does not fit, torch tries the next kernel of cuDNN's list, and
+    finally generic kernels without a workspace (`try_configs` in ATen/native/cudnn/Conv_v8.cpp catches the error)."""
     size, others = guess.likely[index], tuple(sizes[index] for sizes in guess.others)
     if not any(other != size for other in others):
         others = ()  # all are equal

@@ -1,7 +1,8 @@
-"""The functions of the cuDNN library that are used for queries: loading it, and creating and reading its descriptors.
+"""Access to the cuDNN library for queries: loads the library, and creates and reads its descriptors.
 
-Everything in cuDNN's graph API is an opaque descriptor with numbered attributes; the numbers are those of cudnn_graph.h. A `DescriptorSet`
-creates the descriptors of one query and destroys them with it. Every call is checked: if cuDNN rejects one, `RejectedError` is raised.
+Everything in cuDNN's graph API is an opaque descriptor with numbered attributes; the numbers are those of
+cudnn_graph.h. A `DescriptorSet` creates the descriptors of one query and destroys them after the query. Every call is
+checked: if cuDNN rejects a call, `RejectedError` is raised.
 """
 
 import ctypes
@@ -108,7 +109,7 @@ class Knob(IntEnum):
 
 
 class RejectedError(Exception):
-    """An error that cuDNN rejected a call, with the reason."""
+    """Raised if cuDNN rejects a call, with the reason."""
 
 
 AttributeValue = tuple[AttributeType, Any]
@@ -265,7 +266,7 @@ def descriptor_set(functions: Any) -> Iterator[DescriptorSet]:
 
 @lru_cache(maxsize=1)
 def find_library() -> Any | None:
-    """cuDNN's functions, loaded into this process. This may crash; `cudnn_process` queries cuDNN in a separate
+    """cuDNN's functions, loaded into this process. cuDNN may crash, so `cudnn_process` queries cuDNN in a separate
     process."""
     return load_library(library_paths())
 
@@ -288,7 +289,7 @@ def load_library(paths: Sequence[str]) -> Any | None:
 
 
 def _loads_cublas(cuda: int, paths: Sequence[str]) -> bool:
-    """Whether cuBLASLt can be loaded. cuDNN needs it, and aborts the process if it is missing."""
+    """Whether cuBLASLt can be loaded. cuDNN needs cuBLASLt, and aborts the process if cuBLASLt is missing."""
     name = f"{CUBLAS_LT}.{cuda}"
     for path in (*(path for path in paths if name in path), name):
         with suppress(OSError):

@@ -21,7 +21,8 @@ _LOADED = Path("/proc/self/maps")
 
 
 def library_paths() -> list[str]:
-    """Files that may be the cuDNN and cuBLASLt libraries, best first. Empty if cuDNN is not installed or is disabled.
+    """Files that may be the cuDNN and cuBLASLt libraries, best first. The result is empty if cuDNN is not installed or
+    is disabled.
 
     Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a file.
     """

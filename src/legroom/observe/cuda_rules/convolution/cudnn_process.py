@@ -2,9 +2,9 @@
 
 A trace runs in forked processes. On a machine with a GPU, cuDNN crashes in a fork whose parent has initialized CUDA
 (cuDNN 9.19, H200). Queries can crash for other reasons too. The process is started once and loads cuDNN at the first
-query. No GPU is visible to it, so its answers are the same on every machine. The forks of a traced script share this
-process. Each query and each answer is one message, and a file lock protects both. After a crash, the process is
-restarted, and the query that crashed has no answer.
+query. No GPU is visible to this process, so its answers are the same on every machine. The forks of a traced script
+share this process. Each query and each answer is one message, and a file lock protects both. After a crash, the process
+is restarted, and the query that crashed has no answer.
 """
 
 import atexit
@@ -87,8 +87,8 @@ class CudnnProcess:
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
-        """Terminates the child process if this process started it. The process also ends when no connection to it
-        remains."""
+        """Terminate the process that loads cuDNN, if this process started it. That process also ends when no connection
+        to it remains."""
         atexit.unregister(self.close)
         self._disconnect()
 

@@ -1,9 +1,9 @@
-"""Queries the cuDNN library for the kernel and the workspace of a convolution. It needs no GPU.
+"""Queries the cuDNN library for the kernel and the workspace of a convolution. The query needs no GPU.
 
 cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is only described
 (by a "device property descriptor", for ahead-of-time compilation). Without `cudnn.benchmark`, torch uses the first
 configuration of the heuristic's list that is allowed and whose plan can be built, and allocates the workspace of that
-plan (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). The same is done here.
+plan (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module does the same.
 """
 
 import json
@@ -99,7 +99,7 @@ class Cudnn:
         return sizes[0] if sizes else None
 
     def workspaces(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> tuple[int, ...]:
-        """The most likely size and its alternatives; empty if cuDNN has no answer. `c`: the same convolution in the
+        """The most likely size and its alternatives; empty if cuDNN has no answer. `c` is the same convolution in the
         form that the rules use."""
         choice, skipped = self.select_kernel(query, operation)
         return self.sizes_of(choice, skipped, query, operation, c) if choice else ()
@@ -112,9 +112,9 @@ class Cudnn:
         operation: ConvOperation,
         c: Convolution,
     ) -> tuple[int, ...]:
-        """Like `workspaces`, for a selected kernel. The partial sums of Hopper's split-K kernels are computed here,
-        because they depend on the number of blocks that run at once. Only a real GPU provides this number. A kernel may
-        also have no partial sums."""
+        """Like `workspaces`, for a selected kernel. The partial sums of Hopper's split-K kernels depend on the number
+        of blocks that run at once, which only a real GPU provides. Therefore this function computes the partial sums
+        itself. A kernel may also have no partial sums."""
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)
         if gpu_only is not None:
@@ -136,8 +136,9 @@ class Cudnn:
     def select_kernel(
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
-        """The kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there is no GPU. cuDNN logs these while it builds the
-        list. Usually the first kernel is used, so a single query returns both results."""
+        """The kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there is no
+        GPU. cuDNN logs the skipped kernels while it builds the list. Usually the first kernel is used, so a single
+        query returns both results."""
         try:
             with descriptor_set(self._functions) as descriptors:
                 heuristic = self._heuristic(descriptors, query, operation, _INSTANT)
@@ -228,9 +229,9 @@ class Cudnn:
 
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
-    """Whether this library logs the kernels that it skips without a GPU (or offers them, on a machine with a GPU).
-    This is tested with a convolution for which the library prefers such a kernel. If it does not log them, its answers
-    are unreliable for convolutions that such kernels might compute."""
+    """Whether this library logs the kernels that it skips without a GPU. On a machine with a GPU, it is enough if the
+    library offers these kernels. The test is a convolution for which the library prefers such a kernel. If the library
+    does not log these kernels, its answers are unreliable for convolutions that such kernels might compute."""
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
     cudnn = Cudnn(functions, find_gpu("h200"))

@@ -13,13 +13,13 @@ from legroom.observe.cuda_rules.convolution.cudnn_query import OPERATIONS, Cudnn
 
 
 def main(paths: Sequence[str], descriptor: int) -> None:
-    """Answers queries on a socket until no connection to it remains."""
+    """Answer queries on a socket until no connection to the socket remains."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the script's to handle
     serve(socket.socket(fileno=descriptor), lambda: load_library(paths))
 
 
 def serve(connection: socket.socket, load: Callable[[], Any | None]) -> None:
-    """`load`: returns cuDNN's functions. It is called at the first query."""
+    """Answer queries. `load` returns cuDNN's functions, and is called at the first query."""
     load = lru_cache(maxsize=1)(load)
     while message := connection.recv(MAX_MESSAGE):
         signal.alarm(2 * TIMEOUT)  # a query that hangs ends the process, even if the script is gone

@@ -1,8 +1,9 @@
 """A random forest that predicts the workspace formula of a convolution, trained on answers of cuDNN on a real H200.
 
-There is one forest per operation (`convolutions_h200.forest.gz`, written by `bench/rules/convolution/forest.py`). Trees branch on the sizes of a convolution, its
-matrix product and its number of tiles, and each votes for a formula. Formulas with the same result share their votes. The forest is used if the cuDNN
-library is not installed, or does not log the kernels that it skips without a GPU.
+There is one forest per operation (`convolutions_h200.forest.gz`, written by `bench/rules/convolution/forest.py`). Trees
+branch on the sizes of a convolution, its matrix product and its number of tiles. Each tree votes for a formula. The
+votes for formulas with the same result are added. The forest is used if the cuDNN library is not installed, or does not
+log the kernels that it skips without a GPU.
 """
 
 import gzip
@@ -56,7 +57,8 @@ def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vot
 
 
 def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[float]:
-    """The features of an operation. A transposed convolution is the gradient of an ordinary one; the height is 1 for 1D convolutions."""
+    """The features of an operation. A transposed convolution is treated as the gradient of an ordinary convolution. The
+    height is 1 for 1D convolutions."""
     layer = query.layer
     problem = kernel_problem(operation, layer, c, query.output_sizes)
     inner, outer, kernel = (_3d(sizes) for sizes in (problem.input_size, problem.output_size, problem.kernel))

@@ -1,10 +1,10 @@
 """Kernels that cuDNN skips without a GPU, and their workspaces.
 
-The driver compiles some kernels, and others call cuBLAS. For a GPU that is only described, cuDNN skips these kernels
-and only logs this (`cudnn_library.captured_log`). A real GPU would run the first of these kernels that can compute the
-convolution. Their workspaces do not depend on the GPU. They contain tiles of images, as in Winograd or FFT algorithms,
-or one weight gradient per image. The workspaces were derived from 19,000 answers of cuDNN 9.19 on an H200. The kernel
-numbers are those of that version.
+Some kernels of cuDNN are compiled by the driver, and others call cuBLAS. For a GPU that is only described, cuDNN skips
+both kinds of kernels and only logs that it skipped them (`cudnn_library.captured_log`). A real GPU would run the first
+of these kernels that can compute the convolution. The workspaces of these kernels do not depend on the GPU. A workspace
+contains tiles of images, as in Winograd or FFT algorithms, or one weight gradient per image. The workspaces were
+derived from 19,000 answers of cuDNN 9.19 on an H200. The kernel numbers are those of that version.
 """
 
 from collections.abc import Callable
@@ -60,7 +60,8 @@ GPU."""
 
 
 class KernelProblem(NamedTuple):
-    """One operation of a convolution for these kernels. A transposed convolution is the gradient of an ordinary one."""
+    """One operation of a convolution for these kernels. A transposed convolution is treated as the gradient of an
+    ordinary convolution."""
 
     operation: ConvOperation
     layer: ConvLayer
@@ -188,7 +189,8 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Bytes for kernels without group support. Several groups run at once, and FFT kernels copy their groups."""
+    """Bytes of the workspace of a kernel without group support. Several groups run at once, and FFT kernels copy their
+    groups."""
     c = one_group(problem.c)
     single = problem._replace(
         c=c, inputs=problem.inputs // problem.c.groups, outputs=problem.outputs // problem.c.groups
@@ -202,7 +204,8 @@ def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
 
 
 def _summed(problem: KernelProblem) -> int:
-    """Bytes of the partial sums of depthwise convolutions. There are eight per image, with channels padded to 32."""
+    """Bytes of the partial sums of depthwise convolutions. There are eight partial sums per image, with channels padded
+    to 32."""
     return (
         0
         if not problem.c.depthwise
@@ -253,7 +256,7 @@ TILE = 32
 
 
 def _frequencies(side: int) -> int:
-    """Bytes of the frequencies of one real image. Only half of them are stored."""
+    """Bytes of the frequencies of one real image. Only half of the frequencies are stored."""
     return 8 * side * (side // 2 + 1)
 
 

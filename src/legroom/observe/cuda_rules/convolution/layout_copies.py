@@ -1,7 +1,7 @@
-"""Copies that cuDNN's kernels make first, because they need another layout or padded channels.
+"""Copies that cuDNN's kernels make before they compute, because they need another layout or padded channels.
 
 Kernels use a few combinations of copies, each named by a letter (`LAYOUTS`). The sizes were derived from 424,000
-answers of cuDNN 9.19 on an H200. Nearly all are exact to the byte.
+answers of cuDNN 9.19 on an H200. Nearly all sizes are exact to the byte.
 """
 
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, group_width, round_up
@@ -18,7 +18,7 @@ def copy_bytes(layout: str, c: Convolution) -> int:
 
 
 def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
-    """The number of copied elements of one tensor. `pixels`: the number of pixels of all images of the batch."""
+    """The number of copied elements of one tensor. `pixels` is the number of pixels of all images of the batch."""
     padded = _padded(channels, c)
     match rule:
         case "A":

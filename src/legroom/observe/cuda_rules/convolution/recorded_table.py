@@ -1,8 +1,8 @@
-"""Recorded workspaces for convolutions of well-known networks and of random ones.
+"""Recorded workspaces for convolutions of well-known networks and for random convolutions.
 
 cuDNN's choice of kernels is not documented, so the choices for measured layers are looked up. The table
 (`convolutions_h200.jsonl.gz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and the
-remaining bytes for each layer at several batch sizes. It is valid for Hopper GPUs, on which it was measured.
+remaining bytes for each layer at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
 """
 
 import gzip
@@ -92,7 +92,7 @@ def recorded_workspaces(row: Row, c: Convolution) -> ConvWorkspaces:
 
 
 def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
-    """The recorded workspaces of this layer at this batch size; None if it was not measured."""
+    """The recorded workspaces of this layer at this batch size; None if this case was not measured."""
     known = family_rows(family_of(layer))
     rows = [*known.get(layer, []), *known.get(layer._replace(padding=None), [])]
     return next((recorded_workspaces(row, c) for row in rows if row[0] == c.batch), None)
@@ -158,8 +158,8 @@ def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """The recorded layers of one family. They are parsed on demand: a network needs few families, and parsing all of
-    them takes seconds."""
+    """The recorded layers of one family. Families are parsed on demand, because a network needs only a few of them, and
+    parsing all of them takes seconds."""
     line = _lines().get(family)
     found: dict[ConvLayer, list[Row]] = {}
     for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in (

@@ -2,10 +2,10 @@
 
 A convolution is a matrix product that is computed in tiles. The number of tiles computed at a time is the number of
 blocks that run at once (a wave). The tiles that remain after full waves would keep only a few SMs busy, so the depth of
-their sums is split. Each block sums one part and writes it, in float32, to the workspace. cuDNN reports the tile and
-the cluster of blocks. Without a GPU, cuDNN does not know how many clusters run at once, so the workspace that it
-reports has too few partial sums or none. The formula was derived from answers on a real H200. It is exact for 95% of
-32,000 random convolutions (92 to 100% by tile and dtype).
+their sums is split. Each block computes the sum of one part and writes it, in float32, to the workspace. cuDNN reports
+the tile and the cluster of blocks. Without a GPU, cuDNN does not know how many clusters run at once, so the workspace
+that it reports has too few partial sums or none. The formula was derived from answers on a real H200. The formula is
+exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
 """
 
 from dataclasses import replace
@@ -46,8 +46,8 @@ def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
 
 
 def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Like `product_of`, for groups, which are adjacent in the rows of weight gradients and in the columns of other
-    operations."""
+    """Like `product_of`, for convolutions with groups. Groups are adjacent in the rows of weight gradients and in the
+    columns of other operations."""
     if c.groups == 1:
         return product_of(c, operation)
     width = group_width(c)
@@ -58,7 +58,7 @@ def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct
 
 
 def actual_operation(operation: ConvOperation, transposed: bool) -> ConvOperation:
-    """The operation that is computed. A transposed convolution is the input gradient of an ordinary one."""
+    """The operation that is computed. A transposed convolution is the input gradient of an ordinary convolution."""
     return _TRANSPOSED.get(operation, operation) if transposed else operation
 
 
@@ -69,8 +69,8 @@ _TRANSPOSED = {
 
 
 def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dtype: str) -> int:
-    """Bytes of the partial sums. `tile`: the number that cuDNN assigns to the tile. `dtype`: the dtype, in the form
-    that the recorded table uses."""
+    """Bytes of the partial sums. `tile` is the number that cuDNN assigns to the tile. `dtype` has the form that the
+    recorded table uses."""
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
         return 0
@@ -94,8 +94,8 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """The number of bytes if the remaining tiles keep all blocks busy. Larger sizes were rarely measured. `product`:
-    Returns None if the tiles of the kernel are unknown."""
+    """The number of bytes if the remaining tiles keep all blocks busy. Larger sizes were rarely measured. Returns None
+    if the tiles of the kernel are unknown."""
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
         return 0

@@ -116,8 +116,8 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """The formula for a kernel with this workspace. If the formula for its number and settings results in that size, it
-    is returned. Otherwise the closest formula is returned."""
+    """The formula for a kernel with this workspace. If the formula for the number and settings of the kernel results in
+    that size, this formula is returned. Otherwise, the closest formula is returned."""
     if size < _NEGLIGIBLE:
         return NO_BYTES
     known = kernel_formula(engine, knobs, c, operation)

@@ -1,10 +1,10 @@
 """Rules for the workspace of a convolution, and helpers that all estimates of it share.
 
-cuDNN's fast kernels read and write channels-last images. For contiguous tensors, they convert the input and the weights
-in the workspace, and convert the result back. This needs a second copy of input, weights and output. Pointwise
-convolutions need no conversion, because they are matrix products in either layout. Convolutions over very few values
-have special kernels. For the gradient of the weights, many blocks sum over all pixels, each into its own float32 copy
-of the weights.
+cuDNN's fast kernels read and write channels-last images. For contiguous tensors, these kernels convert the input and
+the weights in the workspace, and convert the result back. The conversion needs a second copy of input, weights and
+output. Pointwise convolutions need no conversion, because they are matrix products in either layout. Convolutions over
+very few values have special kernels. For the gradient of the weights, many blocks sum over all pixels. Each block has
+its own float32 copy of the weights for its sum.
 
 cuDNN's choice of kernels is not documented. These rules and thresholds were fitted to 5,500 convolutions
 measured on an H200 (cuDNN 9.19), half of them with random shapes.
@@ -158,8 +158,8 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Bytes of the partial sums for channels-last tensors: eight per image and channel. float32 unrolls large kernels
-    and has partial sums for four blocks per SM."""
+    """Bytes of the partial sums for channels-last tensors: eight per image and channel. In float32, large kernels are
+    unrolled, and there are partial sums for four blocks per SM."""
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
@@ -189,7 +189,7 @@ def tensor_bytes(c: Convolution) -> int:
 
 
 def _padding(c: Convolution) -> int:
-    """Bytes of padded copies: channels-last tensors are copied only if their channels must be padded to 16 bytes."""
+    """Bytes of padded copies. Channels-last tensors are copied only if their channels must be padded to 16 bytes."""
     multiple = 16 // c.element
     input, output = bool(c.inputs % multiple), bool(c.outputs % multiple)
     if not input and not output:
@@ -198,7 +198,7 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """The number of copies of the weights that keep all SMs busy, if the weights alone do not."""
+    """The number of copies of the weights that is needed to keep all SMs busy."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)

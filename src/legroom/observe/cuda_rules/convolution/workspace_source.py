@@ -1,11 +1,11 @@
 """Selects the source of a convolution's workspace: cuDNN's library, the recorded table, the decision forest, or the
 rules, in this order.
 
-The installed library is the most reliable source for the kernels that it will run. For the version that the table was
-recorded with, the table comes first. It contains that library's choices as measured on a real H200. Without a GPU, 1 to
-2% of the library's answers are wrong (partial sums, kernels that only a GPU can compile). For any other version, the
-table provides an alternative size. If cuDNN crashes, the table, the forest and the rules are used. Only Hopper GPUs
-were measured. For other GPUs, the library or the rules are used.
+The installed library is the most reliable source for the kernels that it will run. If the library has the version with
+which the table was recorded, the table comes first, because it contains the choices of this library as measured on a
+real H200. Without a GPU, 1 to 2% of the library's answers are wrong (partial sums, kernels that only a GPU can
+compile). For any other version, the table provides an alternative size. If cuDNN crashes, the table, the forest and the
+rules are used. Only Hopper GPUs were measured. For other GPUs, the library or the rules are used.
 """
 
 from dataclasses import replace

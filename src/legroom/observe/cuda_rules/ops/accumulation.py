@@ -1,16 +1,17 @@
 """Gradient accumulation in place, as in the autograd engine without a dispatch mode.
 
 If two paths of the graph lead to the same tensor (as with every residual connection), the engine adds the second
-gradient to the first. It does so in the memory of the first gradient if nothing else references it (`accumulate` in
-torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor is a subclass, it allocates a third tensor
-instead. A trace would therefore use memory that the real run does not use. The formulas of some gradients behave in the
-same way: selected values (`max`, `gather`, `x[index]`) are written into zeros, in place unless a tensor is a subclass
-(`areAnyTensorSubclassLike` in FunctionsManual.cpp). The engine never adds to a gradient that is a view, such as the
-gradient of a linear layer with a 3D input. `instead_of` returns the operation that would run without the mode.
+gradient to the first. If nothing else references the first gradient, the engine writes the sum into its memory
+(`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a subclass, the
+engine allocates a third tensor instead. A trace would therefore use memory that the real run does not use. The formulas
+of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written into zeros. This
+happens in place unless a tensor belongs to a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). The engine
+never adds to a gradient that is a view, such as the gradient of a linear layer with a 3D input. `instead_of` returns
+the operation that would run without the mode.
 
-The reference counts of the first gradient, compared with those of an unshared gradient, show whether something else
-references it. `Accumulation()` measures these with a tiny backward pass, so it must be created outside of any
-operation.
+The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether something
+else references the first gradient. `Accumulation()` measures the counts of an unshared gradient with a tiny backward
+pass, so create it outside any operation.
 """
 
 from functools import lru_cache

@@ -1,8 +1,8 @@
 """Kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation ends.
 
-Inputs are not contiguous after a transposition, a slice or an expansion. Gradients are not contiguous if a sum follows,
-because its gradient is an expanded scalar. Measurements on an H200 show which kernels support channels-last images, and
-whether the copy is allocated before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in
+Inputs are not contiguous after a transposition, a slice or an expansion. The gradient of the input of a sum is not
+contiguous, because it is an expanded scalar. Measurements on an H200 show which kernels support channels-last images,
+and whether the copy is allocated before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in
 every memory format). Most of these kernels call `contiguous` on an argument: AveragePool2d.cu, DilatedMaxPool2d.cu,
 AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
 """
@@ -59,8 +59,8 @@ def _in_format_of_input(*names: str) -> Rule:
 
 
 def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
-    """The rule for operations that allocate the copy before the result. `channels_last`: the kernel supports
-    that format too.
+    """The rule for operations that allocate the copy before the result. `channels_last` means that the kernel also
+    supports that format.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -88,7 +88,7 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """The input is copied. It is copied twice if it is not contiguous. Patches that do not overlap need no copy."""
+    """The input is copied once, or twice if it is not contiguous. Patches that do not overlap need no copy."""
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
     if is_disjoint and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:

@@ -1,7 +1,7 @@
 """Losses and softmax: the intermediate tensors of the computation, and the gradients.
 
-Most losses compute one value per element and then the mean or sum. They differ in the other tensors that exist at that
-time. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
+Most losses compute one value per element and then the mean or sum. Losses differ in the other tensors that exist at
+that time. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
 """
 
 from collections.abc import Callable
@@ -109,8 +109,8 @@ class _Flat:
 def install(overrides: Overrides) -> None:
     """On CUDA, a softmax of float16 values into float32 is one kernel. The CPU converts its input first.
 
-    Source: `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. bfloat16 is converted first on both. Under autocast every
-    softmax has a float32 result.
+    Source: `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. bfloat16 is converted first on both devices. Under
+    autocast, every softmax has a float32 result.
     """
     overrides.composite("softmax.int", _to_float32(torch.ops.aten._softmax))
     overrides.composite("log_softmax.int", _to_float32(torch.ops.aten._log_softmax))

@@ -58,7 +58,7 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 def _index(call: OpCall) -> MemoryPlan | None:
     """A mask is converted to the positions of its true values, with an int64 for each dimension. Indices for several
-    dimensions are broadcast to one shape. They are copied unless they already have this shape (`AdvancedIndex` in
+    dimensions are broadcast to one shape. Indices that do not have this shape yet are copied (`AdvancedIndex` in
     TensorAdvancedIndexing.cpp)."""
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]

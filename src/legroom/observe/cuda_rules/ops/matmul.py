@@ -1,10 +1,11 @@
 """Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as products.
 
-cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends.
-The autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. Source:
+cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends. The
+autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. Source:
 `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp: the size is 32 MiB on Hopper and newer, 4096 KiB × 2 + 16
 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt, which has
-its own workspace. In the measured histories, it is 1 MiB and follows the cuBLAS workspace.
+its own workspace. In the measured histories, the workspace of cuBLASLt has 1 MiB and is allocated after the cuBLAS
+workspace.
 """
 
 import math
@@ -33,7 +34,8 @@ from legroom.units import KiB, MiB
 
 
 def workspace(gpu: GpuSpec, config: str | None = None) -> int:
-    """Bytes of one cuBLAS workspace. `config`: `CUBLAS_WORKSPACE_CONFIG`, such as `:4096:2:16:8` (KiB and counts)."""
+    """Bytes of one cuBLAS workspace. `config` is the value of `CUBLAS_WORKSPACE_CONFIG`, such as `:4096:2:16:8` (KiB
+    and counts)."""
     pairs = re.findall(r":(\d+):(\d+)", config or "")
     if pairs:
         return sum(int(size) * int(count) for size, count in pairs) * KiB
@@ -146,8 +148,8 @@ def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
 
 
 def _euclidean(call: OpCall) -> MemoryPlan:
-    """`torch.cdist` squares, sums, scales and concatenates both sides to compute one product (`_euclidean_dist` in ATen/native/Distance.cpp).
-    The result is equal to 94 measurements on an H200."""
+    """`torch.cdist` squares, sums, scales and concatenates both sides to compute one product (`_euclidean_dist` in
+    ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200."""
     steps: list[MemoryStep] = []
     for side in ("x1", "x2"):
         size = size_of(call.arguments[side])
@@ -170,7 +172,7 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
     """The gradient of every pair for every column exists before the sum (`_cdist_backward` in cuda/DistanceKernel.cu).
-    The result is equal to measurements on an H200, except for sums over very few columns, which use more."""
+    The rule agrees with measurements on an H200, except for sums over very few columns, which use more memory."""
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]
     rows = max(1, given.numel() // max(1, columns))

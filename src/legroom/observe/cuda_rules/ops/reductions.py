@@ -1,13 +1,13 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
-Source: ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks
-compute one output. Each block writes its part to global memory, and the last block adds the parts. That buffer has room
-for every thread of a block. If the reduced dimension is the slow one, this is `block.x` × vector width times more than
-is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more scratch memory than the
-matrix itself.
+Source: ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one output. Each
+block writes its part to global memory, and the last block adds the parts. The buffer for these parts has room for every
+thread of a block. If the slow dimension is reduced, the buffer is `block.x` × vector width times larger than the part
+that is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more scratch memory than
+the matrix itself.
 
 The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once matters.
-The result is byte-for-byte equal to sums measured on an H200.
+The sizes are equal to the byte to sums measured on an H200.
 """
 
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ def buffers(
 ) -> tuple[int, int]:
     """Bytes of the staging buffer and of its semaphores; zeros if one block per output is enough.
 
-    `accumulator`: bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector`: the number of inputs that
-    are loaded at once if all dimensions are reduced; 1 if the kernel does not vectorize.
+    `accumulator` is the number of bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is
+    the number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
     """
     inner = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d in reduced])
     outer = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d not in reduced])
@@ -88,7 +88,7 @@ def buffers(
 
 
 def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
-    """Sort the dimensions from fast to slow, and merge adjacent ones, as TensorIterator does."""
+    """Sort the dimensions from fast to slow, and merge adjacent dimensions, as TensorIterator does."""
     merged: list[Dimension] = []
     # An expanded dimension has stride 0: it comes last.
     for size, stride in sorted((d for d in dimensions if d[0] != 1), key=lambda d: (d[1] == 0, d[1], d[0])):
@@ -134,8 +134,8 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
-    """The rule for operations that consist of one reduction. `accumulator`: bytes for inputs of 4 bytes or fewer; None
-    if partial results have the dtype of the inputs."""
+    """The rule for operations that consist of one reduction. `accumulator` is the number of bytes of a partial result
+    for inputs of 4 bytes or fewer, or None if partial results have the dtype of the inputs."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments["self"]
@@ -175,7 +175,7 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Bytes of a flattened copy. It is needed because the index of the largest of all values refers to contiguous
+    """Bytes of a flattened copy. The copy is needed because the index of the largest of all values refers to contiguous
     elements."""
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (

@@ -48,7 +48,7 @@ def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
 
 
 def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
-    """Indices and keys. A small number of rows is sorted together, first by value and then by row."""
+    """Allocate indices and keys. A small number of rows is sorted together, first by value and then by row."""
     indices, keys = count * 8, count * element
     if count == row or count >= 128 * row:
         return [ScratchAlloc("positions", indices), ScratchAlloc("sort", _sort_buffer(count, indices + keys))]

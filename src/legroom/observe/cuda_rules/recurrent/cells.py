@@ -1,9 +1,9 @@
-"""LSTM and GRU cells: CUDA has one fused kernel for all gates, while the CPU computes them one by one.
+"""LSTM and GRU cells: CUDA has one fused kernel for all gates, while the CPU computes the gates one by one.
 
-Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are computed without biases.
-One kernel adds the biases, computes the gates and saves them (LSTM: four per unit, GRU: five) for the backward pass.
-The backward pass is one kernel and a sum over all rows for the biases. torch defines no shapes for the operations of a
-GRU and of an LSTM without biases, so they are defined here.
+Source: `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are computed without
+biases. One kernel adds the biases, computes the gates and saves them for the backward pass (four per unit for an LSTM,
+five for a GRU). The backward pass is one kernel and a sum over all rows for the biases. torch defines no shapes for the
+operations of a GRU and of an LSTM without biases, so this module defines these shapes.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """LSTM, GRU and RNN layers: CUDA makes one cuDNN call per module, while the CPU unrolls the module step by step.
 
 Source: ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`) and their
-gradients in another. Everything that the backward pass needs is in one opaque buffer, the reserve. Under autocast the
+gradients in another. Everything that the backward pass needs is in one opaque buffer, the reserve. Under autocast, the
 weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape
-functions for these operations leave the reserve empty and have no backward pass, so both are defined here.
+functions for these operations leave the reserve empty and have no backward pass, so this module defines both.
 """
 
 import contextlib
@@ -201,7 +201,8 @@ def _cast_weights(weights: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor
 
 
 def _pack(overrides: Overrides) -> Callable[..., Any]:
-    """Run `_pack_padded_sequence` on fake tensors. Its shape follows from the lengths, which are on the host and known.
+    """Run `_pack_padded_sequence` on fake tensors. The shape of the result follows from the lengths, which are on the
+    host and therefore known.
 
     Source: ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of one step are followed by
     the rows of the next step.
@@ -223,7 +224,7 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
 
 
 class _Packed(torch.autograd.Function):
-    """Removes the padding from sequences. The gradient of padding is zero."""
+    """An autograd function that removes the padding from sequences. The gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, rows: int, batch_first: bool) -> Tensor:
@@ -316,7 +317,8 @@ def _has_biases(arguments: dict[str, Any]) -> bool:
 
 
 def _forward(call: OpCall) -> MemoryPlan:
-    """Allocate the input in steps × batch order, the results, the workspace and the reserve. The order was measured."""
+    """Allocate a copy of the input in steps × batch order, the results, the workspace and the reserve. This order of
+    allocations was measured."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     steps: list[MemoryStep] = []
@@ -334,9 +336,9 @@ def _forward(call: OpCall) -> MemoryPlan:
 
 
 def _backward(call: OpCall) -> MemoryPlan:
-    """Allocate the gradients of the inputs and states, even if they are not needed, then those of the weights, each
-    with a workspace. The order was measured. If only the last states are used, the gradient of the outputs is allocated
-    as zeros first (RNN.cpp)."""
+    """Allocate the gradients of the inputs and states, even if they are not needed, then the gradients of the weights.
+    Both need a workspace. This order of allocations was measured. If only the last states are used, the gradient of the
+    outputs is allocated as zeros first (RNN.cpp)."""
     arguments = call.arguments
     layer = _layer(arguments, arguments["input"])
     scratch = workspace(layer, backward=True)

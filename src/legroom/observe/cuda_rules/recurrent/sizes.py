@@ -1,9 +1,9 @@
-"""Sizes of cuDNN's memory for a recurrent layer: the reserve that it saves for the backward pass, and its workspace.
+"""Sizes of cuDNN's memory for a recurrent layer: the reserve that is saved for the backward pass, and the workspace.
 
 The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM,
 GRU, RNN; one to four layers; both directions; projections; dropout; packed sequences; three dtypes). Reserves are exact
-to the byte, except for dropout masks. cuDNN does not document its workspaces, but each consists of a whole number of
-output sequences, input sequences and states, and 8 MiB per layer. The tables below contain those numbers.
+to the byte, except for dropout masks. cuDNN does not document its workspaces, but each workspace consists of a whole
+number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below contain those numbers.
 `bench/rules/recurrent/compare.py` prints the remaining differences.
 
 torch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
@@ -205,8 +205,7 @@ def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 
 def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Whether gates are copied in chunks. This applies to an LSTM for long sequences and to a GRU with several
-    layers."""
+    """Whether gates are copied in chunks, as in an LSTM for long sequences and in a GRU with several layers."""
     if layer.directions == 2 or is_persistent or layer.rows:
         return False
     if layer.projected and layer.training and layer.inputs > layer.hidden:
@@ -234,8 +233,8 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Whether torch selects an algorithm that keeps the weights in registers. It always does so for small layers. On
-    Ampere and newer GPUs, it also does so for a single wide layer in float16 at some batch sizes."""
+    """Whether torch selects an algorithm that keeps the weights in registers. torch always selects it for small layers.
+    On Ampere and newer GPUs, torch also selects it for a single wide layer in float16 at some batch sizes."""
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False
     small = {False: {"rnn": 384}, True: {"rnn": 256}}[backward].get(layer.kind, 128 if backward else 192)
