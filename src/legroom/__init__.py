@@ -1,6 +1,6 @@
 """Legroom makes PyTorch training fit into GPU memory.
 
-Importing it is fast: each public name imports its dependencies when it is first used.
+Importing Legroom is fast, because each public name imports its dependencies when it is first used.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """One-line messages: the logger `legroom` for messages during the user's program, and `say` for the command line.
 
-Without logging configuration, Python prints a warning without its source. The logger therefore adds the prefix
-`legroom: ` to messages that no handler of the program processes. With a logging configuration, the program's own
+Without logging configuration, Python prints a warning without its source. If no handler of the program processes a
+message, Legroom therefore prints it with the prefix `legroom: `. With a logging configuration, the program's own
 handlers format the message.
 """
 

@@ -28,8 +28,8 @@ def begin() -> None:
 
 
 def legroom_command(arguments: list[str], value: str) -> list[str] | None:
-    """Return `arguments` with `-m legroom run` before the script, or None to run them unchanged. `value`: of
-    LEGROOM."""
+    """Return `arguments` with `-m legroom run` before the script, or None to run them unchanged. `value` is the value
+    of LEGROOM."""
     if value.strip().lower() in _OFF:
         return None
     position = _script_position(arguments)

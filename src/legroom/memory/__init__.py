@@ -1,1 +1,1 @@
-"""Memory events, the simulated CUDA allocator, and their analysis. Never imports torch."""
+"""Memory events, the simulated CUDA allocator, and the analysis of events. This package never imports torch."""

@@ -1,8 +1,8 @@
-"""The rare events of a run: leaks that were found, gaps in the recording, how the run ended.
+"""The rare events of a run, such as leaks that were found, gaps in the recording, and the end of the run.
 
-Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order
-(see `capture.lines`), so a change to either requires a new capture version. The classes have no `slots`, because slots
-would create a second version of each class, and `Annotation.__subclasses__()` would list both.
+Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order (see
+`capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`, because
+slots would create a second version of each class, and `Annotation.__subclasses__()` would list both.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Annotation:
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """Events are missing from here to the next `GapEnded`. Only the steps in between are known."""
+    """Events between this one and the next `GapEnded` are missing. Only the steps of the gap are known."""
 
     events: int | None = None
     """The number of missing events; None if unknown."""
@@ -36,7 +36,7 @@ class GapEnded(Annotation):
 
 @dataclass(frozen=True)
 class ForwardProgress(Annotation):
-    """How far the forward pass had progressed when memory ran out. Follows its `Oom`."""
+    """How far the forward pass had progressed when memory ran out. This event follows its `Oom`."""
 
     fraction: float
     """The finished fraction of the forward pass, from 0 to 1."""

@@ -1,7 +1,7 @@
 """Compares the memory at two points of a run, or at the peaks of two runs.
 
-Lines are matched by file and line number. If the code was edited between two runs, line numbers differ; categories and
-modules do not.
+Lines are matched by file and line number. If the code was edited between two runs, line numbers differ, but categories
+and modules still match.
 """
 
 from collections.abc import Mapping

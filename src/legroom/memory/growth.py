@@ -1,7 +1,8 @@
 """Finds lines whose memory grows from step to step.
 
-A training loop without leaks has the same memory at the end of every step. If the memory allocated by a line grows at
-the end of every step, an object retains it. Categories are those known at the end of each step.
+A training loop without leaks has the same memory at the end of every step. If the memory allocated by a line is larger
+at the end of every step, an object retains this memory. Storages have the categories that are known at the end of each
+step.
 """
 
 from collections.abc import Mapping

@@ -8,9 +8,10 @@ from threading import current_thread, main_thread
 
 @contextmanager
 def delayed_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, so that recording stays consistent if the script catches it and continues.
+    """Delay Ctrl-C until the end of the block, so that the recording stays consistent if the script catches Ctrl-C and
+    continues.
 
-    Python delivers signals to the main thread only. In other threads this does nothing.
+    Python delivers signals only to the main thread, so in other threads the block has no effect.
     """
     handler = getsignal(SIGINT)
     if current_thread() is not main_thread() or not callable(handler):

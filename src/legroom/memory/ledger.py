@@ -2,9 +2,9 @@
 
 A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, which
 is processed in batches. A storage can be freed, and `apply` called, at any moment and in any thread, even during a
-query. A long run has more events than fit into memory. With `keep_events`, a ledger keeps about that many: those around
-the peaks, the out-of-memory events and the end of the last step, and the newest. Totals always cover the whole run. If
-there are very many steps, only every second, fourth, ... of the older steps is kept.
+query. A long run has more events than fit into memory. With `keep_events`, a ledger keeps about that many events: the
+events around the peaks, the out-of-memory events and the end of the last step, and the newest events. Totals always
+cover the whole run. If there are very many steps, only every second, fourth, ... of the older steps is kept.
 
 The category of a storage may become known after its allocation. Its last tag applies to its whole lifetime.
 """
@@ -123,7 +123,7 @@ class Ledger:
             raise UsageError(f"There is no step {step} on device {device}. {known}")
 
     def at_last_step(self, device: int = 0) -> State | None:
-        """The state of `device` at the end of the last step with known events; None if there is none."""
+        """The state of `device` at the end of the last step with known events; None if there is no such step."""
         with self._up_to_date():
             ended = self._totals[device].ended if device in self._totals else None
             return None if ended is None else self._state_after(ended, device)

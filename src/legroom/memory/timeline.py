@@ -1,8 +1,8 @@
 """The memory of a run over time, in a few hundred samples.
 
-Time is divided into equal intervals. For each interval, the samples with the lowest and highest allocated memory, the
-highest reserved memory, and the last one are kept, so the peaks are always included. Memory is constant from one
-sample to the next.
+Time is divided into equal intervals. For each interval, four samples are kept: the sample with the lowest allocated
+memory, with the highest allocated memory and with the highest reserved memory, and the last sample. The peaks are
+therefore always included. Memory is constant from one sample to the next.
 """
 
 from collections.abc import Iterable, Mapping
@@ -59,7 +59,7 @@ class TimelineBuilder:
         ]
 
     def add_events(self, alive: Iterable[Alloc], reserved: int, events: Iterable[Event]) -> None:
-        """Add consecutive events. `alive` and `reserved`: the state before these events."""
+        """Add consecutive events. `alive` and `reserved` are the state before these events."""
         device, tags, number, now = self._device, self._tags, self._number, self._now
         sums = [0] * len(_CATEGORIES)
         live: dict[int, tuple[int, int]] = {}

@@ -1,5 +1,5 @@
-"""Strategy `auto`: selects the cheapest strategy that is predicted to fit, with its reason and a table of
-the alternatives.
+"""Strategy `auto`: selects the cheapest strategy that is predicted to fit, and explains the choice with a reason and a
+table of the alternatives.
 """
 
 import textwrap
@@ -50,7 +50,8 @@ class StrategyChoice:
 
 
 def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
-    """Select the first strategy that fits, or otherwise the one that exceeds the memory by the smallest amount."""
+    """Select the first strategy that fits. If none fits, select the strategy that exceeds the memory by the smallest
+    amount."""
     fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:
         best = min((each for each in predictions if each.peak), key=lambda each: each.peak / each.capacity)

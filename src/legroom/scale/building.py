@@ -108,7 +108,8 @@ class Builder:
     # --- choice of the strategy
 
     def _applicable(self, strategy: str) -> str:
-        """Return `single` for every strategy if there is only one device, so that the same script runs there."""
+        """Return `single` for every strategy if there is only one device, so that the same script runs on one
+        device."""
         launched, size = self.devices.world.launched, self.devices.world.size
         device_count = len(self.devices.devices)
         if strategy in ("dp", "split") and size > 1:

@@ -3,10 +3,10 @@
     loader = run.loader(dataset, batch_size=64)     # 64 samples per step, over all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
-Other samplers repeat samples so that all ranks have the same number, which gives different results than training in one
-process. Here, the last batch is split without padding, and a rank without samples uses one sample with weight 0. The
-samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can therefore resume with
-another number of ranks at the same batch.
+Other samplers repeat samples so that all ranks have the same number of samples, which gives different results than
+training in one process. This loader splits the last batch without padding, and a rank without samples uses one sample
+with weight 0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can
+therefore resume with another number of ranks at the same batch.
 """
 
 import zlib
@@ -45,9 +45,9 @@ class DistributedLoader:
         on_batch: Callable[[bool], None] = lambda is_counted: None,
         **options: Any,
     ) -> None:
-        """`index`: the index of this rank's share. `device`: the device of batches; None keeps them on the CPU.
+        """`index` is the index of this rank's share. `device` is the device of batches; None keeps batches on the CPU.
 
-        `on_batch`: called before each batch with a flag that is False if its samples have weight 0.
+        `on_batch` is called before each batch, with False if the samples of the batch have weight 0.
         """
         self._length = _checked_length(dataset)
         _check(batch_size, shares, options)
@@ -105,7 +105,8 @@ class DistributedLoader:
         self._epoch, self._batches, self._seed = state["epoch"], state["batches"], state["seed"]
 
     def remaining_batches(self) -> Iterator[list[int]]:
-        """Yield this rank's indices for every remaining batch, or one index with weight 0 if it has none."""
+        """Yield this rank's indices for every remaining batch. If the rank has no samples in a batch, yield one index
+        with weight 0."""
         order = self._order()
         for number in range(self._batches, len(self)):
             start = number * self._batch_size

@@ -1,8 +1,8 @@
-"""Computes the weight of each rank's mean loss, so that the gradients are those of the global batch.
+"""Computes the weight of each rank's mean loss, so that the gradients are the same as for the global batch.
 
-Engines average gradients over ranks with equal weights. The loss of a rank with n of N samples, on W ranks, is therefore
-multiplied by n · W / N. The average is then exactly the mean over all N samples. N is summed over the ranks on the CPU while the
-forward pass runs.
+Engines average gradients over ranks with equal weights. If a rank has n of the N samples of W ranks, its loss is
+therefore multiplied by n · W / N. The average over ranks is then exactly the mean over all N samples. N is summed over
+the ranks on the CPU while the forward pass runs.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,8 @@ class LossWeighting:
         )
 
     def begin(self, batch: BatchArguments) -> Callable[[], float]:
-        """Start the sum over ranks. The returned function waits for it and returns the weight of this rank's loss."""
+        """Start the sum over ranks. The returned function waits for the sum and returns the weight of this rank's
+        loss."""
         if self._ranks == 1:
             return _one
         own = self.count(*batch.arguments, **batch.named)

@@ -12,7 +12,7 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Return the optimizer, or create it with the given function. It must have parameters of this model."""
+    """Return the optimizer, or create it with the given function. The optimizer must have parameters of this model."""
     if optimizer is None:
         return None
     result: torch.optim.Optimizer = optimizer

@@ -4,9 +4,9 @@
     for x, y in run.loader(dataset, batch_size=64):             # 64 samples per step, over all ranks
         loss = run.step(lambda x, y: criterion(run.model(x), y), x, y)
 
-The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several machines. With every
-strategy, the gradients of a step are those of the global batch, because the mean loss of each rank is weighted by its
-samples. The weights are therefore the same as those of a single process.
+The script runs unchanged with `python`, torchrun and `legroom launch`, on a CPU, one GPU, several GPUs or several
+machines. With every strategy, the gradients of a step are the same as for the global batch, because the mean loss of
+each rank is weighted by its samples. The weights of the model are therefore the same as in a single process.
 """
 
 import os
@@ -59,8 +59,8 @@ def parallel(
     batch per GPU. `weight`: a function that counts elements in a batch, for a loss that is a mean over elements other
     than samples, such as tokens. `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`.
     `clip_norm`: clip gradients to this norm, over all ranks. `schedule`, `micro_batches`: options of a pipeline.
-    `offload`: keep the shards of "fsdp" in host memory. By default, this is used only if they do not fit otherwise.
-    `static_graph`: the option of DDP. By default, it is detected.
+    `offload`: keep the shards of "fsdp" in host memory. By default, the shards are offloaded only if they do not fit
+    otherwise. `static_graph`: the option of DDP. By default, Legroom detects its value.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -141,7 +141,7 @@ class Parallel:
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
         """Run forward, backward and the optimizer step, and set gradients to None.
 
-        `loss_fn(*batch, **named)` must call `run.model`. Returns this rank's part of the loss. Its mean over ranks,
+        `loss_fn(*batch, **named)` must call `run.model`. Returns this rank's part of the loss. The mean over ranks,
         `run.gather(loss).mean()`, is the loss of the global batch.
         """
         if not callable(loss_fn):
@@ -218,7 +218,8 @@ class Parallel:
 
 
 def _strategy_name(strategy: str) -> str:
-    """Return the strategy of the command line (`legroom launch --strategy`), or otherwise that of the script."""
+    """Return the strategy of the command line (`legroom launch --strategy`). Without one, return the strategy of the
+    script."""
     override = os.environ.get("LEGROOM_STRATEGY", "")
     for name, source in ((strategy, "strategy="), (override or "auto", "LEGROOM_STRATEGY=")):
         if name not in NAMES:

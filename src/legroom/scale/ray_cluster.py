@@ -1,7 +1,7 @@
 """Starts a temporary Ray instance, or connects to an existing cluster.
 
-A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. An instance that the
-caller has started, or a cluster with an address, is used unchanged and left running.
+A temporary instance has no dashboard, no usage statistics, and no worker output on the terminal. If the caller has
+started an instance, or passes the address of a cluster, that instance or cluster is used unchanged and left running.
 """
 
 import contextlib
@@ -46,7 +46,8 @@ def connect_ray(
     """Connect to the caller's Ray instance or to the cluster at `address`, or start an instance with these processors
     and GPUs.
 
-    `gpus`: None means all GPUs of this machine. `settings`: environment variables, unless the user has set them.
+    If `gpus` is None, all GPUs of this machine are used. `settings` are environment variables that are set unless the
+    user has set them.
     """
     with _environment(settings):
         if is_initialized():
@@ -96,9 +97,11 @@ def is_initialized() -> bool:
 
 @contextlib.contextmanager
 def _without_services() -> Iterator[None]:
-    """Start Ray without autoscaler, log monitor and dashboard, because each is a process that takes a second to start.
+    """Start Ray without autoscaler, log monitor and dashboard, because each of these is a process that takes a second
+    to start.
 
-    This uses private functions of Ray. If they change, the services are started, which takes one to two seconds longer.
+    This function uses private functions of Ray. If a version of Ray lacks these functions, the services are started,
+    which takes one to two seconds longer.
     """
     try:
         from ray._private import node, parameter

@@ -1,6 +1,6 @@
 """Splits a global batch among ranks or devices by shares.
 
-Shares are non-negative numbers. Only their ratio matters. Every rank computes the same split.
+Shares are non-negative numbers, of which only the ratio matters. Every rank computes the same split.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from legroom.errors import UsageError
 
 
 def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
-    """Return the samples of each share. Remaining samples go to the largest fractions; if fractions are equal, to the
-    first one.
+    """Return the number of samples of each share. Shares are rounded down, and the remaining samples go to the shares
+    with the largest fractions. If fractions are equal, the first share gets the sample.
 
     >>> split_by_shares(10, [1, 1, 1]), split_by_shares(8, [3, 1]), split_by_shares(6, [0, 1, 1])
     ([4, 3, 3], [6, 2], [0, 3, 3])

@@ -3,8 +3,8 @@
     world = read_world(os.environ)      # the variables of torchrun or `legroom launch`; starts nothing
     devices = setup_rank(world)         # the device of this rank; starts the process group if launched
 
-A process without a launcher has no process group. A launched process gets one even if it is the only rank, so that a
-single rank behaves like several. A process group that the script has already started is used unchanged.
+A process without a launcher has no process group. A launched process has a process group even if it is the only rank,
+so a single rank behaves like several ranks. A process group that the script has already started is used unchanged.
 """
 
 import atexit
@@ -104,8 +104,8 @@ def _device(world: World) -> torch.device:
 
 
 def _may_have_own_gpu() -> bool:
-    """Whether the launcher makes one GPU visible to each rank (a job system, a virtual GPU). Its index is 0 on every
-    rank.
+    """Whether the launcher makes only one GPU visible to each rank (a job system, a virtual GPU). That GPU has index 0
+    on every rank.
 
     Two ranks with the same GPU are detected after the process group has started.
     """

@@ -1,1 +1,2 @@
-"""Renders findings and ledgers as text, HTML and JSON. Computes nothing."""
+"""Renders findings and ledgers as text, HTML and JSON. This package only renders; the results come from other
+packages."""

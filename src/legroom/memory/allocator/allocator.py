@@ -1,8 +1,9 @@
 """A simulation of PyTorch's CUDA caching allocator: the same requests give the same blocks, segments, peaks and failures.
 
 It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a GPU. With the
-addresses at which CUDA placed the segments, it reproduces recorded histories address by address; without them, it
-reproduces both peaks. CUDA graphs and private pools are not simulated, because a virtual GPU has none.
+addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by address. Without
+these addresses, it reproduces both peaks. CUDA graphs and private pools are not simulated, because a virtual GPU has
+none.
 
 The order of steps:
 
@@ -60,8 +61,8 @@ class Allocator:
     `streams_are_synchronous`: a freed block that other streams used can be reused at the next `malloc`; otherwise only
     after `complete_free`.
 
-    `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor then.
-    Such a block is freed when that call ends. Two threads must not allocate at the same time.
+    `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor at any
+    moment. During `malloc`, the block is freed when `malloc` ends. Two threads must not allocate at the same time.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class Allocator:
             block.stream_uses.add(stream)
 
     def complete_free(self, block: Block) -> None:
-        """Complete the pending free of a block, after the other streams are done with it."""
+        """Complete the pending free of a block, after the other streams no longer use the block."""
         with self._busy():
             self._complete_free(block)
 
@@ -266,14 +267,15 @@ class Allocator:
         self._space.library_loaded()
 
     def reduce_capacity(self, size: int) -> bool:
-        """Take `size` bytes of the device for something else. Returns False if PyTorch has reserved them."""
+        """Use `size` bytes of the device for something other than PyTorch. Returns False if PyTorch has reserved this
+        memory."""
         if self._device.capacity is None:
             return True
         self._device.capacity -= size
         return self._device.reserved <= self._device.capacity
 
     def change_settings(self, settings: AllocatorSettings) -> None:
-        """Change the settings. As in torch, this is possible during a run. Existing blocks are not changed."""
+        """Change the settings. As in torch, settings can change during a run. Existing blocks stay unchanged."""
         self.settings = settings
         self._source.change_settings(settings)
         self._max_split_size = self._source.max_split_size
@@ -283,7 +285,7 @@ class Allocator:
         self._select_fast_paths()
 
     def _select_fast_paths(self) -> None:
-        """Determine whether a free block can be found by bisection only, as with the default settings."""
+        """Determine whether bisection alone finds a free block, as with the default settings."""
         self._collects_garbage = (
             self._device.allowed is not None and self.settings.garbage_collection_threshold > 0
         )

@@ -2,7 +2,7 @@
 
 A segment is memory reserved from the device at once. It is a linked list of blocks. A pool contains the free blocks of
 its kind, in one list per stream, sorted by (size, age of the segment, address), so the best fit is found by bisection.
-Lists are faster than trees here, because they have tens to a few thousand entries.
+The lists have tens to a few thousand entries, for which lists are faster than trees.
 """
 
 from bisect import bisect_left, insort
@@ -144,7 +144,8 @@ class Pool:
         del entries[bisect_left(entries, (block.address,))]
 
     def merge(self, block: Block, adjacent: Block | None) -> int:
-        """Merge an adjacent block of the same state, free or unmapped, into `block`. Returns its size."""
+        """Merge an adjacent block of the same state, free or unmapped, into `block`. Returns the size of the adjacent
+        block."""
         if adjacent is None or adjacent.state != block.state:
             return 0
         if adjacent.state == UNMAPPED:

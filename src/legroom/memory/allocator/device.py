@@ -87,14 +87,15 @@ class AddressSpace:
     """Simulates the addresses at which CUDA places segments. Up to torch 2.12, these addresses determine which of
     several free blocks of equal size is used.
 
-    The rules were derived from 108 recorded runs on an H200. For 103 of them, a replay with these addresses reserves
-    the same memory. A segment is placed in the lowest free gap that is large enough. At first there are two small gaps:
-    one for the first small segment, and `UPPER_GAP`. If no gap is large enough, units of 32 MiB are added below all
-    others. After the first operation there is a wide gap between the first segment and those units (`WIDE_GAP`). Early
-    segments are therefore placed at decreasing addresses, then some hundred MiB at increasing addresses, and later
-    segments at decreasing addresses again. If the first segment was larger than a unit, the wide gap is divided into
-    units from its top. cuBLAS also uses such a gap. Address space of other libraries and of host memory is not
-    simulated. Ranges for expandable segments are placed at increasing addresses, starting at a low address.
+    The rules were derived from 108 recorded runs on an H200. For 103 of these runs, a replay with the simulated
+    addresses reserves exactly the measured memory. A segment is placed in the lowest free gap that is large enough. At
+    first there are two small gaps: one for the first small segment, and `UPPER_GAP`. If no gap is large enough, units
+    of 32 MiB are added below all others. After the first operation there is a wide gap between the first segment and
+    those units (`WIDE_GAP`). Early segments are therefore placed at decreasing addresses, then some hundred MiB at
+    increasing addresses, and later segments at decreasing addresses again. If the first segment was larger than a unit,
+    the wide gap is divided into units from its top. cuBLAS also uses address space in these gaps. Address space of
+    other libraries and of host memory is not simulated. Ranges for expandable segments are placed at increasing
+    addresses, starting at a low address.
     """
 
     __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")

@@ -1,8 +1,8 @@
 """Expandable segments: one long address range for each pool and stream, into which memory is mapped page by page.
 
-A segment grows by mapping pages at the lowest address at which the request fits, after a free block if there is one. It
-shrinks by unmapping the pages that are completely inside free blocks. A range is longer than the device memory (by an
-eighth), so it does not need to be compacted when pages in its middle are released.
+A segment grows by mapping pages at the lowest address at which the request fits, after a free block if there is one. A
+segment shrinks by unmapping the pages that are completely inside free blocks. A range is longer than the device memory
+(by an eighth), so it does not need to be compacted when pages in its middle are released.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Reserves segments on the device and releases them in the same order as torch, and describes them for snapshots."""
+"""Reserves segments on the device and releases them in the same order as torch. Also describes the segments for
+snapshots."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -105,7 +106,8 @@ class SegmentSource:
                     self._expandable.release(block)
 
     def release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release cached oversize blocks, as many as needed for `size`. Returns whether they were enough."""
+        """Release as many cached oversize blocks as needed for `size`. Returns whether the released memory is
+        enough."""
         if self.max_split_size == NO_SIZE:
             return False
         needed = max(size, self.max_split_size)
@@ -125,7 +127,7 @@ class SegmentSource:
         return released >= needed
 
     def collect_garbage(self, limit: int) -> None:
-        """Release cached segments of the large pool that were unused for longer than the average."""
+        """Release cached segments of the large pool that were unused for longer than the average segment."""
         target = self.device.reserved - int(self.settings.garbage_collection_threshold * limit)
         if target <= 0:
             return

@@ -1,9 +1,9 @@
 """Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer name like torch does.
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
-ignored. Torch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this one accepts the same
-values: `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are rejected with a
-message that states the correct form.
+ignored. Torch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the same
+values. For example, `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are
+rejected with a message that states the correct form.
 """
 
 import re
@@ -87,8 +87,8 @@ class AllocatorSettings:
     def parse(cls, text: str, before: "AllocatorSettings | None" = None) -> "AllocatorSettings":
         """Parse `text`.
 
-        `before`: the previous settings, if a running program changes its settings. In that case, torch keeps the
-        segment options and resets the others.
+        If a running program changes its settings, `before` contains the previous settings. In that case, torch keeps
+        the segment options and resets the others.
         """
         pairs = list(_pairs(_tokens(text)))
         start = before or cls()

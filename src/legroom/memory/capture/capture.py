@@ -6,8 +6,8 @@ capture cannot run code. `lines` describes the format. `trim` selects the events
 large.
 
 `write` is called during training, so it only appends the event to a list. One thread at a time encodes the events in
-batches. A storage can be freed at any moment, even while a batch is encoded, so `write` must not be reentered. If the
-file cannot be written, training continues: see `failed`.
+batches. A storage can be freed at any moment, even while a batch is encoded, so `write` may also be called during the
+encoding. If the file cannot be written, training continues, and `failed` contains the reason.
 """
 
 import errno
@@ -120,7 +120,8 @@ class CaptureWriter:
         self._drain(wait=True, finish=True)
 
     def abandon(self) -> None:
-        """Stop writing without changing the file. Used in a forked child, because the file belongs to the parent."""
+        """Stop writing without changing the file. A forked child calls this method, because the file belongs to the
+        parent."""
         self._stop(self.failed)
 
     def __enter__(self) -> Self:
@@ -186,7 +187,7 @@ class CaptureWriter:
 
 
 def _create(path: Path, *, force: bool) -> FileIO:
-    """Create the file. Create the file. `force` overwrites an existing capture, but no other kind of file."""
+    """Create the file. `force` overwrites an existing capture, but no other kind of file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Writes the chunks of a capture file, and trims the file when it grows too large.
 
-Every batch is flushed through the compressor to the operating system, so it survives if the process is killed. If
-possible, a chunk ends at the end of a training step. The categories of storages are known by then, so a chunk that is
-kept contains them.
+Every batch of events is flushed through the compressor to the operating system, so the batch survives if the process is
+killed. If possible, a chunk ends at the end of a training step. At that point, the categories of storages are known, so
+the chunk contains them.
 """
 
 import errno
@@ -57,7 +57,7 @@ class ChunkFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file without writing. The file is unbuffered, so this writes nothing."""
+        """Close the file without writing. The file is unbuffered, so closing it writes nothing."""
         with suppress(OSError):
             self._file.close()
 
@@ -100,8 +100,8 @@ class ChunkFile:
                 self._chunk_with_peak[key] = chunk.number
 
     def _peaks(self) -> dict[tuple[str, int], int]:
-        """The current peaks, allocated before reserved. If there is not enough room for all chunks, those with the
-        allocated peaks are kept.
+        """The chunks with the current peaks: the peaks of allocated memory, then the peaks of reserved memory. If there
+        is not enough room for all these chunks, those with the allocated peaks are kept.
         """
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
@@ -110,7 +110,7 @@ class ChunkFile:
         }
 
     def _trim(self) -> None:
-        """Atomically replace the file by one without the least important chunks."""
+        """Atomically replace the file by a file without the least important chunks."""
         trimmed = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         highest = [self._chunk_with_peak[key] for key in sorted(self._chunk_with_peak)]
         try:

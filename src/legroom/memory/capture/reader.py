@@ -1,8 +1,9 @@
 """Reads a capture file.
 
-An incomplete file, for example after a crash, is read up to its last valid line. If chunks were dropped to limit the
-size of the file, the events continue from the state at the start of the next chunk. The steps of the dropped chunks
-come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that lead to that state.
+If the file is incomplete, for example after a crash, it is read up to its last valid line. If chunks were dropped to
+limit the size of the file, the events continue from the state at the start of the next chunk. The steps of the dropped
+chunks come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that lead to that
+state.
 
 A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
 """
@@ -48,7 +49,7 @@ class Capture:
 
 
 def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) -> Capture:
-    """Read a capture. Raises CaptureError or CaptureVersionError if that is not possible."""
+    """Read a capture. Raises CaptureError or CaptureVersionError if the file cannot be read."""
     path = Path(path)
     try:
         with open(path, "rb") as file, no_garbage_collection():

@@ -2,8 +2,8 @@
 buffers.
 
 The costs of each position come from one trace of a whole step. The first cut is computed from the sums of these costs.
-A trace then predicts the stages of that cut (see `stage_memory`), and the difference is added to the sums. This is
-repeated until the predicted peaks are even or the cut does not change.
+A trace then predicts the peaks of the stages of that cut (see `stage_memory`), and the differences from the sums are
+added to the sums. These steps are repeated until the predicted peaks are even or the cut does not change.
 """
 
 import itertools
@@ -66,7 +66,7 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """A measure to compare cuts. A larger stage is accepted if it makes the others more even."""
+        """A measure to compare cuts. A cut with a larger stage is accepted if the other stages become more even."""
         return float(max(self.peaks) * self.spread**0.5)
 
 
@@ -157,11 +157,11 @@ class _CostSums:
 def _most_even(
     sums: _CostSums, positions: Sequence[int], stages: int, differences: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the boundaries with the most even stages. `differences`: the difference between the predicted cost of each
-    stage and its sum.
+    """Return the boundaries with the most even stages. `differences` are the differences between the predicted cost of
+    each stage and its sum.
 
-    Several target sizes are tried, and the one with the most even stages is used. Minimizing only the largest stage would leave
-    others half empty if the next position has more bytes to send.
+    Several target sizes are tried, and the target size with the most even stages is used. If only the largest stage
+    were minimized, other stages could stay half empty because the next position has more bytes to send.
     """
     ends = [*positions, sums.length]
     begins = [0, *positions]

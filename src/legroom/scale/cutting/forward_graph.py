@@ -1,11 +1,12 @@
-"""Records the forward pass of a model, so that a part of it can run on its own.
+"""Records the forward pass of a model, so that a part of the model can run on its own.
 
     graph = record_forward(model, arguments, named)       # on meta copies: computes nothing and does not change the model
     graph.nodes(0, graph.length)                          # the layers and the operations between them, in order
 
-A layer is a single node. A module that calls others is recorded both as a node and with its children. A stage that
-contains the whole module calls the module itself. Only a module that is split is run from its recorded children. Sizes
-are recorded as constants, so a graph is valid for one shape of inputs, in training or in evaluation mode.
+A layer is a single node. A module that calls other modules is recorded both as a node and with its children. A stage
+that contains the whole module calls the module itself. If a module is divided between stages, its recorded children run
+instead. Sizes are recorded as constants, so a graph is valid for one shape of inputs, in training or in evaluation
+mode.
 """
 
 import contextlib
@@ -395,8 +396,8 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module is recorded as one node. This applies to modules without children, and to modules of torch that
-    use their children without calling them."""
+    """Whether a module is recorded as one node. These are modules without children, and modules of torch that use their
+    children without calling them."""
     if next(module.children(), None) is None:
         return True
     if isinstance(module, nn.Sequential):
@@ -431,7 +432,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _on_meta(value: Any) -> Any:
-    """Move all tensors to the meta device, because tensors on it cannot be mixed with others."""
+    """Move all tensors to the meta device, because operations cannot mix tensors on the meta device with other
+    tensors."""
     return trees.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
 
 

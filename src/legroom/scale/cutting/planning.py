@@ -70,7 +70,8 @@ class DistributedPlanning(LocalPlanning):
 
 @dataclass(frozen=True, slots=True)
 class ModelCut:
-    """The cut of a model. It applies to any forward graph of the model: other batch sizes, training or evaluation."""
+    """The cut of a model. The cut applies to every forward graph of the model, for any batch size, in training and in
+    evaluation."""
 
     boundaries: tuple[int, ...]
     """Positions in the recorded graph, including 0 and its length."""
@@ -136,9 +137,9 @@ def plan_pipeline(
     micro_batches: int | None,
     planning: LocalPlanning | None = None,
 ) -> PipelinePlan:
-    """Plan strategy `pipeline`. `batch`: a global batch, which is split into micro-batches as in a step.
+    """Plan strategy `pipeline`. `batch` is a global batch, which is split into micro-batches as in a step.
 
-    `planning`: defines how ranks plan together.
+    `planning` defines how ranks plan together.
     """
     planning = planning or LocalPlanning()
     arguments = BatchArguments((batch,), {})

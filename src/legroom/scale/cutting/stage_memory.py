@@ -1,8 +1,9 @@
-"""Builds the step of one stage, which is traced to predict its memory. It contains the passes of all micro-batches in
-the order of the schedule.
+"""Builds the step of one stage, which is traced to predict the memory of the stage. The step contains the passes of all
+micro-batches in the order of the schedule.
 
-The order and the buffers are those of `torch.distributed.pipelining`: a buffer for the inputs and for the received
-gradients of each micro-batch, the loss of the last stage, gradients summed over micro-batches, then the optimizer.
+The order and the buffers are the same as in `torch.distributed.pipelining`: a buffer for the inputs and for the
+received gradients of each micro-batch, the loss of the last stage, gradients summed over micro-batches, then the
+optimizer.
 """
 
 import itertools
@@ -33,8 +34,8 @@ from legroom.scale.prediction.strategy_steps import optimizer_for
 
 
 def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBatchFlow:
-    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage. 1F1B keeps one per remaining
-    stage."""
+    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage. 1F1B keeps one micro-batch per
+    remaining stage."""
     if schedule == "gpipe" or micro_batches < stages:
         return MicroBatchFlow((micro_batches,) * stages, micro_batches)
     return MicroBatchFlow(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)
@@ -60,7 +61,7 @@ def stage_step(
     flow: MicroBatchFlow,
     micro: Any,
 ) -> MakeStep:
-    """Return a step of one stage. `micro`: one micro-batch, inputs first and target last."""
+    """Return a step of one stage. `micro` is one micro-batch, with the inputs first and the target last."""
     program, is_last = programs[stage], stage == len(programs) - 1
     meta_model, meta_optimizer = meta_copies(model, optimizer)
     tensors = dict(named_tensors(meta_model))
@@ -89,7 +90,8 @@ def stage_step(
         ]
 
         def forward(index: int, batch: Any) -> tuple[list[torch.Tensor], Sequence[torch.Tensor]]:
-            """Return the outputs for the backward pass, and all sent tensors, which torch's stage keeps until then."""
+            """Return the outputs for the backward pass, and all sent tensors, which torch's stage keeps until the
+            backward pass."""
             received = [
                 each.requires_grad_(info.requires_grad)
                 for each, info in zip(input_buffers[index], receives, strict=True)
@@ -197,7 +199,7 @@ def _weight_costs(
 
 
 def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> WeightCost:
-    """Return the cost of a tensor. A multi-tensor optimizer allocates one temporary of its size."""
+    """Return the cost of a tensor. A multi-tensor optimizer allocates one temporary tensor of the same size."""
     size = tensor.numel() * tensor.element_size()
     if not tensor.requires_grad:
         return WeightCost(key, size, 0)

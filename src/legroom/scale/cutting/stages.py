@@ -107,7 +107,7 @@ class GraphPartitioner:
         return sum(self.graph.slots[slot].bytes for slot in self.crossing[position])
 
     def can_cut(self, position: int) -> bool:
-        """Whether gradients flow through the sent slots, and none of these is modified in place afterwards."""
+        """Whether gradients flow through the sent slots, and no sent slot is modified in place afterwards."""
         crossing = self.crossing[position]
         return any(self.graph.slots[slot].requires_grad for slot in crossing) and not any(
             self._modified_at.get(slot, -1) >= position for slot in crossing
@@ -172,7 +172,8 @@ class StageRunner(nn.Module):
         inputs: Sequence[torch.Tensor],
         after: Callable[[GraphNode], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that the stage sends. `inputs`: all input tensors of the model. `after`: called after each node."""
+        """Return the tensors that the stage sends. `inputs` are all input tensors of the model. `after` is called after
+        each node."""
         values = dict(zip(self.program.receives, received, strict=True))
         for index in self.program.inputs:
             values[self._graph.inputs[index]] = inputs[index]

@@ -1,8 +1,8 @@
 """Runs a plan with torchrun's own agent, including its rendezvous, its restarts and its termination of ranks.
 
-`torch.distributed.elastic` starts one process per rank, monitors them, and connects to other nodes. This module adds the output
-files of the ranks and a callback at the end of an attempt. It uses extension points of the agent: `LogsSpecs.reify` returns
-the files at the start of an attempt, and `_monitor_workers` returns the state of the workers.
+`torch.distributed.elastic` starts one process per rank, monitors them, and connects to other nodes. This module adds
+the output files of the ranks and a callback at the end of an attempt. For both, it uses extension points of the agent:
+`LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of the workers.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ GRACE_SECONDS = 15
 def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
     """Start the ranks of this node and wait until all of them have exited.
 
-    Raises `LegroomError` if the nodes do not connect. Ctrl-C stops all ranks if this runs on the main thread.
+    Raises `LegroomError` if the nodes do not connect. If this function runs on the main thread, Ctrl-C stops all ranks.
     """
     _silence_torch()
     recorder = _AttemptRecorder(folder, on_start, on_end)
@@ -109,7 +109,8 @@ class _AttemptRecorder(LogsSpecs):
     def finished(self, exit_codes: Mapping[int, int], first: Collection[int] = ()) -> None:
         """Record that all ranks of the attempt have exited.
 
-        `exit_codes`: exit codes of failed ranks. `first`: ranks that exited before the others were terminated.
+        `exit_codes` are the exit codes of failed ranks. `first` are the ranks that exited before the others were
+        terminated.
         """
         if not self._running:
             return
@@ -242,8 +243,8 @@ def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
 def _grace(seconds: int) -> Iterator[None]:
     """Set the time that terminated ranks get to exit before they are killed.
 
-    The time is a default argument of `PContext.close` that cannot be set if a rank has failed. If torch changes that
-    function, its own default of 30 seconds applies.
+    The time is a default argument of `PContext.close` that cannot be set if a rank has failed. If a version of torch
+    changes that function, torch's default of 30 seconds applies.
     """
     close: Any = PContext.close
     before = getattr(close, "__defaults__", None)

@@ -52,8 +52,8 @@ class LaunchFolder:
 
 
 def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
-    """Create a folder: Create the folder `chosen`, which must be new or empty, or a folder with an unused name made
-    from `stem` in the current folder."""
+    """Create the folder `chosen`, which must be new or empty. Without `chosen`, create a folder with an unused name
+    made from `stem` in the current folder."""
     try:
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class RankExit:
 
 
 def read_exit(path: Path) -> RankExit | None:
-    """Return the record of a rank, or None if it wrote none."""
+    """Return the record of a rank, or None if the rank wrote no record."""
     try:
         return RankExit(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

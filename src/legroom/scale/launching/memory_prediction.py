@@ -1,7 +1,8 @@
 """Predicts the memory of each rank before the launch.
 
-Every rank of this node is traced separately, as `legroom estimate` traces a script. Its process group has the right
-size but no other ranks (see `observe.virtual.single_rank`). Shards, batches and stages therefore have their true sizes.
+Every rank of this node is traced separately, as `legroom estimate` traces a script. The process group of a traced rank
+has the right size but no other ranks (see `observe.virtual.single_rank`). Shards, batches and stages therefore have
+their true sizes.
 """
 
 import tempfile
@@ -48,8 +49,8 @@ class RankPrediction:
 def predict_ranks(
     plan: LaunchPlan, progress: Callable[[str], None] = lambda message: None
 ) -> list[RankPrediction]:
-    """Return one prediction per rank of this node. The node is assumed to be the first one. The result is empty without
-    any GPU."""
+    """Return one prediction per rank of this node, which is assumed to be the first node. Without a GPU, the result is
+    empty."""
     gpus = list(plan.gpus) or _real_gpus(plan)
     if not gpus:
         return []
@@ -92,7 +93,7 @@ def _estimate(
 
 
 def _environment(plan: LaunchPlan, rank: int, messages: str) -> dict[str, str]:
-    """Return the environment of the rank. Its node is the first one, so its local rank is its rank."""
+    """Return the environment of the rank. The rank is on the first node, so its local rank equals its rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),

@@ -1,9 +1,9 @@
 """The result of a launch, and the rank that caused a failure.
 
-If one rank fails, the others fail soon after, because they lose their connection to it or the launcher terminates them.
-The rank that the operating system reports first is therefore often not the one that failed first. Therefore an error of
-the rank itself takes precedence, then a signal, then a lost connection. Among several errors, the earliest is treated
-as the cause.
+If one rank fails, the others fail soon after, because they lose their connection to the failed rank or the launcher
+terminates them. The rank that the operating system reports first is therefore often not the rank that failed first. To
+find the cause, an error of the rank itself takes precedence, then a signal, then a lost connection. Among several
+errors, the earliest is treated as the cause.
 """
 
 import re

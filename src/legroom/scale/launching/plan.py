@@ -1,6 +1,6 @@
 """The plan of a launch: the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
 
-Invalid combinations are rejected here, before any process starts.
+This module rejects invalid combinations of options before any process starts.
 """
 
 import os
@@ -226,8 +226,8 @@ def _parse_rendezvous(text: str) -> str:
 
 
 def _threads(ranks: int) -> int:
-    """Return the user's setting, or the number of cores divided by the number of ranks. Without this setting, torch
-    would start a thread per core in each rank."""
+    """Return the user's setting of `OMP_NUM_THREADS`, or the number of cores divided by the number of ranks. Without
+    this setting, torch would start one thread per core in each rank."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     if setting.isdecimal() and int(setting) > 0:
         return int(setting)

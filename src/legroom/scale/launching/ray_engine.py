@@ -1,13 +1,14 @@
-"""Runs a plan on a Ray cluster through Ray Train: Ray finds the machines, places the ranks and restarts them.
+"""Runs a plan on a Ray cluster through Ray Train.
 
-A script cannot run directly in a Ray worker: Ray has already imported many modules there, and runs the training function in a
-thread. Therefore each worker starts the rank as a separate process, with the same program and environment as torchrun's
-agent. The output of the rank is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same
-as if all ranks had run on this machine.
+Ray finds the machines, places the ranks and restarts them. A script cannot run directly in a Ray worker, because Ray
+has already imported many modules in the worker, and runs the training function in a thread. Therefore each worker
+starts the rank as a separate process, with the same program and environment as torchrun's agent. The output of the rank
+is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same as if all ranks had run on this
+machine.
 
-The cluster is the one at RAY_ADDRESS. With `--nodes`, it is the cluster of this machine. Otherwise a temporary one is
-started on this machine. A cluster that is already running on this machine is not used, because it may belong to another
-user.
+If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, they run on the cluster of this machine.
+Otherwise, a temporary cluster is started on this machine. In that case, a cluster that is already running on this
+machine is not used, because it may belong to another user.
 """
 
 import logging
@@ -36,7 +37,7 @@ _HELP = RayHelp(
 
 
 def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
-    """Start all ranks on the cluster and wait until they have exited. Raises `MissingExtra` without Ray."""
+    """Start all ranks on the cluster and wait until they have exited. Raises `MissingExtra` if Ray is not installed."""
     try:
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -94,7 +95,8 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to the cluster at RAY_ADDRESS or, for several nodes, to that of this machine. Otherwise start one."""
+    """Connect to the cluster at RAY_ADDRESS or, for several nodes, to the cluster of this machine. Otherwise, start a
+    cluster."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())
@@ -102,7 +104,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Whether ranks use GPUs of the cluster. Virtual GPUs do not need any."""
+    """Whether ranks use GPUs of the cluster. Ranks on virtual GPUs do not."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

@@ -29,7 +29,7 @@ class RankTask:
 
 
 def run_on_worker(config: dict[str, Any]) -> None:
-    """Ray Train's training function: returns if the rank succeeds, raises otherwise."""
+    """The training function for Ray Train. It returns if the rank succeeds, and raises an error otherwise."""
     import ray
     import ray.train
     import torch.distributed as distributed

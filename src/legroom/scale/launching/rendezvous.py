@@ -52,8 +52,8 @@ def _is_free(port: int) -> bool:
 def _is_rendezvous(host: str, port: int) -> bool:
     """Whether another node of a launch already listens at the port.
 
-    The check runs in a separate process. A program that does not respond blocks torch longer than its timeout, and one
-    that closes the connection makes torch log its stack.
+    The check runs in a separate process. If the program at the port does not respond, torch blocks longer than its
+    timeout. If the program closes the connection, torch logs its stack.
     """
     command = [sys.executable, "-c", _CHECK, host, str(port), str(TIMEOUT_SECONDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:

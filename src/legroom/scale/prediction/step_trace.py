@@ -3,7 +3,7 @@
     prediction = predict_step(device_model_of(device), 2, make_step)       # prediction.peaks: one per device
 
 A trace needs a process without an active virtual GPU. If the run itself is on a virtual GPU, the trace runs in a forked
-process and counts only tensors, like a virtual GPU. For a real GPU, it includes the workspaces of CUDA kernels.
+process and counts only tensors, like a virtual GPU. For a real GPU, the trace includes the workspaces of CUDA kernels.
 """
 
 import contextlib

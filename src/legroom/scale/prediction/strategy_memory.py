@@ -1,5 +1,5 @@
-"""Predicts the memory of each strategy on the GPU with the highest use, from a batch or, without one, from the weights
-only."""
+"""Predicts the memory of each strategy on the GPU with the highest use. Without a batch, the prediction uses only the
+weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -153,14 +153,14 @@ def coordinator_shares(
 ) -> tuple[list[float], list[int]]:
     """Return the samples of each device of a DataParallel, the coordinator first, and the predicted peaks.
 
-    The coordinator gets as many samples as possible without using more memory than the others on average. Memory grows
-    linearly with the samples, so the search interpolates between the smallest and the largest share.
+    The coordinator gets as many samples as possible without using more memory than the average of the other devices.
+    Memory grows linearly with the samples, so the search interpolates between the smallest and the largest share.
     """
     batch_size = BatchArguments((batch,), {}).batch_size
     tried: dict[int, tuple[list[int], float]] = {}
 
     def excess(coordinator: int) -> float:
-        """Return the bytes that the coordinator uses beyond the average of the others."""
+        """Return the bytes that the coordinator uses beyond the average of the other devices."""
         if coordinator not in tried:
             shares = _dp_shares(batch_size, coordinator, devices)
             prediction = predict_step(

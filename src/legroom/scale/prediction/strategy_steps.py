@@ -1,5 +1,5 @@
-"""Builds a step under each strategy, which is traced to predict its memory. It includes the memory that the engine
-allocates in addition to the model."""
+"""Builds a step under each strategy, which is traced to predict the memory of the strategy. The step includes the
+memory that the engine allocates in addition to the model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,9 +45,9 @@ def optimizer_only_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
 def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) -> MakeStep:
     """A DDP step. Gradients are views of buckets, which exist from the start of the run.
 
-    After the first step, DDP rebuilds its buckets in the order of the gradients. `nccl`: the old buckets stay alive until the next
-    collective, after the forward pass of the second step. On an H200, a second set of buckets was measured at that
-    peak. In a run that did not rebuild its buckets, there was no second set.
+    After the first step, DDP rebuilds its buckets in the order of the gradients. With `nccl`, the old buckets stay
+    alive until the next collective, after the forward pass of the second step. On an H200, a second set of buckets was
+    measured at the peak of that step. In a run that did not rebuild its buckets, there was no second set.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:

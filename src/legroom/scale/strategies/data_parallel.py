@@ -1,9 +1,10 @@
 """`dp`: DataParallel in which the first GPU, the coordinator, gets fewer samples, because it also has gradients, optimizer
 state and the loss.
 
-One process copies the model to every GPU in every step and gathers the outputs on the coordinator. The loss is that of the whole
-batch, so the gradients do not depend on the shares. The shares that balance the memory are predicted from a batch
-(`strategy_memory.coordinator_shares`) or given by the user. With a share of 0, the coordinator only gathers results.
+One process copies the model to every GPU in every step and gathers the outputs on the coordinator. The loss is computed
+over the whole batch, so the gradients do not depend on the shares. The shares that balance the memory are predicted
+from a batch (`strategy_memory.coordinator_shares`) or given by the user. With a share of 0, the coordinator only
+gathers results.
 """
 
 from typing import Any

@@ -34,7 +34,8 @@ class StrategyEngine(Protocol):
     def backward(
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
-        """Run forward and backward. Returns the detached loss, whose mean over ranks is that of the global batch."""
+        """Run forward and backward. Returns the detached loss. The mean of these losses over ranks is the loss of the
+        global batch."""
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
         """Call `function` with the batch without gradients, on every rank."""
@@ -100,11 +101,11 @@ def ddp_engine(
     may_change: bool = False,
     static_graph: bool | None = None,
 ) -> WrappedModelEngine:
-    """Return the engine of DDP. Gradients are views of its buckets, so there is only one copy of them.
+    """Return the engine of DDP. Gradients are views of the buckets of DDP, so there is only one copy of the gradients.
 
-    `has_unused`: a step leaves some parameters without a gradient. DDP would wait for them indefinitely unless it is
-    informed. `may_change`: these parameters may differ between steps, so DDP must search for them in each step. Both
-    are detected with a trace of one step.
+    `has_unused` means that a step leaves some parameters without a gradient. Without this option, DDP would wait for
+    these gradients indefinitely. `may_change` means that these parameters may differ between steps, so DDP must search
+    for them in each step. A trace of one step detects both.
     """
     model.to(devices.device)
     static = (has_unused and not may_change) if static_graph is None else static_graph

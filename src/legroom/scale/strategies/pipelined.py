@@ -3,8 +3,8 @@
 `torch.distributed.pipelining` provides the schedule and the communication. Each stage runs a part of the recorded
 forward graph (see `cutting`). Every rank has the whole batch and runs the same script. The loss function is called as
 usual, with a model that first captures its arguments, which the first stage needs. After the passes, the model returns
-the output, which the last stage has. The schedule requires micro-batches of equal size. Remaining samples form a
-smaller last micro-batch, whose gradients are added.
+the output, which the last stage has. The schedule requires micro-batches of equal size. The remaining samples form a
+smaller last micro-batch, and its gradients are added to the others.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -215,7 +215,7 @@ class PipelinedModel(nn.Module):
 
 
 class _Captured(BaseException):
-    """Ends the user's function after the arguments are captured. It is a BaseException, so that no `except
+    """Raised to end the user's function after the arguments are captured. It is a BaseException, so that no `except
     Exception` in the function catches it.
     """
 

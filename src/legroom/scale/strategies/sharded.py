@@ -1,4 +1,5 @@
-"""`fsdp`: FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers the weights of a module while it runs.
+"""`fsdp`: FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers the weights of a module
+while the module runs.
 
 Modules that are gathered separately are selected by size. They are small compared to the shards, but large enough for
 efficient communication. Smaller modules are gathered with the module around them.
@@ -43,9 +44,9 @@ def sharded(
     dtype: torch.dtype | None = None,
     offload: bool = False,
 ) -> WrappedModelEngine:
-    """Return the engine of FSDP2. `dtype`: the compute dtype; shards and gradient sums stay in float32.
+    """Return the engine of FSDP2. `dtype` is the dtype of computations; shards and gradient sums stay in float32.
 
-    `offload`: keep shards in host memory.
+    With `offload`, shards are kept in host memory.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 

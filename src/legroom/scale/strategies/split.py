@@ -1,8 +1,8 @@
 """`split`: one process places the layers of the model on several GPUs, which compute one after the other.
 
-This is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`, split so that the GPUs use the same memory. The model runs
-unchanged: inputs are moved to the GPU of each module, and an operation on tensors of two GPUs runs on the later one. The result is
-moved to the first GPU, where the batch is.
+This is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that all GPUs use
+about the same memory. The code of the model does not change: inputs are moved to the GPU of each module, and an
+operation on tensors of two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch is.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from legroom.train.guarding.batches.splitting import to_device
 def split(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices, placement: dict[str, int]
 ) -> WrappedModelEngine:
-    """Return the engine. `placement`: the index of the device of each tensor of the model."""
+    """Return the engine. `placement` contains the index of the device of each tensor of the model."""
     return WrappedModelEngine(
         "split",
         SplitModel(model, list(devices.devices), placement),

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 
 class PeriodicThread(threading.Thread):
-    """Calls `work` after each of `pauses` (in seconds) until it is stopped. It is a daemon thread, so it does not keep
-    the process alive.
+    """A thread that calls `work` after each of `pauses` (in seconds) until the thread is stopped. It is a daemon
+    thread, so it does not keep the process alive.
 
-    It overrides `run`, so that it is not affected by hooks on `Thread.run` that follow the threads of the script.
+    It overrides `run`, so hooks on `Thread.run`, which follow the threads of the script, do not affect it.
     """
 
     def __init__(self, work: Callable[[], None], pauses: Iterator[float], *, name: str) -> None:

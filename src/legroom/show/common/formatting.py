@@ -21,8 +21,8 @@ def format_phase(phase: str) -> str:
 
 
 def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
-    """`train.py:31`. Format a path relative to the working directory if the file is below it. The beginning of a long
-    path is omitted."""
+    """Return text such as `train.py:31`. The path is relative to the working directory if the file is in that directory
+    or below. The beginning of a long path is omitted."""
     if not file:
         return "unknown line"
     shown = clean(file)
@@ -58,6 +58,5 @@ def format_count(number: int, noun: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace control characters. Remove control characters. A capture may be untrusted, and a terminal would execute
-    them."""
+    """Replace control characters, because a capture may be untrusted and a terminal would execute them."""
     return _CONTROL.sub("�", text)

@@ -1,9 +1,9 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
-On a terminal, the line is repainted a few times per second. It is removed before the script prints. It is shown again
-only when the cursor is at the start of a line, so that it does not disturb a progress bar of the script. `sys.stdout`
-and `sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`, `buffer` and `encoding`
-do not change. The line is written to the file descriptor directly, bypassing all buffers.
+On a terminal, the status line is repainted a few times per second. It is removed before the script prints. It is shown
+again only when the cursor is at the start of a line, so the status line does not disturb a progress bar of the script.
+`sys.stdout` and `sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`, `buffer` and
+`encoding` do not change. The line is written to the file descriptor directly, bypassing all buffers.
 
 A pipe or a log gets a plain line from time to time.
 """
@@ -38,7 +38,7 @@ class LiveStatus(Protocol):
 
 
 class LiveLine:
-    """Shows `status()` on stderr from `start` to `stop`. Does nothing in a forked child."""
+    """Shows `status()` on stderr from `start` to `stop`. In a forked child, it shows nothing."""
 
     REPAINT_SECONDS = 0.2
     FIRST_PLAIN_SECONDS = 10.0
@@ -185,7 +185,7 @@ def format_status(status: LiveStatus) -> str:
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """Return the status, shortened to a width. Values are dropped from the right. The peak is dropped last."""
+    """Return the status, shortened to a width. To shorten it, values are dropped from the right, the peak last."""
     parts = _parts(status)
     for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
         text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])

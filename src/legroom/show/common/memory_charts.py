@@ -29,9 +29,10 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class MemoryBar:
-    """A device's memory as a bar chart with one row per category. Each row starts where the row above ends.
+    """A device's memory as a bar chart with one row per category. Each row starts where the row above ends, so the
+    chart is readable without color.
 
-    The bar is readable without color. The last row ends at the device's total.
+    The last row ends at the device's total.
     """
 
     def __init__(self, snapshot: MemorySnapshot) -> None:

@@ -29,9 +29,9 @@ def summary(
     """Return output shape, parameters and bytes saved for the backward pass, for each layer of `model`. No GPU is
     needed.
 
-    `batch`: a tensor, (inputs, target), or a dict of named inputs, as for `legroom.estimate`. A size such as (3, 224, 224)
-    is one image, as in torchsummary. `input_size`: the whole shape including the batch size, as in torchinfo. Pass
-    several shapes for several inputs. The model does not change. Print the result, or read `.rows`.
+    `batch` is a tensor, (inputs, target), or a dict of named inputs, as for `legroom.estimate`. A size such as (3, 224,
+    224) stands for one image, as in torchsummary. `input_size` is the whole shape including the batch size, as in
+    torchinfo. For several inputs, pass several shapes. The model does not change. Print the result, or read `.rows`.
     """
     if (batch is None) == (input_size is None):
         raise UsageError(

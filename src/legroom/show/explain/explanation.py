@@ -33,10 +33,11 @@ _KINDS = {
 
 
 def explain(error: BaseException | str) -> "ShownExplanation":
-    """Explain an exception or the text of an error: its kind, its possible causes, and a check and a fix for each.
+    """Explain an exception or the text of an error: its kind, its possible causes, and a check and a fix for each
+    cause.
 
-    Call it inside `except`, because for ambiguous library errors the result depends on the memory that is free at that
-    moment. The result keeps no reference to the exception.
+    Call this function inside `except`, because for ambiguous library errors the result depends on the memory that is
+    free at that moment. The result keeps no reference to the exception.
     """
     from legroom.diagnose.explain.machine_checks import check_machine
 

@@ -55,7 +55,7 @@ def _format_gpus(plan: LaunchPlan) -> str:
 
 
 def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
-    """Render a message that an attempt failed and another one starts."""
+    """Render a message that an attempt failed and that another attempt starts."""
     cause = attempt.cause
     reason = "a node joined or left" if cause is None else _what_happened(cause, attempt)
     return Text(
@@ -66,7 +66,7 @@ def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
 def render_launch_end(
     end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
 ) -> RenderableType:
-    """Render how the launch ended. `report`: the report of the rank that ran out of memory first, if any."""
+    """Render how the launch ended. `report` is the report of the rank that ran out of memory first, if any."""
     return Group(*_end_parts(end, plan, folder, report))
 
 

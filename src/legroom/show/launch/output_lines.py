@@ -1,8 +1,8 @@
 """Shows the output of several ranks on one terminal, each line with its rank as a prefix.
 
-Ranks write to files, and this module follows the files. Only complete lines are shown, so that lines of two ranks never
-mix. A line that is overwritten repeatedly (a progress bar) is shown every few seconds. The traceback at the end of a
-rank's error log is omitted, because the launch report shows the error of the rank that failed first.
+Ranks write to files, and this module follows the files. Only complete lines are shown, so lines of two ranks never mix.
+A line that is overwritten repeatedly (a progress bar) is shown every few seconds. The traceback at the end of a rank's
+error log is omitted, because the launch report shows the error of the rank that failed first.
 """
 
 import codecs
@@ -45,7 +45,8 @@ class RankLines:
             ]
 
     def drain(self) -> None:
-        """Show the remaining output of all ranks so far, which have exited, and stop following their files."""
+        """Show the remaining output of all ranks that were followed so far, and stop following their files. These ranks
+        have exited."""
         with self._lock:
             for log in self._logs:
                 log.poll()

@@ -1,8 +1,8 @@
 """The report of a run as text: a summary first, then the memory in use, then what to change.
 
-This module computes nothing. All values come from the `RunReport`. `render_oom` shows a run that failed with an
-out-of-memory error and is printed above its traceback; `render_run` shows any other run. `render_footer` ends both with
-the next command.
+This module computes nothing. All values come from the `RunReport`. `render_oom` renders a run that failed with an
+out-of-memory error; this text is printed above the traceback. `render_run` renders any other run. `render_footer` ends
+both with the next command.
 """
 
 from collections.abc import Iterator
@@ -257,7 +257,7 @@ def _holder_table(holders: list[Holder]) -> Table:
 
 
 def _fragments(oom: OomReport) -> Iterator[RenderableType]:
-    """The size of the largest free block in the cache. Larger requests cannot be served from it."""
+    """The size of the largest free block in the cache. The cache cannot serve larger requests."""
     event = oom.event
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:

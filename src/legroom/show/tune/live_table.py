@@ -1,7 +1,7 @@
-"""The live table of a search: running trials, the best trial and the most recently ended ones.
+"""The live table of a search: running trials, the best trial and the trials that ended most recently.
 
-In a terminal, it is updated in place and removed at the end, when the summary is printed. In a pipe or in CI, it prints one line when a
-trial becomes the best, fails or cannot fit, so the log of a long study stays short.
+In a terminal, the table is updated in place. It is removed at the end, when the summary is printed. In a pipe or in CI,
+one line is printed when a trial becomes the best, fails or cannot fit, so the log of a long study stays short.
 """
 
 import os
@@ -122,7 +122,7 @@ def live_view(
     max_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """The progress of the study and its most relevant trials. `trials`: the total number, if known."""
+    """The progress of the study and its most relevant trials. `trials` is the total number of trials, if known."""
     best = best_of(records, metric, mode)
     rows = shown(records, best, max_rows)
     return Group(

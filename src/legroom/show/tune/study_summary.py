@@ -27,7 +27,8 @@ _ENDS = {
 def summary(
     study: Study, command: Sequence[str] = (), written: Sequence[Path] = ()
 ) -> Iterator[RenderableType]:
-    """The summary for the terminal. `command`: the command line, to be repeated with `--resume`; `written`: the files with the results."""
+    """The summary for the terminal. `command` is the command line, which the summary repeats with `--resume`. `written`
+    are the files with the results."""
     yield Text(_first_sentence(study))
     yield Text(_second_sentence(study))
     yield from _table(study)

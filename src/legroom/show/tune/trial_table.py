@@ -31,9 +31,9 @@ def trial_table(
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Render one line per trial, with the reason why it ended below.
+    """Render one line per trial, and below it the reason why the trial ended.
 
-    The searched parameters are columns if the width allows it; otherwise they are listed below each trial.
+    If the width allows it, the searched parameters are columns. Otherwise, they are listed below each trial.
     """
     columns = _figure_columns(rows, metric, mode)
     with_searched = columns | {
@@ -74,7 +74,8 @@ def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Heading → cells. Return the memory columns if any memory is known. Without a GPU, it is not known."""
+    """Return the memory columns, as headings with their cells. Without a GPU, no memory is known, and there are no such
+    columns."""
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [format_state(record.state) for record in rows],

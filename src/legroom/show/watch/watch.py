@@ -3,8 +3,9 @@
 A terminal shows one updating line. A pipe, a CI log or a notebook gets a plain line from time to time. Each leak is
 reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on and keeps no reference to them.
 
-All loops of a process share one leak detector, so it keeps its state between epochs. It is attached only while a loop
-is watched. While several threads train, it does not search for leaks, and prints one line about this.
+All loops of a process share one leak detector, so the detector keeps its state between epochs. It is attached only
+while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints one
+line about it.
 """
 
 import os
@@ -47,9 +48,9 @@ def watch(
 ) -> "Watched[Item]":
     """Loop over `loader` with a progress line and leak warnings.
 
-    `total`: number of items, if `len(loader)` is not available. `file`: where the line is written (default: stderr).
-    `quiet`: show only leak warnings, without a progress line. `on_leak`: called with each `Leak` instead of printing
-    it; `.leaks` contains all of them.
+    `total` is the number of items, if `len(loader)` is not available. `file` is the stream to which the line is written
+    (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. `on_leak` is called with
+    each `Leak`, which is then not printed; `.leaks` contains all leaks.
     """
     return Watched(loader, total=total, description=description, file=file, quiet=quiet, on_leak=on_leak)
 
@@ -145,7 +146,7 @@ class _WatchedIterator(Iterator[Item]):
 
 
 class _SharedDetector:
-    """The leak detector of this process. It is attached while at least one loop is watched."""
+    """The leak detector of this process. The detector is attached while at least one loop is watched."""
 
     def __init__(self) -> None:
         self.detector = LeakDetector(self._report)
@@ -206,7 +207,7 @@ class _Line:
         """The number of items in the last plain line."""
 
     def advance(self) -> None:
-        """Treat the previous item, if any, as done, because the next one is requested."""
+        """Treat the previous item, if any, as done, because the next item is requested."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:

@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def write(study: "Study", path: str | Path) -> Path:
-    """Write the report of a study to `path`. Viewing it needs neither a network nor a server."""
+    """Write the report of a study to `path`. Viewing the report needs neither a network nor a server."""
     return write_page(figures_of(study), Path(path))
