@@ -6,9 +6,9 @@
     })
     scores["accuracy"]                          # the mean over all samples, also with batches of different sizes
 
-If memory runs out, a batch is split into micro-batches. As a last resort, it is evaluated on the CPU, as in
-`Guard.evaluate`. Results are kept in host memory. The ranks of a sharded model use the same split. A rank with fewer
-batches takes part until all ranks are done.
+If memory runs out, the batch is split into micro-batches, as in `Guard.evaluate`. If a single sample does not fit, it
+is evaluated on the CPU. Results are kept in host memory. The ranks of a sharded model use the same split. A rank with
+fewer batches takes part in the forward passes until all ranks are done.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,8 +38,8 @@ def evaluate(
     """Call `function(*batch)` for all batches of a loader and combine the results.
 
     Results with a batch dimension are concatenated, single numbers are averaged over all samples, and containers are
-    combined item by item. Without a function, it returns the model's outputs. For a batch `(x, y)` the model receives
-    `x`, and for a dict it receives all entries by name. Batches are moved to the device of the model.
+    combined item by item. Without a function, the result is the outputs of the model. For a batch `(x, y)` the model
+    receives `x`, and for a dict it receives all entries by name. Batches are moved to the device of the model.
     `max_micro_batch_size`, `batch_dim` and `unsplit` have the same meaning as in Guard. Each rank evaluates its own
     loader.
     """

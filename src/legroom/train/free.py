@@ -1,4 +1,4 @@
-"""Frees GPU memory, and lists what was freed and what still retains memory.
+"""Frees GPU memory, and lists the freed objects and the variables that still retain memory.
 
     legroom.free()                        # after an error in a notebook, or between two models in a script
     legroom.free("model", "optimizer")    # deletes these variables first
@@ -80,7 +80,7 @@ class FreeResult:
 def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
     """Free GPU memory that is no longer needed.
 
-    `names`: variables of the calling module or notebook to delete first. `cache=False` keeps the allocator's cache.
+    `names` are variables of the calling module or notebook to delete first. `cache=False` keeps the allocator's cache.
     `outputs=True` also clears the results of earlier notebook cells (`Out`, `_`, `__`, `_3`).
     """
     caller: FrameType | None = sys._getframe(1)
@@ -188,7 +188,7 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 
 
 def _delete_outputs() -> list[str]:
-    """Delete the results of all cells. IPython's own `flush` does not clear its second namespace."""
+    """Delete the results of all cells. IPython's own `flush` does not clear the second namespace of IPython."""
     shell = _shell()
     if shell is None:
         return []
@@ -210,8 +210,8 @@ def _shell() -> Any:
 def _caches() -> list[Callable[[], Any]]:
     """Return the functions that empty the caches, with the allocator's cache last.
 
-    Two of them are private to torch. Without them, some MiB of library workspaces stay on the device, and page-locked
-    host memory stays reserved.
+    Two of these functions are private to torch. If torch lacks them, some MiB of library workspaces stay on the device,
+    and page-locked host memory stays reserved.
     """
     found: list[Callable[[], Any]] = []
     if _cuda_is_in_use():

@@ -8,12 +8,12 @@
     precision.step(optimizer)
     precision.update()
 
-The same lines work for every format, because the scaling calls do nothing for bfloat16 and float32. Include the
-`state_dict` in checkpoints, because a resumed float16 run without it starts by skipping steps.
+The same code works for every format, because the calls for loss scaling do nothing for bfloat16 and float32. Include
+the `state_dict` in checkpoints. Without it, a resumed float16 run starts by skipping steps.
 
 Non-finite gradients are detected with little overhead. The GradScaler shows which steps were skipped, without
 synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.
-Problems are passed to `on_finding`, or otherwise issued once as a warning.
+Problems are passed to `on_finding`. Without `on_finding`, each problem is issued once as a warning.
 """
 
 import contextlib
@@ -115,7 +115,7 @@ class Precision:
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer. Returns False if the GradScaler skipped the step because of non-finite gradients.
 
-        It always returns True for an optimizer that decides this on the GPU (`fused=True`).
+        A fused optimizer (`fused=True`) skips steps on the GPU, so for a fused optimizer the result is always True.
         """
         if self.scaler is None:
             if _is_check_step(self._steps + 1):
@@ -144,7 +144,8 @@ class Precision:
     def discard(self) -> None:
         """Discard a step that will be repeated.
 
-        If the GradScaler's private table is missing, this does nothing, and the GradScaler rejects unscaling the repeated step.
+        If a version of torch lacks the GradScaler's private table, this method does nothing, and the GradScaler rejects
+        unscaling the repeated step.
         """
         self._unscaled.clear()
         self._skipped = False
@@ -177,7 +178,7 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record whether the GradScaler calls `optimizer.step`. Other public ways to determine this require a
+        """Record whether the GradScaler calls `optimizer.step`. Other public ways to detect a skipped step require a
         synchronization."""
         if optimizer in self._hooked:
             return
@@ -215,7 +216,7 @@ class Precision:
             )
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check the total norm of all gradients. Synchronizes once."""
+        """Check the total norm of all gradients. This synchronizes with the GPU once."""
         step = self._steps + 1
         gradients = [
             parameter.grad

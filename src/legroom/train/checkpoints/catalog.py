@@ -1,4 +1,4 @@
-"""The checkpoints in a folder: the newest, the best, and those that can be removed.
+"""The checkpoints in a folder: the newest checkpoint, the best one, and the checkpoints that can be removed.
 
 There are no pointer files that could become outdated. Every checkpoint has a manifest, and all information comes from
 the manifests. "Newest" refers to the order of saving, not to the step, because a run may resume from an earlier step.
@@ -92,15 +92,16 @@ def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[Ch
 
 
 def without_advice(error: CheckpointError) -> str:
-    """Return the message without the advice to resume from another checkpoint, because Legroom does that itself."""
+    """Return the message without the advice to resume from another checkpoint, because Legroom resumes from another one
+    itself."""
     return str(error).removesuffix(ADVICE).rstrip()
 
 
 def best_checkpoint(
     checkpoints: Iterable[CheckpointInfo], metric: str, *, higher: bool
 ) -> CheckpointInfo | None:
-    """Return the checkpoint with the best metric, or None if none has the metric. If several are equal, the newest one
-    is returned."""
+    """Return the checkpoint with the best metric, or None if no checkpoint has the metric. If several checkpoints are
+    equal, return the newest."""
     with_metric = [info for info in checkpoints if not math.isnan(info.metrics.get(metric, math.nan))]
     sign = 1 if higher else -1
     return max(with_metric, key=lambda info: (sign * info.metrics[metric], info.serial), default=None)

@@ -14,7 +14,7 @@ complete checkpoint stays intact.
                 checkpoints.save(step)
         checkpoints.save(step, val_loss=validate())
 
-A resumed run on the CPU is bit-for-bit identical to an uninterrupted one. Checkpoints contain plain data and weights,
+A resumed run on the CPU is bit-for-bit identical to an uninterrupted run. Checkpoints contain plain data and weights,
 never a pickled model, and loading them runs no code from the file.
 
 This file is the public interface. `saving` copies and writes, `reading` reads and checks, `catalog` lists the existing
@@ -49,9 +49,9 @@ from legroom.train.checkpoints.unwrapped_modules import check_module, load_modul
 class Checkpoints:
     """The checkpoints of one training run, in one folder.
 
-    `keep`: the number of newest checkpoints to keep; None keeps all. `best`: a metric passed to `save`. The checkpoint
-    with the lowest value is kept too, or the one with the highest value if `higher_is_better` is set. `background`:
-    `save` returns once everything is copied, and a thread writes the files.
+    `keep` is the number of newest checkpoints to keep; None keeps all. `best` names a metric that is passed to `save`.
+    The checkpoint with the lowest value of this metric is kept too, or with the highest value if `higher_is_better` is
+    set. With `background`, `save` returns once everything is copied, and a thread writes the files.
     """
 
     def __init__(
@@ -150,7 +150,8 @@ class Checkpoints:
         """Restore all tracked objects from the "last" or "best" checkpoint, or from one given by name or path.
 
         Returns the step of the checkpoint, or 0 if there is no checkpoint yet. If the last checkpoint is damaged, it is
-        skipped with a warning. `strict=False`: objects that the checkpoint does not contain keep their initial state.
+        skipped with a warning. With `strict=False`, objects that the checkpoint does not contain keep their initial
+        state.
         """
         self.wait()
         group = self._group()
@@ -178,9 +179,9 @@ class Checkpoints:
         name: str = "model",
         strict: bool = True,
     ) -> None:
-        """Load only the weights of one model, to evaluate it or to start another training run.
+        """Load only the weights of one model, to evaluate the model or to start another training run.
 
-        `strict=False`: load the weights whose name and shape match, and log a warning that lists the others.
+        With `strict=False`, load the weights whose name and shape match, and log a warning that lists the others.
         """
         self.wait()
         group = self._group()
@@ -219,7 +220,7 @@ class Checkpoints:
 
     @property
     def best(self) -> CheckpointInfo | None:
-        """The checkpoint with the best metric, or None if no checkpoint has it."""
+        """The checkpoint with the best metric, or None if no checkpoint has the metric."""
         if self._metric is None:
             return None
         return catalog.best_checkpoint(self.saved, self._metric, higher=self._higher_is_better)

@@ -1,7 +1,7 @@
 """Checks that a checkpoint's weights have the names and shapes of the model, before anything is loaded.
 
-The error lists missing names with the closest name in the file. If all names have or lack a prefix, this is reported in
-one line.
+The error lists missing names with the closest name in the file. If all names have or lack a prefix, the error states
+this in one line.
 """
 
 import difflib

@@ -1,16 +1,17 @@
 """Resumes a plain DataLoader in the middle of an epoch, with the next batch.
 
-torchdata's StatefulDataLoader does this itself and is tracked unchanged. This module supports plain DataLoaders without
-an extra dependency.
+torchdata's StatefulDataLoader can resume itself, and is tracked unchanged. This module supports plain DataLoaders
+without an extra dependency.
 
 Generators determine the order of an epoch at its start, so their states are saved at that point. A resumed run restores
-these states, starts the epoch again and skips the batches that were already used. It then restores the generators of
-the checkpoint. Without worker processes, the skipped samples are not read. With workers, they are read, because
-augmentation in a worker depends on earlier random draws.
+these states, starts the epoch again and skips the batches that were already used. After that, it restores the generator
+states of the checkpoint. Without worker processes, the skipped samples are not read. With workers, the skipped samples
+are read, because augmentation in a worker depends on earlier random draws.
 
-`set_epoch` is called on samplers that have it (DistributedSampler). With another number of ranks or another batch size, the
-position is counted in samples. Two cases are not reproduced exactly: persistent workers (`persistent_workers=True`) that draw
-random numbers, and samplers that draw from torch's global generator during an epoch.
+`set_epoch` is called on samplers that have this method (DistributedSampler). With another number of ranks or another
+batch size, the position is counted in samples. Two cases are not reproduced exactly: persistent workers
+(`persistent_workers=True`) that draw random numbers, and samplers that draw from torch's global generator during an
+epoch.
 """
 
 import sys
@@ -30,7 +31,8 @@ from legroom.train.checkpoints.random_states import (
 
 
 class ResumableLoader:
-    """Iterates like the given loader and tracks the position. Other attributes are those of the loader."""
+    """A loader that iterates like the given loader and tracks the position. Its other attributes are the attributes of
+    the given loader."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):
@@ -78,7 +80,7 @@ class ResumableLoader:
         return getattr(self.inner, name)
 
     def end_epoch(self) -> None:
-        """End the epoch. Call this only to save a checkpoint right after a loop that was left early."""
+        """End the epoch. Call this method only to save a checkpoint right after a loop that was left early."""
         self.epoch += 1
         self._batches, self._start = 0, None
 
@@ -138,9 +140,8 @@ class ResumableLoader:
 
 
 def _skip(batches: Iterator[Any], count: int) -> None:
-    """Skip `count` batches. Skip batches. Without workers, a private method of torch's iterator draws only the indices.
-
-    Without that method, the samples are read too, which is slower but equally correct.
+    """Skip `count` batches. Without workers, a private method of torch's iterator draws only the indices. If this
+    method is missing, the samples are read too, which is slower but equally correct.
     """
     next_index = getattr(batches, "_next_index", None)
     has_no_workers = type(batches).__name__ == "_SingleProcessDataLoaderIter"

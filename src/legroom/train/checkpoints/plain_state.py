@@ -1,4 +1,4 @@
-"""Separates the tensors of a `state_dict()` from its plain data, and combines them again.
+"""Separates the tensors of a `state_dict()` from its plain data, and combines both again.
 
 Only plain data is accepted: numbers, strings, containers and tensors. Plain data can be read with
 `torch.load(weights_only=True)`, which runs no code from the file and does not depend on import paths. Anything else,

@@ -1,7 +1,7 @@
 """The ranks that write one checkpoint together.
 
-They communicate in a separate gloo group, so that a checkpoint written in the background never interferes with the
-collectives of the training.
+These ranks communicate in a separate gloo group, so a checkpoint that is written in the background never interferes
+with the collectives of the training.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,8 @@
-"""The states of random generators as plain data: torch's on the CPU and on GPUs, Python's, NumPy's, and those of a loader.
+"""The states of random generators as plain data: the generators of torch (on the CPU and on GPUs), Python, NumPy and a
+loader.
 
-`guarding.state.random_state` saves them as objects, for the duration of a step. A checkpoint needs serializable data.
+`guarding.state.random_state` saves such states as objects, for the duration of a step. A checkpoint needs serializable
+data.
 """
 
 import random

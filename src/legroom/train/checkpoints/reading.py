@@ -1,8 +1,8 @@
-"""Reads a checkpoint. Everything is read and checked before anything is changed, so a checkpoint of another model
+"""Reads a checkpoint. Everything is read and checked before any object is changed, so a checkpoint of another model
 changes nothing.
 
-Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU of the rank that saved
-them.
+Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU from which they were
+saved.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,8 +43,8 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read everything that `parts` need from a checkpoint. Every rank calls this function, and it fails on all ranks or
-    on none."""
+    """Read everything that `parts` need from a checkpoint. Every rank calls this function. If it fails on one rank, it
+    fails on all ranks."""
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
     others = group.run(lambda: _other_states(info, shared["parts"], parts))

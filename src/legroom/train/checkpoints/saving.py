@@ -85,8 +85,8 @@ def copy_contents(
     sharded: bool,
     written_later: bool,
 ) -> CheckpointContents:
-    """Copy the tracked objects. `sharded`: each rank writes its own tensors. `written_later`: training continues while
-    the files are written."""
+    """Copy the tracked objects. `sharded` means that each rank writes its own tensors. `written_later` means that
+    training continues while the files are written."""
     modules = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     names = parameter_names(modules.values())
     files: dict[str, Tensors] = {}

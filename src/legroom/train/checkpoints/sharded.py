@@ -1,9 +1,9 @@
 """Reads and writes sharded tensors (FSDP2) through torch.distributed.checkpoint. Every rank writes its own shards, and
 any number of ranks can read them.
 
-Only tensors are written in this way, so torch does not unpickle the shards. However, its metadata file is a pickle,
-which could reference any code. It is read here with an unpickler that accepts only the few classes that this file may
-contain.
+Only tensors are written in this way, so torch does not unpickle the shards. However, torch's metadata file is a pickle,
+which could reference any code. This module therefore reads the metadata with an unpickler that accepts only the few
+classes that this file may contain.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], group: CheckpointGroup) -> None:
-    """Write each rank's shards into `folder`/shards. Every rank calls this with the same names."""
+    """Write each rank's shards into `folder`/shards. Every rank calls this function with the same names."""
     writer = FileSystemWriter(folder / FOLDER, single_file_per_rank=True, sync_files=True)
     try:
         with _no_single_process_warning():
@@ -74,7 +74,8 @@ def sharded_sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def read_sharded(
     folder: Path, like: Mapping[str, torch.Tensor | None], group: CheckpointGroup
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors with these names. They are sharded like `like` if that is a DTensor, and unsharded otherwise."""
+    """Read the tensors with these names. If `like` is a DTensor, the tensors are sharded like it. Otherwise, they are
+    unsharded."""
     sizes = sharded_sizes(folder)
     targets: dict[str, torch.Tensor] = {}
     for name, target in like.items():
@@ -107,14 +108,15 @@ def shard(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _no_single_process_warning() -> Iterator[None]:
-    """Suppress torch's warning if a single process reads the shards of many."""
+    """Suppress torch's warning if a single process reads the shards of many processes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error of the first failed rank. torch's exception contains all of them, with tracebacks."""
+    """Return the error of the first failed rank. torch's exception contains the errors of all ranks, with
+    tracebacks."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
     if isinstance(cause, OSError | CheckpointError):
@@ -138,7 +140,7 @@ class _Reader(FileSystemReader):
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Creates only dataclasses, enums, paths, shapes and dtypes."""
+    """An unpickler that creates only dataclasses, enums, paths, shapes and dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in (("torch.serialization", "_get_layout"), ("torch", "Size"), ("torch", "device")):

@@ -27,8 +27,8 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
-    """Raise CheckpointError for the state of another model. `expected`: the shapes of the model's tensors over all
-    ranks."""
+    """Raise CheckpointError for the state of another model. `expected` contains the shapes of the model's tensors over
+    all ranks."""
     check_names(shapes(saved), expected, source)
 
 
@@ -47,7 +47,7 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = T
 
 
 def shard_like(saved: Any, current: Any) -> Any:
-    """Shard an unsharded tensor, which every rank has read, like the current one."""
+    """Shard an unsharded tensor, which every rank has read, like the current tensor of the model."""
     if not (isinstance(current, torch.Tensor) and is_sharded(current)) or not isinstance(saved, torch.Tensor):
         return saved
     from legroom.train.checkpoints.sharded import shard

@@ -1,1 +1,1 @@
-"""The guarded training step: it recovers from out-of-memory errors by splitting the batch."""
+"""The guarded training step, which recovers from out-of-memory errors by splitting the batch."""

@@ -4,10 +4,10 @@
         loss = model(x).sum()
     loss.backward()
 
-Models with `gradient_checkpointing_enable` (those of transformers) use their own implementation. In other models, the
+Models with `gradient_checkpointing_enable` (models of transformers) use their own implementation. In other models, the
 blocks are the members of the outermost `ModuleList`s and `Sequential`s. If there are none, they are the direct children
-of the model. The results are the same, and bit-for-bit equal if the kernels are deterministic. Dropout draws the same
-numbers again, and running statistics are updated once.
+of the model. The gradients are the same as without checkpointing, and bit-for-bit equal if the kernels are
+deterministic. In the recomputation, dropout draws the same numbers again, and running statistics are not updated again.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 @contextlib.contextmanager
 def checkpoint_blocks(model: nn.Module) -> Iterator[None]:
-    """Checkpoint the blocks of the model. A forward pass inside the block saves only their inputs."""
+    """Checkpoint the blocks of the model. A forward pass inside the `with` statement saves only the inputs of these
+    blocks."""
     inner: Any = getattr(model, "module", model)
     if getattr(inner, "supports_gradient_checkpointing", False):
         was_enabled = bool(getattr(inner, "is_gradient_checkpointing", False))

@@ -1,11 +1,11 @@
-"""Runs a function of a batch in micro-batches if memory is short. It is used for evaluation, embedding and other
-functions without an optimizer.
+"""Runs a function of a batch in micro-batches if memory is short. This is for evaluation, embedding and other functions
+without an optimizer.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. The micro-batch size is
 reduced down to one sample. If a single sample does not fit either, the model is moved to the CPU for the rest of the
 batch, provided that this is allowed. If parameters are sharded over ranks (FSDP2), every forward pass needs all ranks.
-They split their batches into the same number of micro-batches. If one rank runs out of memory, all ranks repeat the
-batch with more micro-batches.
+In that case, all ranks split their batches into the same number of micro-batches. If one rank runs out of memory, all
+ranks repeat the batch with more micro-batches.
 """
 
 import functools
@@ -141,7 +141,7 @@ class Evaluation:
     ) -> Any:
         """Run in this process only, in the caller's gradient mode. Results of finished micro-batches are kept.
 
-        `allow_cpu`: use the CPU if a single sample does not fit.
+        With `allow_cpu`, the CPU is used if a single sample does not fit.
         """
         batch = BatchArguments(arguments, named, self._batch_dim, self._unsplit)
         sizes: list[int] = []

@@ -1,4 +1,5 @@
-"""Fallbacks that are applied one after the other if a single sample does not fit, and the error if none is enough.
+"""Fallbacks that are applied one after the other if a single sample does not fit, and the error that is raised if they
+are not enough.
 
 Spilling and activation checkpointing give the same gradients, but take time. Lower precision changes the gradients, so
 it is only used if the user allows it.
@@ -36,7 +37,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """The allowed fallbacks in order. `active`: the fallbacks in use."""
+    """The allowed fallbacks in order. `active` are the fallbacks in use."""
 
     def __init__(self, names: Sequence[FallbackName], model: nn.Module, device: torch.device) -> None:
         unknown = [name for name in names if name not in _FALLBACKS]
@@ -49,7 +50,7 @@ class Fallbacks:
         self.active: list[Fallback] = []
 
     def activate_next(self) -> Fallback | None:
-        """Activate the next fallback for the rest of the run. Returns None if there is none left."""
+        """Activate the next fallback for the rest of the run. Returns None if no fallback is left."""
         if not self._remaining:
             return None
         name = self._remaining.pop(0)
@@ -142,9 +143,7 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that is too large. This is the only failure that leaves a step
-    incomplete.
-    """
+    """Return the error for a single optimizer operation that does not fit. Only this failure leaves a step incomplete."""
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "

@@ -5,9 +5,9 @@
         loss = guard.step(lambda x, y: criterion(model(x), y), x, y)
 
 If memory runs out in the forward or backward pass, Guard restores the state from before the step (gradients, buffers,
-random generators), splits the batch into micro-batches that fit and runs the passes again. The gradients are those of the
-whole batch. If memory runs out in the optimizer, Guard completes that optimizer step. If memory does not run out, the
-overhead is small: Guard copies no weights and adds no synchronization.
+random generators), splits the batch into micro-batches that fit and runs the passes again. The gradients are the same
+as for the whole batch. If memory runs out in the optimizer, Guard completes that optimizer step. If memory does not run
+out, the overhead is small: Guard copies no weights and adds no synchronization.
 
 This file decides what to try after a failure. `passes` runs the passes, `transaction` restores the state,
 `optimizer_step` steps the optimizer, `micro_batch_size` chooses the sizes, and `fallbacks` saves memory if a single
@@ -208,8 +208,8 @@ class Guard:
     def verify(
         self, loss_fn: LossFunction, *batch: Any, micro_batch_size: int | None = None, **named: Any
     ) -> GradientComparison:
-        """Compare the gradients of a split batch with those of the whole batch. Does not change any state. Dropout is
-        disabled during the comparison."""
+        """Compare the gradients of a split batch with the gradients of the whole batch, without changing any state.
+        Dropout is disabled during the comparison."""
 
         def too_large(passes: Passes, failure: Any) -> DoesNotFit:
             return self._does_not_fit("A batch of two samples", failure, passes.phase)
@@ -244,7 +244,7 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the splits of a checkpoint, so that rounding is the same."""
+        """Continue with the splits of a checkpoint, so that results are rounded in the same way as before."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError(
                 "The argument is not the state of a Guard. Pass the result of Guard.state_dict()."
@@ -365,8 +365,8 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Whether the gradients are still exactly those of the finished micro-batches. A partial backward pass would
-        have added to them."""
+        """Whether the gradients are still exactly the gradients of the finished micro-batches. A partial backward pass
+        would have added to them."""
         return (
             0 < passes.done < len(passes.sizes)
             and passes.phase == "forward"
@@ -402,7 +402,8 @@ class Guard:
         return max(smaller, smallest)
 
     def _apply_fallback(self, batch_size: int, failure: Any, phase: str) -> int:
-        """Activate the next fallback and return the micro-batch size to try with it. Raises DoesNotFit if none is left."""
+        """Activate the next fallback and return the micro-batch size to try with it. Raises DoesNotFit if no fallback
+        is left."""
         min_samples, subject = self._min_samples(), self._smallest_unit()
         if self._transaction.offload_earlier_gradients():
             log.warning(

@@ -1,13 +1,11 @@
-"""Completes the optimizer step even if memory runs out in it, so that every parameter is updated exactly once.
+"""Completes the optimizer step even if memory runs out during the step, so that every parameter is updated exactly
+once.
 
-An optimizer that fails before its end has updated some parameters and not others. There are two strategies to avoid
-this:
+An optimizer that fails before its end has updated some parameters and not others. Guard avoids this state with one of
+two strategies:
 
-- **Copy and restart**, if parameters and state are small compared to the memory of the device. They are copied before
-  each step. A step that fails is restored from the copy and repeated under `RetryOnOOM`. This applies to torch's own
-  optimizers, which change nothing else.
-- **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory. This
-  costs some microseconds per function, which is negligible for a model of that size.
+- **Copy and restart**, if parameters and state are small compared to the memory of the device. Parameters and state are copied before each step. If a step fails, they are restored from the copy, and the step is repeated under `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change nothing else.
+- **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory. `RetryOnOOM` costs some microseconds per function, which is negligible for a model of that size.
 
 Unscaling, clipping and the update of the loss scale consist of only a few functions and always run under `RetryOnOOM`.
 Memory for the state that the first step creates is reserved from the beginning (`reserving`).
@@ -50,8 +48,8 @@ MAX_COPY_DIVISOR = 200
 
 
 class OptimizerStep:
-    """Steps one optimizer. `max_copy_bytes`: the maximum bytes copied before each step. By default, it is derived from
-    the device."""
+    """Steps one optimizer. `max_copy_bytes` is the maximum number of bytes that are copied before each step. By
+    default, it is derived from the memory of the device."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, *, max_copy_bytes: int | None = None

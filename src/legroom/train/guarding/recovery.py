@@ -11,8 +11,8 @@ from legroom.diagnose.oom.recognize import ErrorClassification, classify
 def classify_failure(error: BaseException) -> ErrorClassification:
     """Classify an error. Call this function inside `except`, and recover after the block.
 
-    For an out-of-memory error, this also clears the frames of its traceback. Otherwise any object that stores the
-    exception (a logger, a notebook, a variable) would keep the tensors of the attempt alive.
+    For an out-of-memory error, the function also clears the frames of the traceback. Without this, any object that
+    stores the exception (a logger, a notebook, a variable) would keep the tensors of the attempt alive.
     """
     failure = classify(error)
     if failure.is_oom:

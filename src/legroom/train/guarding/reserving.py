@@ -1,10 +1,10 @@
 """Reserves memory for the optimizer state, from before the first forward pass until the first optimizer step.
 
 Optimizers such as Adam allocate twice the memory of the parameters in their first step. A batch that fit before would
-then fail in the optimizer or in the next step. With the reservation, memory runs out in the passes instead, where a
-smaller split helps. The reservation consists of blocks with the sizes that the optimizer will allocate. It is released
-just before the optimizer step. The optimizer itself is not modified, so its values and counters are those of a plain
-run.
+then fail in the optimizer or in the next step. With the reservation, memory runs out in the passes instead, where
+smaller micro-batches help. The reservation consists of blocks with the sizes that the optimizer will allocate. The
+reservation is released just before the optimizer step. The optimizer itself is not modified, so its values and counters
+are the same as without Guard.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from legroom.train.guarding.recovery import classify_failure, release_memory
 
 
 class StateReservation:
-    """The reserved memory for one optimizer's state. `supported`: optimizer classes whose state sizes can be predicted."""
+    """The reserved memory for one optimizer's state. `supported` are the optimizer classes whose state sizes can be
+    predicted."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, supported: Iterable[type]
@@ -30,8 +31,8 @@ class StateReservation:
     def reserve(self) -> None:
         """Reserve memory before the first pass. Later calls do nothing.
 
-        Reserves nothing if state and gradients do not fit in addition to the parameters, because no split could help
-        then.
+        If state and gradients do not fit in addition to the parameters, nothing is reserved, because no split could
+        help.
         """
         if not self._is_pending:
             return
@@ -50,7 +51,7 @@ class StateReservation:
         release_memory()
 
     def release(self) -> bool:
-        """Release the memory. Release the reserved memory. Returns whether any was reserved."""
+        """Release the reserved memory. Returns whether any memory was reserved."""
         had_blocks = bool(self._blocks)
         self._blocks.clear()
         return had_blocks

@@ -2,8 +2,8 @@
 
 An optimizer that fails before its end has modified some tensors in place and not others. Without this mode, only a copy
 of everything before every step could undo such changes. Under this mode, the optimizer does not fail before its end.
-Each torch function that runs out of memory is called again, first after emptying the cache, then after moving to host
-memory those tensors that it does not need. These tensors are moved back when a function needs them, and at the end.
+Each torch function that runs out of memory is called again, first after emptying the cache, then after moving tensors
+that the function does not need to host memory. These tensors are moved back when a function needs them, and at the end.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is only
 raised if the operands and the result of a single function do not fit.
@@ -79,7 +79,7 @@ class RetryOnOOM(TorchFunctionMode):
     # --- offloaded tensors
 
     def restore_all(self) -> None:
-        """Move all tensors back, except those that were freed in the meantime (such as gradients at the end of a
+        """Move all tensors back, except tensors that were freed in the meantime (such as gradients at the end of a
         step)."""
         alive = {_key(tensor) for tensor in self._offloadable()}
         try:
@@ -132,7 +132,7 @@ class RetryOnOOM(TorchFunctionMode):
         return any(key not in operands and key not in self._offloaded for key in self._storages())
 
     def _offload(self, to_free: int, operands: set[int]) -> None:
-        """Offload storages, largest first, until `to_free` bytes are free or none is left."""
+        """Offload storages, largest first, until `to_free` bytes are free or no storage is left."""
         candidates = [
             storage
             for key, storage in self._storages().items()

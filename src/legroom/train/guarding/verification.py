@@ -1,4 +1,4 @@
-"""Compares the gradients of a split batch with those of the whole batch. The state is restored afterwards."""
+"""Compares the gradients of a split batch with the gradients of the whole batch. The state is restored afterwards."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def verify_gradients(
     """Run the passes over the whole batch and over micro-batches, and compare the gradients.
 
     If the whole batch does not fit, a smaller batch is compared. Dropout is disabled, because its masks differ between
-    the two. Batch normalization stays in training mode.
+    the whole batch and the micro-batches. Batch normalization stays in training mode.
     """
     if batch.batch_size < 2:
         raise UsageError("A batch of one sample cannot be split. Pass a batch of two or more samples.")

@@ -1,1 +1,1 @@
-"""Coordination between ranks: if one runs out of memory, no rank hangs and all use the same split."""
+"""Coordination between ranks. If one rank runs out of memory, no rank hangs, and all ranks use the same split."""

@@ -1,4 +1,5 @@
-"""Coordinates ranks: if memory runs out on one, all ranks discard the step and repeat it with the same smaller split.
+"""Coordinates ranks: if memory runs out on one rank, all ranks discard the step and repeat it with the same smaller
+split.
 
     ranks = ranks_for(model)                      # a DDP or FSDP2 model; every rank calls it
     plan = ranks.plan(batch_size, micro)          # the same number of passes on all ranks
@@ -50,9 +51,10 @@ _instance_numbers = itertools.count()
 
 
 def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRanks | None":
-    """Return the coordinator of the ranks that share this model, or None if only one process has it.
+    """Return the coordinator of the ranks that share this model, or None if only one process has the model.
 
-    Every rank with the model must call this. `timeout`: seconds to wait for another rank before raising RankMissing.
+    Every rank with the model must call this function. `timeout` is the time in seconds to wait for another rank before
+    raising RankMissing.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
@@ -66,7 +68,7 @@ def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRank
 def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
     """Yield a coordinator for forward passes only, for the duration of an evaluation.
 
-    Every rank with a shard must call this. A replica does not need the other ranks.
+    Every rank with a shard must call this function. A replica does not need the other ranks.
     """
     with ExitStack() as stack:
         for module in _replicated(model):
@@ -84,8 +86,8 @@ class DistributedRanks:
     """Coordinates the ranks that share one model, from the perspective of one of them."""
 
     keeps_finished_micro_batches = False
-    """Whether finished passes of a failed attempt can be kept. They cannot, because they received zeros from the rank
-    that failed.
+    """Whether finished passes of a failed attempt can be kept. This is always False, because the passes received zeros
+    from the rank that failed.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class DistributedRanks:
         *,
         trains: bool = True,
     ) -> None:
-        """`trains`: passes include a backward pass, and gradients may be discarded after a failure."""
+        """With `trains`, passes include a backward pass, and gradients may be discarded after a failure."""
         groups = [
             dist.group.WORLD,
             *(part.group for part in replicas),
@@ -158,9 +160,11 @@ class DistributedRanks:
         return self._plan
 
     def total_weight(self, total: float, *, counts_samples: bool) -> float:
-        """Return the denominator of this rank's weights, so that the mean over ranks is the weighted mean of all samples.
+        """Return the denominator of this rank's weights, so that the mean over ranks is the weighted mean of all
+        samples.
 
-        `counts_samples`: the weight is the number of samples. All ranks then have the same weight, as in DDP and FSDP2.
+        With `counts_samples`, the weight is the number of samples, and all ranks have the same weight, as in DDP and
+        FSDP2.
         """
         if not counts_samples:
             self._exchanges_weights = True
@@ -174,7 +178,7 @@ class DistributedRanks:
         """Iterate over this rank's batches until all ranks are done.
 
         A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all
-        ranks. This adds one exchange per step.
+        ranks. The iteration adds one exchange per step.
         """
         latest: list[T] = []
         remaining = iter(batches)
@@ -214,10 +218,10 @@ class DistributedRanks:
             self._end_pass(self._pending.finish())
 
     def complete_pending(self, failure: object = None) -> None:
-        """Complete the collectives that other ranks still wait for in this attempt. They are completed with zeros.
+        """Complete, with zeros, the collectives for which other ranks still wait in this attempt. A rank that ran out
+        of memory calls this method after the tensors of the attempt are freed.
 
-        This is called on a rank that ran out of memory, after the tensors of the attempt are freed. It also frees the
-        gradients of this rank.
+        The method also frees the gradients of this rank.
         """
         for part in self._replicas:
             part.discard()
@@ -244,11 +248,11 @@ class DistributedRanks:
         return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
 
     def report_error(self, error: BaseException) -> int | None:
-        """Report an error that is not about memory. Returns None if the error should be raised. The other ranks then
-        stop too.
+        """Report an error that is not about memory. Returns None if the error should be raised; the other ranks then
+        stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its weights may
+        have caused the error.
 
-        Returns a size if another rank ran out of memory in the meantime, because the zeros that it sent instead of its
-        weights may have caused the error. The attempt is then invalid, as if `agree` had returned that size.
+        In that case, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective of the step failed") from error
@@ -304,10 +308,10 @@ class DistributedRanks:
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Begin to record collectives. If each pass has its own collectives, they are recorded per pass, otherwise once
-        for all passes.
+        """Begin to record collectives. If each pass has its own collectives, they are recorded per pass.
 
-        In the second case, ranks may run different numbers of passes, and only the averaging at the end is collective.
+        Otherwise, only the averaging at the end is collective, and it is recorded once for all passes. Ranks may then
+        run different numbers of passes.
         """
         self._next_pass = index + 1
         if self._needs_equal_passes:
@@ -317,10 +321,10 @@ class DistributedRanks:
         self._in_pass = True
 
     def _end_pass(self, collectives: int) -> None:
-        """End a pass. End a pass. If it issued more collectives than Guard's own, the model communicates in its passes
-        (SyncBatchNorm).
+        """End a pass. If the pass issued more collectives than Guard itself, the model communicates in its passes
+        (SyncBatchNorm). In that case, all ranks must run the same number of passes from the next attempt on.
 
-        From the next attempt on, all ranks must then run the same number of passes. All ranks get the same count.
+        All ranks come to the same conclusion, because they issue the same collectives.
         """
         self._in_pass = False
         self._model_communicates = collectives != self._own_collectives
@@ -457,8 +461,8 @@ def _host_group(members: list[int], timeout: float) -> Any:
 def _store(prefix: str) -> Any:
     """Return the store of the process group, with a prefix.
 
-    torch's function for this is private. If the function is missing, the ranks use a new store, which needs a free port
-    on the machine of the first rank.
+    torch's function that returns the store is private. If a version of torch lacks it, the ranks use a new store, which
+    needs a free port on the machine of the first rank.
     """
     default_store = getattr(distributed_c10d, "_get_default_store", None)
     return distributed_c10d.PrefixStore(

@@ -1,10 +1,10 @@
 """Averages gradients over ranks in buckets during the backward pass, like DDP, but can be stopped in the middle.
 
-DDP's own reducer is implemented in C++. An exception during the backward pass leaves it in an undefined state, and the
-buckets that other ranks wait for cannot be sent from outside. This reducer records which buckets it has sent and starts
-from scratch at each step. It sends its buckets in a fixed order through `torch.distributed.all_reduce`, so that pending
-collectives can be completed. The arithmetic is the same as in DDP: gradients are multiplied by one over the number of
-ranks and summed.
+DDP's own reducer is implemented in C++. An exception during the backward pass leaves that reducer in an undefined
+state, and other code cannot send the buckets for which other ranks wait. This reducer records which buckets it has sent
+and starts from scratch at each step. It sends its buckets in a fixed order through `torch.distributed.all_reduce`, so
+that pending collectives can be completed. The arithmetic is the same as in DDP: gradients are multiplied by one over
+the number of ranks and summed.
 
 A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter that states whether any rank has a gradient for it. A parameter that is unused on this
@@ -48,20 +48,20 @@ class GradientReducer:
         return len(self._buckets)
 
     def start(self) -> None:
-        """Call before the last forward and backward pass of a step. Each bucket is sent as soon as its gradients
-        exist."""
+        """Prepare for the last forward and backward pass of a step. In that pass, each bucket is sent as soon as its
+        gradients exist."""
         self._sent = 0
         self._is_active = self._overlaps
         for bucket in self._buckets:
             bucket.start()
 
     def finish(self) -> bool:
-        """Call after that backward pass. Sends the remaining buckets, waits for all of them, and writes the averages
-        into the gradients.
+        """Send the remaining buckets after the backward pass, wait for all buckets, and write the averages into the
+        gradients. Returns False if a gradient changed after it was sent, because the averages are then wrong.
 
-        Returns False if a gradient changed after it was sent, because the averages are then wrong. The step must then
-        be repeated, and buckets are no longer sent early. This happens if parts of the backward pass run more than once
-        (`checkpoint(use_reentrant=True)` around a shared parameter). In that case, it happens on every rank.
+        The step must then be repeated, and buckets are no longer sent early. A gradient changes late if parts of the
+        backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter). In that case, it
+        changes on every rank.
         """
         self._is_active = False
         self._send(all_remaining=True)
@@ -174,7 +174,7 @@ def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
 
 
 def _make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Group parameters, last ones first, because the backward pass computes their gradients first."""
+    """Group parameters, with the last parameters first, because the backward pass computes their gradients first."""
     buckets: list[_Bucket] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[torch.nn.Parameter], int]] = {}
     for parameter in reversed(parameters):

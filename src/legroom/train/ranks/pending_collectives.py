@@ -1,9 +1,9 @@
 """Completes the collectives of a pass on a rank that failed, so that the other ranks do not hang.
 
-The collectives of a pass (forward and backward of one micro-batch) are the same on every rank and do not depend on the batch
-size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining collectives with zeros. The
-other ranks finish a pass whose result is invalid. The exchange at the end of the step informs them, and all ranks roll
-back.
+The collectives of a pass (forward and backward of one micro-batch) are the same on every rank and do not depend on the
+batch size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining collectives with
+zeros. The other ranks finish a pass whose result is invalid. The exchange at the end of the step informs all ranks of
+the failure, and all ranks roll back.
 
     pending.begin("first pass", pass_key)
     with intercept_collectives(pending): forward(); backward()
@@ -88,7 +88,8 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Forget passes that all ranks have finished. `delete`: delete their announcements. Only one rank does this."""
+        """Forget passes that all ranks have finished. With `delete`, also delete the announcements of these passes.
+        Only one rank passes `delete`."""
         for pass_key, count in self._announced:
             if delete:
                 self._announcements.delete(pass_key, count)
@@ -99,8 +100,8 @@ class PendingCollectives:
         self._issued.append(call)
 
     def _learn(self, calls: tuple[CollectiveCall, ...]) -> None:
-        """Store the collectives of a kind. If a kind differs from its previous pass, its collectives are announced
-        until they repeat."""
+        """Store the collectives of a kind of pass. If they differ from the previous pass of this kind, collectives are
+        announced until they repeat."""
         if self._known.get(self._kind, calls) == calls:
             self._varying.discard(self._kind)
         else:

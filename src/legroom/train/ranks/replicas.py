@@ -2,7 +2,7 @@
 
 DDP's own communication is disabled during the step, so forward and backward run as in `no_sync()`. Buffers are
 broadcast from rank 0 at the first micro-batch (as DDP does once per step), and `GradientReducer` averages the gradients
-during the backward pass of the last micro-batch. Outside Guard the model works as usual.
+during the backward pass of the last micro-batch. Outside Guard, the model works as usual.
 """
 
 from collections.abc import Iterator

@@ -25,7 +25,7 @@ class Shards:
         self._roots = roots
 
     def groups(self) -> list[Any]:
-        """Return every process group of FSDP2, in the same order on all ranks. May contain duplicates."""
+        """Return every process group of FSDP2, in the same order on all ranks. The result may contain duplicates."""
         meshes = [group for mesh in self.meshes() for group in mesh.get_all_groups()]
         return meshes + [group for root in self._roots for group in _inner_groups(root)]
 
@@ -55,7 +55,7 @@ class Shards:
 
 
 def sharded_roots(model: nn.Module) -> list[nn.Module]:
-    """Return the FSDP2 modules that are not inside another one."""
+    """Return the FSDP2 modules that are not inside another FSDP2 module."""
     if FSDPModule is None:
         return []
     return list(_outermost(model))
@@ -72,8 +72,8 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
 def _inner_groups(root: nn.Module) -> Iterator[Any]:
     """Yield the process groups of each wrapped module, from FSDP2's private state.
 
-    `fully_shard` without a mesh creates new groups at each call, but parameters with equal meshes all refer to the first one.
-    Without this function, a failure in such a model would block the other ranks.
+    `fully_shard` without a mesh creates new groups at each call, but parameters with equal meshes all refer to the
+    first group. If only that group were known, a failure in such a model would block the other ranks.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):

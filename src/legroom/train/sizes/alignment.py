@@ -1,7 +1,7 @@
 """Aligns the allocation requests of the same step at two batch sizes.
 
 Usually the two logs have the same requests in the same order. However, libraries select kernels by size, so one log may
-have additional requests, such as a workspace. Where the logs differ, they are aligned again at the next position at
+have additional requests, such as a workspace. After a difference, the logs are aligned again at the next position at
 which several consecutive requests match. Requests match if their bytes are equal or grew in proportion to the batch
 size, and their frees are the same.
 """
@@ -73,7 +73,8 @@ class _Alignment:
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
     def _same_kind(self, i: int, j: int) -> bool:
-        """Whether both are allocations or both are frees. This is the fallback if no alignment is found nearby."""
+        """Whether both requests are allocations or both are frees. This comparison is the fallback if no alignment is
+        found nearby."""
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 
     def _next_alignment(self, i: int, j: int) -> tuple[int, int] | None:

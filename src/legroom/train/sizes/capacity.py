@@ -6,7 +6,7 @@ from legroom.errors import UsageError
 
 
 def device_capacity(device: torch.device) -> int:
-    """Return the bytes that this process's caching allocator can reserve, including those that it has already
+    """Return the bytes that this process's caching allocator can reserve, including the bytes that it has already
     reserved."""
     free, total = torch.cuda.mem_get_info(device)
     available = torch.cuda.memory_reserved(device) + free

@@ -1,17 +1,18 @@
 """Predicts the allocation requests of a training step at other batch sizes, and the largest size that fits.
 
-The requests of two batch sizes are logged. If both have the same requests in the same order, each request is
-extrapolated linearly from its two sizes: weights stay constant and activations grow. The step at any size is then
-replayed in the allocator with the available capacity, so the result includes rounding, fragmentation and the freeing of
-the cache before a failure. A line with a negative intercept means that the memory grows faster than linearly (as in
-contrastive losses). Such a line is replaced by a power function.
+The requests of two batch sizes are logged. If both logs have the same requests in the same order, each request is
+extrapolated linearly from its two sizes. Requests for weights stay constant, and requests for activations grow. The
+step at any size is then replayed in the allocator with the available capacity, so the result includes rounding,
+fragmentation and the freeing of the cache before a failure. A line with a negative intercept means that the memory
+grows faster than linearly (as in contrastive losses). Such a line is replaced by a power function.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`).
 Requests without a match whose size occurs in both logs are treated as fixed, and the others as proportional to the
-batch size. This is less exact, and `matched` is then False.
+batch size. Such a prediction is less exact, and `matched` is False.
 
-`predict.extrapolate` does the same for traces, without such assumptions, because another trace is cheap. Here, another
-size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in any log.
+`predict.extrapolate` extrapolates traces without such assumptions, because another trace is cheap. In this module,
+another size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in any
+log.
 """
 
 import math
@@ -88,7 +89,7 @@ class Extrapolation:
     def largest(self, capacity: int, *, known_to_fit: int, max_size: int, slack: int = 0) -> int:
         """Return the largest size that fits.
 
-        Because of fragmentation, a size can fail although the next larger one fits, so a few larger sizes are checked
+        Because of fragmentation, a size can fail although the next larger size fits, so a few larger sizes are checked
         too.
         """
         low, high = known_to_fit, min(max_size, max(known_to_fit * 2, 8))

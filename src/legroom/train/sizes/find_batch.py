@@ -2,12 +2,13 @@
 
 Two small sizes are run while the allocation requests are logged. From these requests, the requests at any size are
 predicted and replayed in the allocator with the available capacity (`extrapolation`). A size just below the prediction
-is run. Its log improves the prediction, and then the predicted size is run. If memory grows regularly, the search
-causes no failure and runs at most four sizes. If a size fails nevertheless, the search continues from the sizes that
-fit.
+is run. The log of this run improves the prediction, and then the predicted size is run. If memory grows regularly with
+the batch size, the search causes no failure and runs at most four sizes. If a size fails, the search continues from the
+sizes that fit.
 
 Afterwards the state is restored bit for bit: weights, gradients, optimizer state, schedulers, scalers and random
-generators (`state_snapshot`). Every trial starts from that state, so it includes the creation of optimizer state.
+generators (`state_snapshot`). Every trial starts from that state, so every trial includes the creation of optimizer
+state.
 """
 
 import contextlib
@@ -203,7 +204,7 @@ class _Search:
         return int(large.batch_size + (0.98 * capacity - large.peak_reserved) / slope)
 
     def _within(self, size: int) -> int | None:
-        """Return a size between the largest one that fit and the smallest one that failed, or None."""
+        """Return a size between the largest size that fit and the smallest size that failed, or None."""
         size = self._rounded(min(size, self.fails - 1))
         if size <= self.fits:
             size = self.fits + self.multiple_of
@@ -314,8 +315,8 @@ class _Trials:
         return fits
 
     def _fits(self, size: int, steps: int) -> bool:
-        """Run the steps. Run the step. Returns False if memory ran out; in that case, the exception and its frames are
-        already freed."""
+        """Run the steps. Returns False if memory ran out; in that case, the exception and its frames are already
+        freed."""
         try:
             for _ in range(steps):
                 self._step(self._make_batch(size))

@@ -1,17 +1,17 @@
-"""Chooses the micro-batch size: smaller after a failure, gradually larger after successful steps. Each choice has a
-reason.
+"""Chooses the micro-batch size: a smaller size after a failure, and gradually larger sizes after successful steps. Each
+choice has a reason.
 
-A `MicroBatchSizer` only makes decisions. It receives which sizes succeeded or failed and how long they took, and
-returns a size. It reads no clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
+A `MicroBatchSizer` only makes decisions. Its input is which sizes succeeded or failed and how long they took, and its
+output is a size. It reads no clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
 
 It guarantees the following:
 
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
 - A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt.
   Other processes may have freed memory in the meantime, but the size must not oscillate.
-- Of two sizes that fit, the faster one is used, because a larger one is not always faster. If the allocator has to free
+- Of two sizes that fit, the faster one is used, because a larger size is not always faster. If the allocator has to free
   its cache in most steps, the next smaller size is tried.
-- Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full one.
+- Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full micro-batch.
 """
 
 from collections import deque
@@ -75,7 +75,7 @@ class _SizeChange:
 
 
 def micro_batch_sizes(batch_size: int, max_size: int) -> list[int]:
-    """Return the sizes of as few micro-batches as possible. The sizes are nearly equal, and larger ones come first.
+    """Return the sizes of as few micro-batches as possible. The sizes are nearly equal, and larger sizes come first.
 
     >>> micro_batch_sizes(100, 34), micro_batch_sizes(9, 4)
     ([34, 33, 33], [3, 3, 3])
@@ -98,7 +98,7 @@ def even_split(batch_size: int, parts: int) -> list[int]:
 
 
 class MicroBatchSizer:
-    """Chooses the micro-batch size. `max_size`: the upper limit; `state`: the `state_dict()` of an earlier run."""
+    """Chooses the micro-batch size. `max_size` is the upper limit. `state` is the `state_dict()` of an earlier run."""
 
     def __init__(self, *, max_size: int | None = None, state: Mapping[str, Any] | None = None) -> None:
         if max_size is not None and max_size < 1:
@@ -136,7 +136,8 @@ class MicroBatchSizer:
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
-        """Return the micro-batch size for a batch of this size. After successful steps, it may try a larger size."""
+        """Return the micro-batch size for a batch of this size. After successful steps, the result may be a larger size
+        to try."""
         if batch_size < 1:
             raise UsageError("The batch is empty.")
         if self._limit is not None and batch_size > self._limit and self._change is None:
@@ -287,8 +288,8 @@ class MicroBatchSizer:
         )
 
     def _memory_of_step(self, failure: Any) -> tuple[int | None, int | None]:
-        """Return the memory available to the step, and the memory that it needed when it failed. Both exclude weights
-        and other memory allocated before the step."""
+        """Return the memory available to the step, and the memory that the step needed when it failed. Both exclude
+        weights and other memory allocated before the step."""
         requested, allocated = _int_attribute(failure, "requested"), _int_attribute(failure, "allocated")
         free, reserved = _int_attribute(failure, "free"), _int_attribute(failure, "reserved")
         if requested is None or allocated is None:
@@ -334,7 +335,8 @@ class MicroBatchSizer:
         self._begin_change(now, size, reason)
 
     def _predicted_max_size(self) -> int | None:
-        """Predict the largest size that fits, from measured peaks and the capacity. Returns None if either is unknown.
+        """Predict the largest size that fits, from measured peaks and the capacity. Returns None if the peaks or the
+        capacity are unknown.
 
         With two sizes, the peaks are extrapolated linearly. With a single size, the result is a safe bound, assuming
         that memory grows at most linearly with the size.

@@ -3,7 +3,7 @@
 A configuration includes everything that affects what fits: the model (names, shapes and dtypes of its tensors), the
 GPU, its memory, the precision, the shapes of a batch without its batch size, torch and the allocator settings.
 
-The cache is optional, so nothing here raises an error. If the folder is not writable, nothing is stored. Files that
+The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
 cannot be read or have another format are ignored. Files are replaced atomically, so processes that write at the same
 time leave a complete file. `LEGROOM_CACHE=off` disables the cache; `LEGROOM_CACHE=PATH` sets its folder.
 """
@@ -73,7 +73,7 @@ def plan_key(
 
 
 def load_plan(key: str) -> dict[str, Any] | None:
-    """Return the plan stored under `key`, or None if there is none or it cannot be read."""
+    """Return the plan stored under `key`, or None if there is no such plan or it cannot be read."""
     folder = plans_folder()
     if folder is None:
         return None
@@ -92,7 +92,7 @@ def load_plan(key: str) -> dict[str, Any] | None:
 
 
 def save_plan(key: str, plan: Mapping[str, Any]) -> bool:
-    """Store `plan` (plain data) under `key`. Returns whether it was stored."""
+    """Store `plan` (plain data) under `key`. Returns whether the plan was stored."""
     folder = plans_folder()
     if folder is None:
         return False
@@ -113,7 +113,7 @@ def save_plan(key: str, plan: Mapping[str, Any]) -> bool:
 
 
 def plans_folder() -> Path | None:
-    """Return the folder of the cache, or None if it is disabled or the user has no home folder."""
+    """Return the folder of the cache, or None if the cache is disabled or the user has no home folder."""
     setting = os.environ.get("LEGROOM_CACHE", "")
     if setting.strip().lower() in ("off", "0", "no", "none", "false"):
         return None

@@ -1,9 +1,9 @@
 """Logs the allocation requests of a block of code on a GPU.
 
 On a real GPU, the log comes from the allocator's history. On a virtual GPU, it comes from the recorder. The history is
-recorded without stacks, so the overhead is small. The history may not be available, because it is already being
-recorded, another allocator is in use, or the block was too long. In that case, `RequestLog.requests` is None, and only
-the peaks are known.
+recorded without stacks, so the overhead is small. The history is not available if it is already being recorded, if
+another allocator is in use, or if the block makes too many requests. In that case, `RequestLog.requests` is None, and
+only the peaks are known.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class SegmentLayout(NamedTuple):
 
 @dataclass(slots=True)
 class RequestLog:
-    """The log of a block. It is complete after the block has ended."""
+    """The log of a block. The log is complete after the block has ended."""
 
     segments: list[SegmentLayout] = field(default_factory=list)
     """The segments at the start."""
@@ -94,7 +94,7 @@ def _log_history(device: torch.device, log: RequestLog) -> Iterator[None]:
 
 
 def _start_history() -> bool:
-    """Enable the allocator's history. Returns False if that is not possible, or if it was already enabled."""
+    """Enable the allocator's history. Returns False if the history cannot be enabled, or if it was already enabled."""
     record = getattr(torch.cuda.memory, "_record_memory_history", None)
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if record is None or (enabled is not None and enabled()):
@@ -109,7 +109,7 @@ def _start_history() -> bool:
 
 
 def _segments(index: int, ids: dict[int, int] | None) -> list[SegmentLayout]:
-    """Return the segments of a device. `ids`: the allocation ids by address, for a virtual GPU."""
+    """Return the segments of a device. For a virtual GPU, `ids` maps addresses to allocation ids."""
     return [
         SegmentLayout(segment["total_size"], segment["stream"], list(_blocks(segment, ids)))
         for segment in torch.cuda.memory._snapshot()["segments"]

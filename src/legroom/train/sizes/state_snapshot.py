@@ -1,9 +1,9 @@
 """A snapshot of everything that training steps change, stored in host memory. The snapshot can be restored bit for bit.
 
 `StateSnapshot(step, batch)` follows the objects that a step references by name: its closure, its globals, the object it
-is bound to, and the arguments of partials. From there it follows containers and plain objects. `restore()` restores
-modules, optimizers, schedulers, scalers, tensors, random generators, counters and lists in place, so that the program's
-references stay valid. The copies are in host memory, because the device memory is needed for the trials.
+is bound to, and the arguments of partials. From these objects, it follows containers and plain objects. `restore()`
+restores modules, optimizers, schedulers, scalers, tensors, random generators, counters and lists in place, so that the
+program's references stay valid. The copies are in host memory, because the device memory is needed for the trials.
 
 External effects of a step (files, network) are not restored.
 """
@@ -30,7 +30,8 @@ Undo = Callable[[], None]
 class StateSnapshot:
     """The state of everything reachable from `roots`. `restore()` may be called any number of times.
 
-    `data`: the source of batches. Its counters and random generators are saved; its tensors are assumed to be read-only.
+    `data` is the source of batches. Its counters and random generators are saved; its tensors are assumed to be
+    read-only.
     """
 
     def __init__(self, *roots: Any, data: Any = None) -> None:
@@ -224,7 +225,7 @@ def _attributes(owner: Any, saved: dict[str, Any]) -> Undo:
 
 
 def _random_state() -> Undo:
-    """Save torch's generators on the CPU and on every GPU, Python's, and NumPy's if it is loaded."""
+    """Save the generators of torch (on the CPU and on every GPU), of Python, and of NumPy if it is loaded."""
     cpu_state = torch.get_rng_state()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     python_state = random.getstate()

@@ -4,17 +4,19 @@
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 
-Autograd passes each saved tensor to a hook, and requests it from another hook in the backward pass. Large tensors on a
-device are copied to the host. A storage is copied once, even if several operations save it. The device memory of a
-tensor is freed as soon as nothing else references it. In the backward pass, the next tensors are prefetched.
+Autograd passes each saved tensor to a hook, and gets the tensor back from another hook in the backward pass. Large
+tensors on a device are copied to the host. A storage is copied once, even if several operations save it. The device
+memory of a tensor is freed as soon as nothing else references it. In the backward pass, the next tensors are
+prefetched.
 
 These stay on the device: parameters (leaves that require a gradient, and views of them), tensors smaller than
 `min_size`, a small part of a large storage (a slice of a data set on the GPU, where a copy would free nothing) and
 tensor subclasses. If the budget or the host memory is used up, the remaining tensors stay on the device too.
 
-Autograd checks whether a saved tensor was modified in place. It does not do so for tensors in hooks, so `Spill` checks
-them. If a tensor is modified after its copy is complete, the gradient is still correct. Without `Spill`, PyTorch would
-raise an error. Changes that PyTorch does not detect (through `.data`) may or may not be included in the copy.
+Autograd checks whether a saved tensor was modified in place. Autograd does not check tensors in hooks, so `Spill`
+checks these tensors. If a tensor is modified after its copy is complete, the gradient is still correct. Without
+`Spill`, PyTorch would raise an error. Changes that PyTorch does not detect (through `.data`) may or may not be included
+in the copy.
 """
 
 import contextlib
@@ -98,7 +100,7 @@ class Spill:
     def all_threads(self) -> Iterator["Spill"]:
         """Spill in this thread and in threads started inside the block, because autograd's hooks are per thread.
 
-        The hooks are removed in transforms where torch does not allow any.
+        The hooks are removed in transforms in which torch does not allow hooks.
         """
         original = threading.Thread.run
         spill = self
@@ -163,7 +165,7 @@ class Spill:
         return _MovedTensor(copy, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
     def _existing_copy(self, storage: torch.UntypedStorage, version: int) -> "_Copy | None":
-        """Return the copy of the current version of the storage, if there is one."""
+        """Return the copy of the current version of the storage, if there is such a copy."""
         entry = self._copies.get(storage._cdata)
         copy = None if entry is None else entry[1]()
         return copy if copy is not None and copy.version == version else None
@@ -373,8 +375,9 @@ def _check_unmodified(size: torch.Size, found: int, expected: int) -> None:
 def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
     """Remove the hooks inside transforms of `torch.func`, which disable hooks and raise if there are any.
 
-    `current()` returns the context manager of this thread's hooks, or None. Tensors that such a transform saves stay on the
-    device. Without torch's private functions that disable and enable hooks, this does nothing, and `torch.func` raises its error.
+    `current()` returns the context manager of this thread's hooks, or None. Tensors that such a transform saves stay on
+    the device. If a version of torch lacks the private functions that disable and enable hooks, this function does
+    nothing, and `torch.func` raises its error.
     """
     functions: Any = torch._C._autograd
     disable = getattr(functions, "_saved_tensors_hooks_disable", None)

@@ -29,8 +29,8 @@ class HostLink(Protocol):
         """Return the host memory that is allocated for this size."""
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start a copy. Start a copy to the host. Pass the second value to `wait` before another stream reads the copy
-        or the source is freed."""
+        """Start a copy to the host. Pass the second value to `wait` before another stream reads the copy or the source
+        is freed."""
 
     def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]:
         """Start a copy back to the device."""
@@ -130,7 +130,8 @@ class _CudaLink:
 
 
 def _empty(size: int, **options: Any) -> torch.Tensor:
-    """Allocate bytes that are about to be overwritten, without the fill of torch's deterministic mode."""
+    """Allocate bytes that are about to be overwritten. torch's deterministic mode would fill them first; this function
+    does not."""
     settings = torch.utils.deterministic
     fills = settings.fill_uninitialized_memory  # type: ignore[attr-defined]
     if not (fills and torch.are_deterministic_algorithms_enabled()):

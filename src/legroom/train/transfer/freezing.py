@@ -1,8 +1,9 @@
 """Freezes parameters. Frozen parameters need no gradients and no optimizer state, and no activations are saved below
 the first trainable parameter.
 
-Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. Otherwise its running
-statistics would adapt to the new data, and the frozen features would change. `unfreeze` reverts that.
+Batch normalization in a frozen part stays in evaluation mode, even after `model.train()`. In training mode, its running
+statistics would adapt to the new data, and the frozen features would change. After `unfreeze`, batch normalization
+follows `model.train()` again.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._Instan
 
 @dataclass(frozen=True, slots=True)
 class FreezeResult:
-    """The result of `freeze`: the frozen parameters, and how much memory this saves."""
+    """The result of `freeze`: the frozen parameters, and how much memory freezing saves."""
 
     frozen_parameters: int
     """The number of frozen elements."""
@@ -75,9 +76,9 @@ def freeze(
 ) -> FreezeResult:
     """Freeze all parameters except those selected by `trainable`.
 
-    `trainable`: names of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`. With a `batch`,
-    the peak of a training step on `gpu` is predicted before and after freezing. `optimizer` is a function of the
-    parameters, by default AdamW.
+    `trainable` contains names of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`. With a
+    `batch`, the peak of a training step on `gpu` is predicted before and after freezing. `optimizer` is a function of
+    the parameters, by default AdamW.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"freeze() expects a model (nn.Module), not a {type(model).__name__}.")
@@ -106,8 +107,8 @@ def freeze(
 
 
 def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
-    """Make these parameters trainable again. By default, all parameters become trainable. Returns the names of those
-    that were frozen."""
+    """Make these parameters trainable again. By default, all parameters become trainable. Returns the names of the
+    parameters that were frozen."""
     if not as_list(patterns):
         return []
     names = [name for name, parameter in selected(model, patterns).items() if not parameter.requires_grad]

@@ -1,8 +1,8 @@
 """Replaces the classification head of a model for a new number of classes.
 
-timm models replace it themselves. transformers models have it in `classifier` or `score`, and the number of classes in
-their config. torchvision models have it as the last layer in `fc`, `classifier` or `head`, and some have auxiliary
-heads. In other models, it is the last layer if that is linear.
+timm models have a method that replaces the head. In transformers models, the head is `classifier` or `score`, and the
+config contains the number of classes. In torchvision models, the head is the last layer in `fc`, `classifier` or
+`head`, and some models have auxiliary heads. In other models, the head is the last layer, if that layer is linear.
 """
 
 from typing import Any

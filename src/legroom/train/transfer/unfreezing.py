@@ -26,8 +26,8 @@ MIN_STACK_FRACTION = 0.2
 class GradualUnfreezing:
     """Unfreezes one more stage every `every_n_epochs`. Call `unfreezing.at(epoch)` at the start of each epoch.
 
-    `stages`: names or patterns in the order of unfreezing. By default, they are the blocks of the model, last one
-    first. `options`: options of the new parameter groups, such as `lr=1e-5`.
+    `stages` are names or patterns in the order of unfreezing. The default stages are the blocks of the model, the last
+    block first. `options` are options of the new parameter groups, such as `lr=1e-5`.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class GradualUnfreezing:
                 optimizer.add_param_group({"params": new, **options})
 
     def at(self, epoch: int) -> list[str]:
-        """Unfreeze the stages that are due at this epoch. In the first epoch, none is due. Returns the names of newly
-        trainable parameters."""
+        """Unfreeze the stages that are due at this epoch. In the first epoch, no stage is due. Returns the names of
+        newly trainable parameters."""
         return self._unfreeze_to(min(len(self.stages), epoch // self._every_n_epochs))
 
     def advance(self) -> list[str]:
@@ -83,8 +83,8 @@ class GradualUnfreezing:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the frozen blocks of the model, last one first. Blocks are layers of stacks, and other modules. Small
-    blocks are merged."""
+    """Return the frozen blocks of the model, the last block first. A block is a layer of a stack of layers, or another
+    module. Small blocks are merged."""
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     counted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []

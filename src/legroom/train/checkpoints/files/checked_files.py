@@ -65,7 +65,7 @@ def write_file(path: Path, head: bytes, views: Sequence[memoryview] = ()) -> Che
 
 
 def read_file(path: Path, expected: Checksum) -> memoryview:
-    """Memory-map a file (copy-on-write) after checking its checksums. Raises CheckpointError if it is damaged."""
+    """Memory-map a file (copy-on-write) after checking its checksums. Raises CheckpointError if the file is damaged."""
     contents = _map(path)
     if len(contents) != expected.size:
         raise _damaged(path, f"it has {len(contents)} of {expected.size} bytes")
@@ -75,7 +75,7 @@ def read_file(path: Path, expected: Checksum) -> memoryview:
 
 
 def checksum_of(path: Path) -> Checksum:
-    """Return the checksum of a file written by other code, and flush it to disk."""
+    """Return the checksum of a file that other code wrote, and flush the file to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

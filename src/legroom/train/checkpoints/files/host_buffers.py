@@ -1,8 +1,8 @@
 """Copies tensors to host memory, in buffers of the block size of a file.
 
 The file is written from the copy, so training can continue. Copies from a GPU go into page-locked memory and are
-asynchronous. Later work on the GPU is queued after them, and the host waits in `wait()`. Page-locked buffers are reused
-for the next checkpoint, because allocating them takes longer than filling them.
+asynchronous. Later work on the GPU is queued after the copies, and the host waits for the copies in `wait()`.
+Page-locked buffers are reused for the next checkpoint, because allocating a buffer takes longer than filling it.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Stores named tensors in one file of the safetensors format.
 
-The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library writes it in one
-thread from a second copy, without fsync and checksums, so `checked_files` writes the bytes instead. The tests compare this
-module with the library.
+The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library would write the
+file in one thread from a second copy of the tensors, without fsync and checksums, so `checked_files` writes the bytes
+instead. The tests compare this module with the library.
 
 Wider dtypes come first, so that every tensor is aligned and can be used in the memory-mapped file.
 """
@@ -77,7 +77,8 @@ def tensor_file(tensors: Mapping[str, torch.Tensor]) -> TensorFile:
 
 
 def read_tensors(path: Path, expected: Checksum) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file that `TensorFile` wrote, in mapped memory. Raises CheckpointError if it is damaged."""
+    """Return the tensors of a file that `TensorFile` wrote, in mapped memory. Raises CheckpointError if the file is
+    damaged."""
     contents = read_file(path, expected)
     header = json.loads(bytes(contents[8 : expected.head]))
     return _tensors(header, torch.frombuffer(contents, dtype=torch.uint8)[expected.head :])

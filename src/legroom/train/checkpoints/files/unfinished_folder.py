@@ -1,7 +1,7 @@
 """Creates folders atomically.
 
-A folder is filled under a hidden name and renamed after its contents are flushed to disk, so it is either complete or
-absent. Hidden folders of killed processes are recognized because the kernel has released their lock.
+A folder is filled under a hidden name and renamed after its contents are flushed to disk, so a folder is either
+complete or absent. Hidden folders of killed processes are recognized because the kernel has released their lock.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class UnfinishedFolder:
         self._lock: int | None = _lock(self.path)
 
     def finish(self, name: str) -> Path:
-        """Rename the folder. Rename the folder. Its contents must have been written by `write_file`."""
+        """Rename the folder. Its contents must have been written by `write_file`."""
         sync_folder(self.path)
         final = self._parent / name
         os.rename(self.path, final)
@@ -53,7 +53,7 @@ class UnfinishedFolder:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder atomically, by renaming it first."""
+    """Remove a folder atomically: the folder is renamed first, then removed."""
     hidden = _hidden_folder(path.parent)
     os.rename(path, hidden / path.name)
     shutil.rmtree(hidden, ignore_errors=True)

@@ -1,9 +1,9 @@
 """Detects samples that depend on each other. A split changes their gradients, so the user gets a warning.
 
-There are two cases. Batch normalization in training mode normalizes each sample with the statistics of its batch. A
-loss may also compare samples (in-batch negatives) or use another reduction. In these cases, the loss of two samples is
-neither the mean nor the sum of their individual losses. Guard tests this once, at the first split, with two samples and
-without gradients.
+There are two cases. First, batch normalization in training mode normalizes each sample with the statistics of its
+batch. Second, a loss may compare samples (in-batch negatives) or use another reduction. With such a loss, the loss of
+two samples is neither the mean nor the sum of their individual losses. Guard tests the loss once, at the first split,
+with two samples and without gradients.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
 
 @dataclass(frozen=True, slots=True)
 class ReductionProbe:
-    """The reduction found with two samples. The reduction is None if neither matches, or if the test was not
-    possible."""
+    """The reduction of the loss, determined with two samples. It is None if the loss is neither a mean nor a sum, or if
+    the test was not possible."""
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None

@@ -1,9 +1,9 @@
 """Splits a batch along its batch dimension, and concatenates the results of micro-batches.
 
 A batch consists of the arguments of a training function: tensors, and tuples, lists, dicts, dataclasses and mappings of
-them (such as a `BatchEncoding`), including nested ones. The batch size is the most frequent size of the tensors in
-`batch_dim`. A tensor with that size, or a list with that many items and without such tensors, is split. Everything
-else, such as a mask for all samples or a temperature, is passed unsplit to every micro-batch.
+tensors (such as a `BatchEncoding`), including nested containers. The batch size is the most frequent size of the
+tensors in `batch_dim`. A tensor with that size, or a list with that many items and without such tensors, is split.
+Everything else, such as a mask for all samples or a temperature, is passed unsplit to every micro-batch.
 """
 
 import copy

@@ -1,8 +1,9 @@
-"""Computes the loss weight of each micro-batch, so that losses and gradients add up to those of the whole batch.
+"""Computes the loss weight of each micro-batch, so that losses and gradients add up to the loss and the gradients of
+the whole batch.
 
-For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, it is 1. For a mean over
-other elements, such as non-padding tokens, `weight(*batch)` counts them, and the weight is the count of the micro-batch
-divided by the count of the batch.
+For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For a
+mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements, and the weight is the
+count of the micro-batch divided by the count of the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +26,8 @@ def loss_weights(
     weight: Weight | None,
     total: float | None = None,
 ) -> list[float]:
-    """Return one factor per micro-batch of `sizes` samples. `total`: the denominator, if other ranks contribute to it."""
+    """Return one factor per micro-batch of `sizes` samples. `total` is the denominator, if other ranks contribute to
+    it."""
     if weight is not None:
         counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]
         total = sum(counts) if total is None else total

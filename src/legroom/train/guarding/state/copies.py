@@ -1,4 +1,4 @@
-"""Makes copies of tensors on their own device with a few multi-tensor kernels. It is cheap enough to save the tensors
+"""Makes copies of tensors on their own device with a few multi-tensor kernels. The copies are cheap enough to be made
 at every step."""
 
 from collections import defaultdict

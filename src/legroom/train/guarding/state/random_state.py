@@ -1,8 +1,8 @@
-"""The states of the global random generators: torch's on the CPU and on the device, Python's and NumPy's.
+"""The states of the global random generators of torch (on the CPU and on the device), Python and NumPy.
 
-Reading them does not synchronize, because a CUDA generator's state is a seed and an offset on the host. NumPy's state is the
-slowest to read (about a hundred microseconds), so it is optional. Generators that a program creates itself
-(`torch.Generator()`) are not included.
+Reading these states does not synchronize with the GPU, because the state of a CUDA generator is a seed and an offset on
+the host. NumPy's state is the slowest to read (about a hundred microseconds), so it is optional. Generators that a
+program creates itself (`torch.Generator()`) are not included.
 """
 
 import random

@@ -8,7 +8,8 @@
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
 Restores the random generators, the buffers and the gradients. Gradients from earlier passes are set aside rather than
-copied. If a failed pass added to earlier gradients in place, they could not be separated from its own gradients.
+copied. If a failed pass added to earlier gradients in place, the earlier gradients could not be separated from those of
+the failed pass.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """There is one instance for the whole run, and the memory of its copies is reused."""
+    """A transaction over the passes of a step. There is one instance for the whole run, and the memory of its copies is
+    reused."""
 
     def __init__(
         self, model: nn.Module, parameters: Callable[[], Iterable[nn.Parameter]], device: torch.device
@@ -87,7 +89,8 @@ class Transaction:
     # --- between micro-batches
 
     def savepoint(self) -> None:
-        """Save the state after finished micro-batches, so that a failure in the next one does not discard them."""
+        """Save the state after finished micro-batches, so that a failure in the next micro-batch does not discard
+        them."""
         self._random_at_savepoint = RandomState(self._device, with_numpy=False)
         retry_after_release(self._buffers_at_savepoint.save)
         self._versions = self._gradient_versions()
@@ -115,7 +118,7 @@ class Transaction:
     # --- gradients from earlier passes
 
     def offload_earlier_gradients(self) -> bool:
-        """Move earlier gradients to host memory. Returns whether any were on the device."""
+        """Move earlier gradients to host memory. Returns whether any gradient was on the device."""
         on_device = any(gradient.device.type != "cpu" for _, gradient in self._earlier)
         if not on_device or self._device.type == "cpu":
             return False
@@ -171,7 +174,7 @@ class _BufferCopies:
 
 
 def _allocated(device: torch.device) -> int | None:
-    """Return the bytes that tensors use on the device. This is faster than `memory_allocated`, which sorts all
+    """Return the bytes that tensors use on the device. This function is faster than `memory_allocated`, which sorts all
     statistics first."""
     if device.type != "cuda":
         return None
@@ -180,8 +183,8 @@ def _allocated(device: torch.device) -> int | None:
 
 
 def retry_after_release(make: Callable[[], T]) -> T:
-    """Call `make()`. Call the function. If memory runs out, release cached memory and call it again. The function must
-    therefore be repeatable."""
+    """Call `make()`. If memory runs out, release cached memory and call `make()` again. The function must therefore be
+    repeatable."""
     try:
         return make()
     except RuntimeError as error:
