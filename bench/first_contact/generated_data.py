@@ -102,11 +102,6 @@ def classes(folder: Path) -> None:
             _images(folder / "images" / part / name, 6, 80, 80)
 
 
-def bsds(folder: Path) -> None:
-    for part in ("train", "test"):
-        _images(folder / "dataset" / "BSDS300" / "images" / part, 8, 260, 260)
-
-
 def pairs(folder: Path) -> None:
     """Paired, unpaired and labelled images for the image-to-image GANs."""
     data = (folder / "../../data").resolve()
@@ -124,15 +119,15 @@ def pairs(folder: Path) -> None:
 
 
 def citations(folder: Path) -> None:
-    """A graph in the layout of Cora, with 2708 papers."""
+    """A graph in the layout of Cora, with 1700 papers."""
     chance = _chance()
     target = folder / "cora"
     target.mkdir(parents=True, exist_ok=True)
     kinds = ["Case_Based", "Genetic_Algorithms", "Neural_Networks", "Theory"]
-    features = chance.integers(0, 2, (2708, 64))
+    features = chance.integers(0, 2, (1700, 64))
     content = (f"{n} {' '.join(map(str, row))} {kinds[n % 4]}\n" for n, row in enumerate(features))
     (target / "cora.content").write_text("".join(content))
-    cites = (f"{first} {second}\n" for first, second in chance.integers(0, 2708, (5429, 2)))
+    cites = (f"{first} {second}\n" for first, second in chance.integers(0, 1700, (3400, 2)))
     (target / "cora.cites").write_text("".join(cites))
 
 

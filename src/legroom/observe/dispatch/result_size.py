@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from legroom.observe.dispatch.storages import storage_of
+
 LARGEST_ELEMENT = 16
 """Bytes of a complex128."""
 
@@ -95,7 +97,7 @@ def _evaluated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     new: dict[int, int] = {}
     for result in results if isinstance(results, list | tuple) else (results,):
         if isinstance(result, torch.Tensor):
-            storage = result.untyped_storage()
-            if storage._cdata not in inputs:
+            storage = storage_of(result)  # of a sparse tensor, its values; None for other layouts
+            if storage is not None and storage._cdata not in inputs:
                 new[storage._cdata] = storage.nbytes()
     return sum(new.values())

@@ -12,6 +12,7 @@ of 1 is traced instead, so the estimate does not include the savings of sharding
 
 import contextlib
 import functools
+import inspect
 import os
 import pickle
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
+from legroom.observe.virtual.patching import Replacement, answer, optional_module, replaced, table
 
 VARIABLE = "LEGROOM_SINGLE_RANK"
 """Environment variable: the folder for broadcast objects."""
@@ -38,20 +39,50 @@ def modules_of_groups() -> tuple[Any, ...]:
 
 
 def replacements() -> Iterable[Replacement]:
-    """Process groups, stores and rendezvous for a rank without peers."""
+    """Process groups, stores and rendezvous for a rank without peers, as torchrun's variables describe it."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return _replacements(rank, size, Path(os.environ[VARIABLE]))
+
+
+_early_names: dict[str, Any] = {}
+"""Functions of `first_of_spawned_ranks`, for scripts that imported the name before."""
+
+
+def early_name(name: str) -> Any:
+    """The function that replaces `name` if the script has imported the name before; None if there is none."""
+    return _early_names.get(name)
+
+
+@contextlib.contextmanager
+def first_of_spawned_ranks(size: int, folder: Path) -> Iterator[None]:
+    """Within the block, this process is rank 0 of `size`, or of the world size that the script passes."""
+    with replaced(_replacements(0, size, folder)):
+        c10d, *_ = modules_of_groups()
+        _early_names.update({name: getattr(c10d, name, None) for name in ("init_process_group", "new_group")})
+        try:
+            yield
+        finally:
+            _early_names.clear()
+
+
+def _replacements(rank: int, size: int, folder: Path) -> Iterable[Replacement]:
     c10d, distributed, mesh = modules_of_groups()
-    original_init = getattr(c10d, "init_process_group", None)
-    original_group = getattr(c10d, "new_group", None)
-    if original_init is None or original_group is None:
+    original_init = inspect.unwrap(getattr(c10d, "init_process_group", _no_function))
+    original_group = inspect.unwrap(getattr(c10d, "new_group", _no_function))
+    if original_init is _no_function or original_group is _no_function:
         return
     store = _fake_store()
-    rank, size = (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if store is not None else (0, 1)
+    if store is None:
+        rank, size = 0, 1
     backend = "fake" if store is not None else "gloo"
 
     @functools.wraps(original_init)
     def init_process_group(*arguments: Any, **options: Any) -> Any:
-        group_store = store if store is not None else distributed.HashStore()
-        return original_init(backend, rank=rank, world_size=size, store=group_store)
+        if store is None:
+            return original_init(backend, rank=0, world_size=1, store=distributed.HashStore())
+        given = options.get("world_size", arguments[3] if len(arguments) > 3 else -1)
+        world_size = given if isinstance(given, int) and given > rank else size
+        return original_init(backend, rank=rank, world_size=world_size, store=store)
 
     @functools.wraps(original_group)
     def new_group(ranks: Any = None, *arguments: Any, **options: Any) -> Any:
@@ -67,7 +98,7 @@ def replacements() -> Iterable[Replacement]:
                 "init_process_group": init_process_group,
                 "new_group": new_group,
                 "rendezvous": rendezvous,
-                "broadcast_object_list": _BroadcastFiles(rank).broadcast,
+                "broadcast_object_list": _BroadcastFiles(rank, folder).broadcast,
                 "monitored_barrier": answer(),
             },
         )
@@ -82,9 +113,9 @@ def replacements() -> Iterable[Replacement]:
 class _BroadcastFiles:
     """Stores broadcast objects in order, in one file per sending rank."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, folder: Path) -> None:
         self._rank = rank
-        self._folder = Path(os.environ[VARIABLE])
+        self._folder = folder
         self._read: dict[int, int] = {}
 
     def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
@@ -102,6 +133,10 @@ class _BroadcastFiles:
                 with contextlib.suppress(EOFError):  # the sender broadcast fewer objects
                     object_list[:] = pickle.load(file)
                 self._read[sender] = file.tell()
+
+
+def _no_function() -> None:
+    """Stands for a function that this build of torch lacks."""
 
 
 def _fake_store() -> Any:

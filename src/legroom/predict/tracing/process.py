@@ -50,6 +50,10 @@ from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances
 from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
 from legroom.predict.tracing.running_line import report_running_line
 from legroom.predict.tracing.settings import ScriptSettings
+from legroom.predict.tracing.started_processes import (
+    first_spawned_rank_in_this_process,
+    started_processes_noted,
+)
 from legroom.predict.tracing.terminal import report_terminal_size
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
@@ -76,7 +80,8 @@ class TracingProcess:
         hide_real_gpus()
         report_running_line(job["folder"])
         report_terminal_size()
-        self._sandbox = Sandbox(Path(job["folder"]))
+        self._folder: str = job["folder"]
+        self._sandbox = Sandbox(Path(self._folder))
         self.script: Script = job["script"]
         _apply_edits(job["edits"])
         self._settings = ScriptSettings(self.script.arguments)
@@ -126,6 +131,8 @@ class TracingProcess:
             self._count_steps()
             self._stop_at_first_call()
             self._end_if_data_is_needed()
+            stack.enter_context(first_spawned_rank_in_this_process(Path(self._folder), self._note))
+            stack.enter_context(started_processes_noted(self._note))
             stack.enter_context(checkpoints_in(self._sandbox, has_data=self.trace.mode == "cpu"))
             self._note_compile()
             with installed(self.script):

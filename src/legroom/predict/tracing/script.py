@@ -12,7 +12,7 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.memory.capture.capture import read_capture
 from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.options.names import MemoryOption
-from legroom.predict.tracing.trace import Mode, Trace
+from legroom.predict.tracing.trace import NOT_TRACED, Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess
 from legroom.units import format_size
 
@@ -211,6 +211,7 @@ class TracedScript:
         else:
             batches = f"after {_count(result['batches'], 'batch', 'batches')} " if result["batches"] else ""
             message = f"The script ended {batches}without an optimizer step, so there is no step to estimate. {memory}"
+            message += "".join(f" {note}." for note in result["notes"] if note.startswith(NOT_TRACED))
         return CannotTrace(
             message,
             output=self._process.output,

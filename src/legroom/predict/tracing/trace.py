@@ -22,6 +22,8 @@ from legroom.units import MiB
 Mode = Literal["fake", "cpu"]
 MAX_CUBLASLT_WORKSPACE = 4 * MiB
 """Larger workspaces that are never freed belong to cuBLAS."""
+NOT_TRACED = "The script starts processes"
+"""The start of the note about processes that are not traced."""
 REPEATED_STEPS = 2
 """How often the last traced step is repeated in a replay."""
 

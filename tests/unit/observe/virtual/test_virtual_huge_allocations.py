@@ -52,6 +52,21 @@ def test_host_tensors_and_views_of_any_size_are_allowed() -> None:
         assert torch.ones(1, device="cuda").expand(2**40).numel() == 2**40
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_results_without_a_dense_storage_are_allowed(device: str) -> None:
+    large = 2**30
+    with legroom.VirtualGPU("16MiB"):
+        indices = torch.zeros(2, 1000, dtype=torch.long, device=device)
+        values = torch.ones(1000, device=device)
+        sparse = torch.sparse_coo_tensor(indices, values, (large, large), dtype=torch.float64)
+        assert sparse.device.type == device
+        assert (sparse + sparse).coalesce().values().tolist() == [2000.0]
+        rows = torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([5]), torch.ones(1), (1, large))
+        assert rows.to(device).shape == (1, large)
+        assert torch.zeros(1, large, device=device, layout=torch.sparse_coo).numel() == large
+
+
 def test_memory_that_only_the_cache_holds_is_available() -> None:
     with legroom.VirtualGPU("64MiB"):
         for _ in range(4):

@@ -73,6 +73,9 @@ def _groups_with_gloo() -> Iterable[Replacement]:
 def _with_gloo(original: Any, position: int) -> Any:
     @functools.wraps(original)
     def make_group(*arguments: Any, **options: Any) -> Any:
+        single = single_rank.early_name(original.__name__)
+        if single is not None:
+            return single(*arguments, **options)
         options.pop("device_id", None)
         options.pop("pg_options", None)
         if len(arguments) > position:
