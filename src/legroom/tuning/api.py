@@ -186,7 +186,7 @@ def _make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback])
 
 
 def _read(space: Any) -> Space:
-    """Read a space. Read the space. It can contain Ray's domains only if Ray has been imported."""
+    """Read the space. It can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 
@@ -196,7 +196,7 @@ def _read(space: Any) -> Space:
 
 
 def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
-    """Return the engine, and a message if it is not the default one."""
+    """Return the engine, and a message if it is not the default engine."""
     missing = _missing_of_ray()
     if named == "ray" or address is not None or (named == "auto" and missing is None):
         if missing is not None:
@@ -215,7 +215,7 @@ def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
 
 
 def _missing_of_ray() -> str | None:
-    """Return the missing dependency of Ray Tune. It is found without importing Ray, which takes seconds. `pip install
+    """Return the missing dependency of Ray Tune. The check does not import Ray, which would take seconds. `pip install
     ray` omits some of these dependencies."""
     if find_spec("ray") is None:
         return "Ray"
@@ -235,7 +235,7 @@ def _check(
     seed: int,
     **counts: int | None,
 ) -> None:
-    """Check the arguments before anything starts. `counts`: positive integers, or None if unlimited."""
+    """Check the arguments before anything starts. `counts` are positive integers, or None if unlimited."""
     if not isinstance(metric, str) or not metric:
         raise UsageError(
             f"metric={metric!r} is not valid. Use the name of a metric passed to `trial.report(...)`, such as 'loss'."

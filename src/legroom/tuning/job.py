@@ -1,4 +1,4 @@
-"""The settings of a study, and the protocol of callbacks that show or log it."""
+"""The settings of a study, and the protocol of callbacks that show or log a study."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class StudyCallback(Protocol):
     engine's thread."""
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
-        """Called when the study starts or is resumed. `records`: the trials of the study so far."""
+        """Called when the study starts or is resumed. `records` are the trials of the study so far."""
 
     def on_trial_update(self, record: TrialRecord) -> None:
         """Called when a trial has a new state or a new report."""

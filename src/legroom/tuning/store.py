@@ -1,10 +1,9 @@
 """Stores a study on disk: an Optuna storage in one SQLite file, and a folder for each trial.
 
-Everything is written as it occurs, in transactions, so a killed study keeps its completed trials. A trial waits until
-its report is written, so writes must be fast. Writes go to SQLite's write-ahead log (`study.db-wal`) and are not
-flushed to disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna storages, such
-as its dashboard, can read configurations, values and states. Everything that Optuna does not model is stored in user
-attributes.
+Every change is written at once, in a transaction, so a killed study keeps its completed trials. A trial waits until its
+report is written, so writes must be fast. Writes go to SQLite's write-ahead log (`study.db-wal`) and are not flushed to
+disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna storages, such as its
+dashboard, can read configurations, values and states. Data for which Optuna has no field is stored in user attributes.
 """
 
 import contextlib
@@ -193,7 +192,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
 
 
 def _let_go(storage: Any) -> None:
-    """Close the connections. Close a connection. Closing the last one merges the write-ahead log."""
+    """Close the connections. Closing the last connection merges the write-ahead log."""
     with contextlib.suppress(Exception):
         storage.remove_session()
         storage.engine.dispose()
@@ -270,7 +269,7 @@ _NOT_WRITABLE = ("disk i/o", "readonly", "unable to open")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes: Optuna wraps SQLite's errors."""
+    """Yield an error and its causes, because Optuna wraps SQLite's errors."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

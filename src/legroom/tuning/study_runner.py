@@ -1,8 +1,8 @@
 """Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores
 everything.
 
-Engines only run the trials; all decisions are made here. The runner is called from a single thread. Every event is
-stored before a call returns, so a `StudyRunner` that is created from that storage continues in the same way.
+Engines only run the trials; the runner makes all decisions. The runner is called from a single thread. Every event is
+stored before a call returns, so a new `StudyRunner` that is created from that storage continues in the same way.
 """
 
 import math
@@ -104,7 +104,7 @@ class StudyRunner:
         return self._gate.has_unseen_configs
 
     def next(self, ahead: int = 2) -> ReadyTrial | None:
-        """Return a trial that can start as soon as memory is free, or None if there is none now.
+        """Return a trial that can start as soon as memory is free, or None if there is no such trial now.
 
         `ahead` is the number of proposals that may wait for their estimates while other trials train. It is at most 1 if the search learns.
         """
@@ -134,19 +134,20 @@ class StudyRunner:
             time.sleep(seconds)
 
     def refresh_other_processes(self, given: Mapping[int, int], *, before_start: bool) -> None:
-        """Update the GPU memory used by other programs. `given`: bytes reserved for running trials, by GPU index."""
+        """Update the GPU memory used by other programs. `given` maps GPU indices to the bytes that are reserved for
+        running trials."""
         self.other_processes.query(given, before_start=before_start)
         for message in self.other_processes.messages():
             self.notify(message)
 
     @property
     def startup_count(self) -> int | None:
-        """The number of random proposals that are estimated at once. It is None unless the searcher chooses their start
-        order."""
+        """The number of random proposals that are estimated at once. The result is None unless the searcher chooses the
+        start order."""
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
-        """Return the waiting trials, preferred ones first; None if the searcher has no preference."""
+        """Return the waiting trials, preferred trials first; None if the searcher has no preference."""
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
@@ -193,7 +194,7 @@ class StudyRunner:
         ooms: int = 0,
         micro_batch: int | None = None,
     ) -> Decision:
-        """Store a report of a trial and decide whether it continues."""
+        """Store a report of a trial and decide whether the trial continues."""
         record = self.records[number]
         report = Report(record.step + 1, metrics, round(self.seconds, 3))
         best = record.best_report(self.job.metric, self.job.mode)
@@ -257,7 +258,8 @@ class StudyRunner:
         )
 
     def exploit(self, number: int, decision: Decision) -> None:
-        """Restart a trial from the checkpoint of another one, with a changed configuration (population-based training)."""
+        """Restart a trial from the checkpoint of another trial, with a changed configuration (population-based
+        training)."""
         record = self.records[number]
         assert decision.parent is not None
         assert decision.config is not None
@@ -275,8 +277,7 @@ class StudyRunner:
             self._gate.record_oom(self.records[number].config, fit, needed)
 
     def interrupt(self, reason: str) -> None:
-        """End the study. Interrupt the study. Trials that have not ended are stored as waiting, so that a resumed study
-        continues them."""
+        """End the study. Trials that have not ended are stored as waiting, so that a resumed study continues them."""
         for record in self.records:
             if not record.state.is_final:
                 record.state = TrialState.WAITING
@@ -449,8 +450,8 @@ class StudyRunner:
         return f"Never reported `{self.job.metric}`, {reported}"
 
     def _raise_if_never_reported(self, ended: TrialRecord) -> None:
-        """Raise an error when the first trial ends without having reported the metric, because the others
-        would not report it either.
+        """Raise an error if the first trial ends without having reported the metric, because the other trials would not
+        report it either.
         """
         if any(self.job.metric in report.metrics for record in self.records for report in record.reports):
             return

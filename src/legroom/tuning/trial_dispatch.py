@@ -1,5 +1,5 @@
-"""Decides which trial starts next and on which GPU. It also decides whether a trial is complete or restarts when its
-processes end.
+"""Decides which trial starts next and on which GPU. When the processes of a trial end, also decides whether the trial
+is complete or restarts.
 
     for task in dispatcher.next_tasks() or ():   # one task per rank: start a process for each
         ...
@@ -92,7 +92,7 @@ class TrialDispatcher:
             self._micro_batches[ready.number] = ready.admission.micro_batches
 
     def next_tasks(self) -> list[TrialTask] | None:
-        """Return the tasks of the next trial that fits, one per rank; None if none fits now."""
+        """Return the tasks of the next trial that fits, one per rank; None if no trial fits now."""
         self.prepare_trials()
         self._divide_cpus()  # an estimate may have started or ended
         waiting = self._waiting()
@@ -106,8 +106,8 @@ class TrialDispatcher:
         return self._start(self._ready.pop(placement.number), placement)
 
     def reported(self, number: int, message: ReportMessage) -> Action:
-        """Decide whether a trial continues after a report. If it does not continue, its processes end and `ended` is
-        called."""
+        """Decide whether a trial continues after a report. If the trial does not continue, its processes end and
+        `ended` is called."""
         decision = self._runner.reported(
             number,
             message.metrics,
@@ -169,8 +169,9 @@ class TrialDispatcher:
     # ------------------------------------------------------------ choosing the next trial
 
     def _target_count(self) -> int:
-        """The number of trials that should be ready to start. If the search learns, it is one, plus one whenever none
-        of them fits a free GPU. If the searcher chooses the start order, it is the number of all proposals."""
+        """The number of trials that should be ready to start. If the search learns from results, the number is one,
+        plus one whenever no ready trial fits a free GPU. If the searcher chooses the start order, the number includes
+        all proposals."""
         if self._runner.startup_count is not None:
             return len(self._ready) + self._runner.startup_count
         if not self._runner.learns:
@@ -187,7 +188,7 @@ class TrialDispatcher:
 
     def _waiting(self) -> dict[int, Admission]:
         """Return the trials that may start if there is memory. If the searcher chooses the start order, trials with
-        many micro-batches start when no others are left."""
+        many micro-batches start when no other trials are left."""
         quick = self._not_heavily_split()
         if self._runner.startup_count is not None and (quick or not self._runner.is_over):
             return quick
@@ -210,8 +211,8 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether another trial would share a CPU core with an estimate that other trials wait for. Sharing the core
-        would delay all of them. (Estimates of micro-batches have a lower priority than trials, so they are ignored
+        """Whether another trial would share a CPU core with an estimate for which other trials wait. Sharing the core
+        would delay all these trials. (Estimates of micro-batches have a lower priority than trials, so they are ignored
         here.)"""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
@@ -235,8 +236,9 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """The minimum size of a GPU for a trial that ran out of memory. First it is 0, which means any GPU that the
-        trial has to itself; then it is the size of a larger GPU. The result is None if there is no such GPU."""
+        """The minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is 0, which
+        means any GPU that the trial has to itself. After a second failure, it is the size of a larger GPU. The result
+        is None if there is no larger GPU."""
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes
@@ -292,15 +294,15 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """The number of trials to prepare, among which the dispatcher can choose. The number is small if proposals learn
-    from results or if time is limited. Without GPUs, there is no choice to make."""
+    """The number of trials to prepare, among which the dispatcher can choose. The number is small if the searcher
+    learns from results or if time is limited. Without GPUs, there is no choice to make."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 
 
 def slots_for(job: TuneJob) -> int:
-    """The maximum number of trials at the same time. It is one per CPU core, divided by the ranks, unless the user sets
-    it."""
+    """The maximum number of trials at the same time. Unless the user sets it, this is the number of CPU cores divided
+    by the number of ranks."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

@@ -1,1 +1,1 @@
-"""Engines run trials: as processes on this machine, or on Ray Tune."""
+"""Engines run trials, either as processes on this machine or on Ray Tune."""

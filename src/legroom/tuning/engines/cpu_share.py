@@ -1,10 +1,11 @@
-"""Divides the CPU cores among the running trials: each uses as many threads as its share has cores.
+"""Divides the CPU cores among the running trials. Each trial uses as many threads as its share has cores.
 
-The dispatcher writes the number of threads to a file whenever it changes. A trial's process reads the file when it
-starts, after optimizer steps and after each report. A single trial therefore uses all cores, and two trials do not slow
-each other down. The threads of a trial wait for each other, so two trials with two threads each on two cores take nine
-times as long as one trial. For the same reason, one core is left free while a configuration is traced. A number of
-threads set by the user (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not changed.
+The dispatcher writes the number of threads per trial to a file whenever this number changes. A trial's process reads
+the file when it starts, after optimizer steps and after each report. A single trial therefore uses all cores, and two
+trials do not slow each other down. The threads of a trial wait for each other, so two trials with two threads each on
+two cores take nine times as long as one trial. For the same reason, one core is left free while a configuration is
+traced. A number of threads set by the user (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not
+changed.
 """
 
 import contextlib
@@ -24,13 +25,14 @@ OPENMP = ("libgomp", "libomp", "libiomp")
 
 
 class CpuShare:
-    """Writes the number of threads. The dispatcher uses it."""
+    """Writes the number of threads for the dispatcher."""
 
     def __init__(self, file: Path, ranks: int) -> None:
         self.file, self._ranks, self._written = file, ranks, 0
 
     def divide(self, trials: int, *, is_tracing: bool) -> None:
-        """Divide the cores by the number of running trials. `is_tracing`: whether a configuration is being traced."""
+        """Divide the cores by the number of running trials. `is_tracing` states whether a configuration is being
+        traced."""
         share = max(1, (processors() - int(is_tracing)) // (max(1, trials) * self._ranks))
         if share == self._written:
             return
@@ -41,7 +43,7 @@ class CpuShare:
 
 
 class TrialThreads:
-    """Reads the number of threads. It is used in a trial's process."""
+    """Reads the number of threads in a trial's process."""
 
     def __init__(self, file: str) -> None:
         self._file, self._count, self._last_check = Path(file), 0, 0.0

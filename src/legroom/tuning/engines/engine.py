@@ -1,4 +1,4 @@
-"""The interface of an engine. An engine runs trials; the `StudyRunner` decides which ones.
+"""The interface of an engine. An engine runs trials, and the `StudyRunner` decides which trials run.
 
     while (ready := runner.next()) is not None:              # a trial whose memory has been estimated
         ... choose a GPU (packing), start the function there
@@ -25,14 +25,14 @@ class TuneEngine(Protocol):
     name: str
 
     def prepare(self, job: TuneJob) -> None:
-        """Called before anything else, so that slow parts can start in the background while the study is prepared."""
+        """Start slow parts in the background while the study is prepared. This method is called before all others."""
 
     def run(self, job: TuneJob, runner: StudyRunner) -> None: ...
 
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a study like Ctrl-C. This works only in the main thread."""
+    """Let SIGTERM end a study like Ctrl-C. This function works only in the main thread."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

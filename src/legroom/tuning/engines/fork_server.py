@@ -1,11 +1,12 @@
-"""A server process that forks the processes of a study (trials and the tracing process). It has already imported the
-modules that they need, so a fork takes a fraction of a second.
+"""A server process that forks the processes of a study (trials and the tracing process). The server has already
+imported the modules that these processes need, so a fork takes a fraction of a second.
 
-Each searching process has one server. It starts first, so that it can import modules while the rest is prepared. It is
-reused for further studies. The local engine and Ray's workers use it. It listens on a Unix socket. Each connection is
-either the pipe to one forked process or a query about one. When the searching process exits, the server also exits and
-kills its children. Messages are sent with `multiprocessing.connection`. The socket is implemented here, because
-`multiprocessing.forkserver` serves a single process, and each of Ray's workers would have to import everything again.
+Each process that runs a search has one server. The server starts first, so it imports modules while the study is
+prepared. It is reused for further studies. The local engine and Ray's workers use it. The server listens on a Unix
+socket. Each connection is either the pipe to one forked process or a query about a forked process. When the searching
+process exits, the server also exits and kills its children. Messages are sent with `multiprocessing.connection`.
+`multiprocessing.forkserver` is not used, because it serves a single process, and each of Ray's workers would have to
+import everything again.
 """
 
 import atexit
@@ -52,7 +53,7 @@ class ServerGone(LegroomError):  # noqa: N818
 
 
 def fork_server(function: TrainFunction) -> str:
-    """Return the socket path of this process's server. Starts the server if there is none."""
+    """Return the socket path of this process's server. Starts the server if it is not running."""
     global _server
     if _server is None or not _server.is_usable:
         _server = _ForkServer(function)
@@ -137,7 +138,7 @@ class ForkedProcess:
         return cls(server, number, pipe)
 
     def kill(self) -> None:
-        """Kill it. Kill the process. Its memory is free when this returns."""
+        """Kill the process. Its memory is free when this method returns."""
         wait_for_exit(self.server, self.number, kill=True)
         self.pipe.close()
 

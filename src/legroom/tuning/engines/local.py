@@ -1,6 +1,6 @@
 """Runs trials as processes of this machine, without Ray.
 
-They are forked from a server that has imported torch, so a trial starts in a fraction of a second. Each trial has its
+Trials are forked from a server that has imported torch, so a trial starts in a fraction of a second. Each trial has its
 own process and its own share of a GPU. This loop receives the messages of the trials, passes them to the dispatcher,
 and sends the answers.
 """

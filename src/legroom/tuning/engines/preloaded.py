@@ -1,8 +1,9 @@
 """Modules that the fork server imports before it forks: everything that a trial or the tracing process would import anyway.
 
-Nothing here may use a GPU, because a process that has initialized CUDA cannot be forked. torch loads the optional
-modules when the first optimizer is created and when a virtual GPU is entered, which takes nearly two seconds of CPU
-time per process. This is a separate module because only the server process may import it.
+These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Without this module,
+torch would load the optional modules in each process, when the first optimizer is created and when a virtual GPU is
+entered. Loading them takes nearly two seconds of CPU time. This is a separate module because only the server process
+may import it.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ from legroom.tuning.trial.records import TrialRecord
 
 
 class Logger:
-    """A callback whose own errors end the log but not the study. The first error is reported.
+    """A callback whose own errors end the log but not the study. Only the first error is reported.
 
     Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """

@@ -1,4 +1,4 @@
-"""Writes a study to Weights & Biases, with one run per trial and all runs in one group. It is offline by default;
+"""Writes a study to Weights & Biases, with one run per trial and all runs in one group. The log is offline by default;
 `wandb sync` uploads it later."""
 
 import os
@@ -18,7 +18,8 @@ SECONDS_TO_START = 120.0
 
 
 class WandbLog(Logger):
-    """Writes the runs of `project` in the group `group` to `folder`/wandb. `mode` None: `WANDB_MODE`, or offline."""
+    """Writes the runs of `project` in the group `group` to `folder`/wandb. If `mode` is None, `WANDB_MODE` determines
+    the mode; the default is offline."""
 
     name = "The wandb log"
 

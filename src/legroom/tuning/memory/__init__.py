@@ -1,1 +1,1 @@
-"""Memory of trials. It determines whether a configuration fits, and which trials share a GPU."""
+"""Determines whether a configuration fits into memory, and which trials share a GPU."""

@@ -1,7 +1,5 @@
-"""Admission of trials. It determines on which GPUs a configuration can run, with which micro-batch size, and with how
-much memory.
-
-An engine requests one `Admission` per proposal. `gate` computes it.
+"""The admission of a trial: on which GPUs its configuration can run, with which micro-batch size, and with how much
+memory. An engine requests one `Admission` per proposal, which `gate` computes.
 """
 
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialGpu:
-    """A GPU for trials, real or virtual. If `memory` is 0, it is the host without a GPU."""
+    """A real or virtual GPU for trials. If `memory` is 0, the object represents the host without a GPU."""
 
     index: int
     memory: int
@@ -39,7 +37,7 @@ class TrialGpu:
 
     @property
     def spec(self) -> GpuSpec:
-        """The GPU model, or a generic one if none was named."""
+        """The GPU model, or a generic GPU if no model was named."""
         return self.named_spec or find_gpu(self.memory)
 
     @property
@@ -111,7 +109,7 @@ class Gate(Protocol):
 
     @property
     def has_unseen_configs(self) -> bool:
-        """Whether a configuration waits for its first estimate, which is that of the full batch. Estimates of
+        """Whether a configuration waits for its first estimate, which is the estimate of the full batch. Estimates of
         micro-batches are ignored."""
 
     def request(self, config: Config) -> "Future[Admission]": ...
@@ -154,7 +152,8 @@ def real_gpus() -> list[TrialGpu]:
 
 
 def gpus_for(gpu: str | None) -> list[TrialGpu]:
-    """The GPUs for trials. `None` means all GPUs of this machine, or the host if it has none. `cpu` means the host."""
+    """The GPUs for trials. `None` means all GPUs of this machine, or the host if there is no GPU. `cpu` means the
+    host."""
     if gpu is not None and gpu.strip().lower() == "cpu":
         return []
     return real_gpus() if gpu is None else virtual_gpus(gpu)

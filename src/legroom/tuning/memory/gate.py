@@ -1,21 +1,21 @@
 """Estimates in the background whether a configuration fits before it starts. Configurations with the same memory use
 share one estimate.
 
-A worker thread traces one configuration at a time. It traces the full batch first. If that does not fit, it traces the smallest micro-batch,
-and then searches for the largest one that fits, by linear interpolation. Full batches have priority over micro-batches,
-because configurations that fit unsplit can start first.
+A worker thread traces one configuration at a time. It traces the full batch first. If the full batch does not fit, the
+thread traces the smallest micro-batch, and then searches for the largest micro-batch that fits, by linear
+interpolation. Full batches have priority over micro-batches, because configurations that fit unsplit can start first.
 
 Two configurations that differ only in parameters that do not affect memory (a learning rate) share an estimate. These
 parameters are determined by tracing. If both ends of a float range request exactly the same memory as the first
-configuration, the range is ignored in the comparison. This is done once two configurations differ only in such ranges,
-because it has no benefit before. Integers and choices are always compared, unless the user names the parameters that
-affect memory.
+configuration, the range is ignored in the comparison. This test runs only once two configurations differ only in such
+ranges, because it has no benefit before. Integers and choices are always compared, unless the user names the parameters
+that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
-If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and estimates are no longer
-shared. This may split a batch or prevent two trials from sharing a GPU, but no trial is rejected. A trial that fits
-according to its own estimate runs with a GPU to itself.
+If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and
+estimates are no longer shared. Because of the increase, a batch may be split, or two trials may no longer share a GPU,
+but no trial is rejected. If a trial fits only without the increase, it runs with a GPU to itself.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class OpenGate:
 
 @dataclass(slots=True)
 class _TracedConfig:
-    """The traces of one configuration. It maps a micro-batch (None for the full batch) to results."""
+    """The traces of one configuration: a map from a micro-batch (None for the full batch) to results."""
 
     config: Config
     traces: dict[int | None, dict[int, TraceResult]]
@@ -208,8 +208,8 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test whether memory depends on a parameter. Both ends of its range are traced, and the requests are compared
-        with those of the first configuration."""
+        """Test whether memory depends on a parameter. Both ends of its range are traced, and their memory requests are
+        compared with the requests of the first configuration."""
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
         if name not in first.config or not isinstance(domain, FloatRange):
@@ -225,7 +225,8 @@ class MemoryGate:
     # ------------------------------------------------------------ admissions from traces
 
     def _fits(self, known: _TracedConfig, batch_size: int | None, correction: int) -> dict[int, Fit]:
-        """Return how the configuration runs on each GPU where it fits. `correction`: bytes added to the estimate."""
+        """Return how the configuration runs on each GPU where it fits. `correction` is the number of bytes that are
+        added to the estimate."""
         full = self._trace(known, None)
         fits: dict[int, Fit] = {}
         for gpu in self._gpus:
@@ -241,7 +242,7 @@ class MemoryGate:
     def _largest_micro_batch(
         self, known: _TracedConfig, gpu: TrialGpu, batch_size: int, full: TraceResult, correction: int
     ) -> Fit | None:
-        """The largest micro-batch that fits, among those that split the batch evenly."""
+        """The largest micro-batch that fits, among the sizes that split the batch evenly."""
         sizes = sorted(
             {-(-batch_size // count) for count in range(2, batch_size // full.min_micro_batch + 1)}
             | {full.min_micro_batch}

@@ -1,9 +1,9 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
-Trials share the remaining memory. The driver reports memory per process, so the memory of trials can be distinguished.
-In a container that cannot see its own process IDs, this is not possible. In that case, other programs are assumed to
-use at least the memory that exceeds the reservations of trials, and at least the memory that they used when no trial
-was running.
+Trials share the remaining memory. The driver reports memory per process, so the memory of trials can be distinguished
+from the memory of other programs. In a container that cannot see its own process IDs, they cannot be distinguished. In
+that case, other programs are assumed to use at least the memory that exceeds the reservations of trials, and at least
+the memory that they used when no trial was running.
 """
 
 import math
@@ -54,9 +54,10 @@ class OtherProcessUsage:
         return self._used.get(gpu.index, 0)
 
     def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
-        """Query the GPUs, unless they were queried recently. `given`: bytes reserved for running trials, by GPU index.
+        """Query the GPUs, unless they were queried recently. `given` maps GPU indices to the bytes that are reserved
+        for running trials.
 
-        `before_start`: a trial is about to start, so the result must be recent.
+        `before_start` means that a trial is about to start, so the result must be recent.
         """
         began = self._clock()
         not_before = min(self._not_before, self._last_query + MAX_AGE) if before_start else self._not_before

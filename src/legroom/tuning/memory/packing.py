@@ -1,9 +1,9 @@
 """Assigns trials to GPUs. Several trials share a GPU if their safe bounds fit together.
 
 Every trial has its own process with a CUDA context, so each bound includes a context. Among the trials that fit now,
-the one that comes first in the planned start order starts. Until runtimes are known, this is the largest trial. It
-starts on the GPU where it leaves the least memory free. A trial that other trials overtook too often gets the next free
-GPU. A trial is placed on a GPU where its batch need not be split, if such a GPU is free.
+the trial that comes first in the planned start order starts. Until runtimes are known, the largest trial starts. A
+trial starts on the GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that
+trial gets the next free GPU. A trial is placed on a GPU where its batch need not be split, if such a GPU is free.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ class TrialPlacement:
 
 
 class _GpuOption(NamedTuple):
-    """A GPU with enough free memory; smaller tuples are better."""
+    """A GPU with enough free memory. Options are compared as tuples, and smaller tuples are better."""
 
     is_split: bool
     left: int
@@ -61,7 +61,7 @@ def _no_prediction() -> RuntimeSamples | None:
 
 @dataclass(slots=True)
 class Packer:
-    """Tracks the memory that is reserved for trials. `slots`: the maximum number of trials at the same time."""
+    """Tracks the memory that is reserved for trials. `slots` is the maximum number of trials at the same time."""
 
     gpus: Sequence[TrialGpu]
     slots: int
@@ -81,7 +81,7 @@ class Packer:
     ) -> TrialPlacement | None:
         """Choose one of the `waiting` trials that can start now, and reserve its memory.
 
-        `alone`: trials that need a GPU to themselves, each with the minimum size of that GPU in bytes.
+        `alone` contains the trials that need a GPU to themselves, each with the minimum size of that GPU in bytes.
         `predict_runtimes` is called only if there is a choice.
         """
         startable = self._startable(waiting, alone or {})
@@ -155,7 +155,7 @@ class Packer:
         return best_order(demands, Capacity(free, running, self.slots, self.ranks))
 
     def _sizes(self, admission: Admission, exclusive: int | None) -> list[int | None]:
-        """The memory of a trial on each GPU; None where it cannot run."""
+        """The memory of a trial on each GPU; None for GPUs on which the trial cannot run."""
         return [self._size_on(gpu, admission, exclusive) for gpu in self.gpus]
 
     def _size_on(self, gpu: TrialGpu, admission: Admission, exclusive: int | None) -> int | None:
@@ -165,7 +165,7 @@ class Packer:
         return fit.safe if exclusive is None else self._capacity(gpu)
 
     def _exclusive_size(self, number: int, admission: Admission, alone: Mapping[int, int]) -> int | None:
-        """The minimum size of the GPU that a trial has to itself; None if it may share one."""
+        """The minimum size of the GPU that a trial has to itself; None if the trial may share a GPU."""
         if number in alone:
             return alone[number]
         return 0 if admission.verdict is AdmissionVerdict.UNKNOWN or self._ranks_need_whole_gpus else None
@@ -176,7 +176,7 @@ class Packer:
     def _find_gpus(self, admission: Admission, exclusive: int | None) -> list[tuple[TrialGpu, Fit]] | None:
         """Return one GPU per rank, all with the same micro-batch; None if there is not enough free memory.
 
-        `exclusive`: the trial gets GPUs to itself, of at least this size.
+        With `exclusive`, the trial gets GPUs to itself, of at least this size.
         """
         options: list[_GpuOption] = []
         for gpu in self.gpus:

@@ -1,10 +1,11 @@
-"""Predicts the runtimes of trials from those of running and completed trials. The start order depends on them.
+"""Predicts the runtimes of trials from the runtimes of running and completed trials. The start order depends on these
+predictions.
 
 A trial's runtime is the time per report, times the number of reports. The time per report is known after the first
-report, but the number of reports only at the end (ASHA may stop the trial early). They are therefore modeled
-separately. The logarithm of each is a linear function of the parameters and the memory, fitted by ridge regression. The
-residuals are kept, so the prediction is a set of equally likely samples instead of a single number. Predictions need
-not be exact, because they only affect the order of waiting trials.
+report, but the number of reports is known only at the end, because ASHA may stop the trial early. Both are therefore
+modeled separately. The logarithm of each is a linear function of the parameters and the memory, fitted by ridge
+regression. The residuals are kept, so the prediction is a set of equally likely samples instead of a single number.
+Predictions need not be exact, because they only affect the order of waiting trials.
 """
 
 import math
@@ -64,8 +65,8 @@ class RuntimeModel:
         self._observations: dict[int, _Observation] = {}
 
     def started(self, number: int, config: Config, size: int, now: float, *, from_start: bool = True) -> None:
-        """`size`: bytes reserved on a GPU; 0 on the host. `from_start`: the trial does not continue from a
-        checkpoint."""
+        """Record the start of a trial. `size` is the number of bytes reserved on a GPU, or 0 on the host. `from_start`
+        means that the trial does not continue from a checkpoint."""
         self._observations[number] = _Observation(self._features(config, size), now, now, from_start)
 
     def reported(self, number: int, now: float) -> None:
@@ -86,8 +87,8 @@ class RuntimeModel:
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """Predict runtimes. `waiting`: configuration and bytes of each trial that could start. Returns None until a
-        trial has reported."""
+        """Predict runtimes. `waiting` contains the configuration and the bytes of each trial that could start. Returns
+        None until a trial has reported."""
         reported = [
             observation
             for observation in self._observations.values()
@@ -121,8 +122,8 @@ class RuntimeModel:
         return RuntimeSamples(runtimes, left)
 
     def _features(self, config: Config, size: int) -> list[float]:
-        """Return the features: a constant, log2 of the memory, the position in each range, centered at 0, and one entry
-        per option of a choice. Inactive parameters are zeros."""
+        """Return the features: a constant, log2 of the memory, the position in each range (centered at 0), and one
+        entry per option of a choice. The entries of inactive parameters are zeros."""
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config
@@ -186,8 +187,8 @@ def _remaining(
     elapsed: float,
     rng: random.Random,
 ) -> list[float]:
-    """Return the remaining runtime of a running trial. Samples below the elapsed time are dropped. If none remains, the
-    trial is predicted to need the same time again."""
+    """Return the remaining runtime of a running trial. Samples below the elapsed time are dropped. If no sample
+    remains, the remaining runtime is predicted to equal the elapsed time."""
     known = [observation.pace] if observation.reports else paces.samples(observation.features)
     more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
     return rng.choices(more or [elapsed], k=SAMPLES)

@@ -1,5 +1,5 @@
-"""Plans the start order of waiting trials. It simulates several orders with several sampled runtimes, and chooses the
-one that is best on average.
+"""Plans the start order of waiting trials. Several orders are simulated with several sampled runtimes, and the order
+that is best on average is chosen.
 
 The best order for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each order is
 evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
@@ -75,8 +75,8 @@ def makespan(
     capacity: Capacity,
     sample: int,
 ) -> float:
-    """The number of seconds until all trials have ended, if each starts as soon as it fits, in the given order.
-    `min_sizes`: smallest size over the GPUs."""
+    """The number of seconds until all trials have ended, if each trial starts as soon as it fits, in the given order.
+    `min_sizes` contains the smallest size of each trial over the GPUs."""
     free, left, clock = list(capacity.free), list(order), 0.0
     ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]
     heapq.heapify(ends)

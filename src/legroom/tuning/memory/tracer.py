@@ -1,4 +1,4 @@
-"""The client of the tracing process (`tracing_process`). It traces the memory requests of a configuration."""
+"""The client of the tracing process (`tracing_process`), which traces the memory requests of a configuration."""
 
 import tempfile
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class CannotEstimate(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerSetup:
-    """The settings of the tracing process. They are plain data that can be pickled."""
+    """The settings of the tracing process, as plain data that can be pickled."""
 
     function: TrainFunction
     capacities: list[int]
@@ -93,7 +93,7 @@ class Tracer:
         self._is_killed = False
 
     def trace(self, config: Config, micro_batch: int | None, *, urgent: bool) -> TraceResult:
-        """Trace two steps. Raises `CannotEstimate`. Trace a configuration. Unless `urgent` is set, running trials have
+        """Trace two steps of a configuration. Raises `CannotEstimate`. Unless `urgent` is set, running trials have
         priority."""
         pipe, request = self._started_process().pipe, TraceRequest(config, micro_batch, urgent)
         reply: dict[str, Any] = {}

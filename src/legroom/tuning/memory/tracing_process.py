@@ -1,9 +1,9 @@
 """The process that traces configurations. The training function runs with fake tensors until it has taken two steps.
 
-It enters an unbounded virtual GPU and imports the function once. It then serves requests, each with a configuration and
-a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests with the capacity
-of every GPU, and sends the result. The fork exits at the second step, so later code does not run. Files that the
-function writes, renames or deletes are changed only in a sandbox, which is discarded.
+The process enters an unbounded virtual GPU and imports the function once. It then serves requests, each with a
+configuration and a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests
+with the capacity of every GPU, and sends the result. The fork exits at the second step, so later code does not run.
+Files that the function writes, renames or deletes are changed only in a sandbox, which is discarded.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ class _TracingServer:
         finish(self._trace, device)
 
     def _serve(self, request: TraceRequest, folder: Path, train: Any, device: VirtualGPU) -> NoReturn:
-        """Trace one configuration in a fork. `folder`: the folder of the trial."""
+        """Trace one configuration in a fork. `folder` is the folder of the trial."""
         no_model_saved()
         self._sandbox.continue_in_fork()
         if not request.urgent:
@@ -231,8 +231,8 @@ class _TracedTrial(Trial):
 
 
 class _TracedGuard(Guard):
-    """Runs only the first micro-batches. It does not check whether samples depend on each other, because this needs
-    data."""
+    """A guard that runs only the first micro-batches. It does not check whether samples depend on each other, because
+    the check needs data."""
 
     trial: _TracedTrial
     steps: int = 0

@@ -1,6 +1,6 @@
 """A study as plain data: everything that the report and the exports show.
 
-It is computed once from the records. The page then needs no engine, no storage and no torch.
+The data is computed once from the records, so the report needs no engine, no storage and no torch.
 """
 
 import math

@@ -38,8 +38,8 @@ CONTINUE = Decision()
 class Scheduler(Protocol):
     """Decides after each report whether a trial continues.
 
-    Like a searcher, it stores nothing. Given the same reports in the same order, it makes the same decisions. A resumed
-    study restores the state of the scheduler in this way.
+    Like a searcher, a scheduler stores nothing. Given the same reports in the same order, it makes the same decisions.
+    A resumed study therefore restores the scheduler by repeating the reports.
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:

@@ -1,7 +1,8 @@
 """Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
 
 Optuna's pruners and Ray's schedulers have the same rules, but each is tied to its own trial objects and storage. The
-schedulers here are pure functions of the reports. Every engine shares them, and a resumed study can replay them.
+schedulers in this module are pure functions of the reports, so every engine can use them, and a resumed study can
+replay the reports.
 """
 
 import math
@@ -17,9 +18,10 @@ from legroom.tuning.trial.records import Mode
 
 
 class Asha:
-    """Asynchronous successive halving: at steps `grace_period`, `grace_period * reduction_factor`, ... only the best 1/`reduction_factor` of the trials continue.
+    """Asynchronous successive halving: at steps `grace_period`, `grace_period * reduction_factor`, ... only the best
+    1/`reduction_factor` of the trials continue.
 
-    `max_steps`: the trial is complete after this many steps.
+    A trial is complete after `max_steps` steps.
     """
 
     def __init__(

@@ -1,16 +1,17 @@
 """Bayesian optimization with a Gaussian process (the bayesian-optimization package), with the settings of Ray Tune's `BayesOptSearch`.
 
-With the same seed it proposes the same configurations as Ray, as long as everything fits and no other trial runs at the time of the proposal.
+With the same seed, this searcher proposes the same configurations as Ray, as long as everything fits and no other trial
+runs at the time of the proposal.
 
-It supports only numeric parameters. Linear float ranges are used unchanged. Every other range is mapped to the interval
-from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are assumed to have an
-average result, because otherwise they would be proposed again.
+The searcher supports only numeric parameters. Linear float ranges are used unchanged. Every other range is mapped to
+the interval from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are
+assumed to have an average result.
 
-Ray's searcher stops proposing once one of its ten random trials fails. This searcher also learns from configurations
-that can never fit. After the random points, it proposes the point with the best score among those that probably fit
-(see `expected_improvement`). The random points are the same as Ray's, but start in a different order: unsplit before
-split and small before large, because unsplit and small trials finish first. Once a few results are known, the most
-promising point starts first.
+Without this assumption, their configurations would be proposed again. Ray's searcher stops proposing once one of its
+ten random trials fails. This searcher also learns from configurations that can never fit. After the random points, it
+proposes the point with the best score among the points that probably fit (see `expected_improvement`). The random
+points are the same as Ray's, but start in a different order: unsplit before split and small before large, because
+unsplit and small trials finish first. Once a few results are known, the most promising point starts first.
 """
 
 import statistics
@@ -74,8 +75,9 @@ class BayesSearcher:
         return self._config(self._running[number])
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """Order unsplit trials before split ones. Within these groups, order small before large, or by score once a
-        configuration did not fit and a few results are known. Without GPUs, trials are ordered by their numbers."""
+        """Order unsplit trials before split trials. Within these groups, order small trials before large ones, or by
+        score once a configuration did not fit and a few results are known. Without GPUs, trials are ordered by their
+        numbers."""
         is_split = {
             number: admission.verdict is AdmissionVerdict.SPLIT for number, admission in waiting.items()
         }
@@ -135,8 +137,8 @@ class BayesSearcher:
         )
 
     def _candidates(self, best: Points) -> Points:
-        """Candidates from the whole space and around the best points, in the unit cube. They are rounded to values that
-        exist."""
+        """Candidates from the whole space and around the best points, in the unit cube. The candidates are rounded to
+        values that exist."""
         axes = len(self._ranges)
         near = [point + LOCAL_SPREAD * self._rng.normal(size=(LOCAL_CANDIDATES, axes)) for point in best]
         points: Points = numpy.vstack([self._rng.uniform(size=(GLOBAL_CANDIDATES, axes)), *near]).clip(

@@ -1,19 +1,19 @@
-"""Scores candidates in a space where some configurations can never fit. The score is the expected improvement per time,
-weighted by the probability that the candidate fits.
+"""Scores candidates in a space where some configurations can never fit. The score is the expected improvement per unit
+of runtime, weighted by the probability that the candidate fits.
 
-Points are in the unit cube. One Gaussian process models the losses of completed trials, and another one models whether
-a point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that the
-point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but slow ones with a high
-expected improvement are still tried.
+Points are in the unit cube. One Gaussian process models the losses of completed trials. Another Gaussian process models
+whether a point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that
+the point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but slow configurations
+with a high expected improvement are still tried.
 
-Losses are transformed to the logarithm of their distance from the best one, with an upper limit. A diverged trial then
+Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial then
 shows which region to avoid, without hiding the differences between good trials. Every dimension has its own length
 scale, because the loss often depends on one of many parameters. A few results do not determine the length scales, so
 the prediction is an average over many samples of length scales, weighted by their likelihood. Running trials are
 assumed to end with their predicted loss, so that no configuration is proposed twice.
 
-Legroom implements its own Gaussian process, because those of scikit-learn and BoTorch fit a single set of length
-scales, which overfits four results, and because BoTorch is a large dependency.
+Legroom implements its own Gaussian process. The Gaussian processes of scikit-learn and BoTorch fit a single set of
+length scales, which overfits if only four results are known. BoTorch is also a large dependency.
 """
 
 import math
@@ -68,7 +68,8 @@ def score(
     *,
     all_fit: bool = False,
 ) -> Numbers:
-    """The score of each candidate; higher is better. `running`: points of running trials. `all_fit`: all candidates are known to fit."""
+    """The score of each candidate; higher is better. `running` are the points of running trials. `all_fit` means that
+    all candidates are known to fit."""
     probability = numpy.ones(len(candidates)) if all_fit else _fit_probability(candidates, observed)
     if not observed.losses:
         return probability

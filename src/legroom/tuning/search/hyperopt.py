@@ -1,8 +1,8 @@
 """HyperOpt's tree-structured Parzen estimator, used like Ray Tune's `HyperOptSearch`. The same seed gives the same
 proposals.
 
-HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty: a loss above all others, which
-increases with its size.
+HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty. The penalty is a loss that is
+higher than all others and increases with the size of the configuration.
 """
 
 import contextlib
@@ -26,7 +26,8 @@ Ray Tune's settings."""
 
 
 class HyperoptSearcher:
-    """Samples every parameter in every trial. Inactive parameters are omitted from the configuration."""
+    """A searcher that samples every parameter in every trial. Inactive parameters are omitted from the
+    configuration."""
 
     startup_trials: int | None = STARTUP_TRIALS
 

@@ -1,8 +1,8 @@
 """Optuna's tree-structured Parzen estimator, used like Ray Tune's `OptunaSearch`. The same seed gives the same
 proposals.
 
-A configuration that can never fit violates a constraint. It then ranks below all completed trials, and larger
-configurations rank lower, so the estimator avoids that region.
+A configuration that can never fit violates a constraint. Such a configuration ranks below all completed trials, and
+larger configurations rank lower, so the estimator avoids that region of the space.
 """
 
 from typing import Any

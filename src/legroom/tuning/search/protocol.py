@@ -1,4 +1,4 @@
-"""The protocol of a searcher, and the results that it learns from."""
+"""The protocol of a searcher, and the results from which a searcher learns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a trial for the searcher: a value, a `shortage`, or neither if it failed."""
+    """The result of a trial for the searcher: a value, a `shortage`, or neither if the trial failed."""
 
     value: float | None = None
     """The metric as reported, regardless of `mode`."""
@@ -37,7 +37,7 @@ class Searcher(Protocol):
     """Number of first proposals that do not depend on results, so they can be requested early; None if no proposal does."""
 
     def propose(self, number: int) -> Config | None:
-        """Return the configuration of trial `number`; None if there are no more."""
+        """Return the configuration of trial `number`; None if there are no further configurations."""
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         """Handle the result of a trial that has ended, or that was rejected because it can never fit."""

@@ -1,9 +1,9 @@
 """Searchers that do not learn (random and grid), and a function that creates any searcher by name.
 
-With the same seed, all of them propose the same configurations as Ray Tune's (`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`),
-given the same results. They differ if a configuration can never fit: Ray's searchers receive an error, while Legroom's
-receive the amount by which the configuration exceeds the memory. Proposals start in the same order, unless the searcher
-is an `OrderingSearcher`.
+With the same seed and the same results, all searchers propose the same configurations as the searchers of Ray Tune
+(`BasicVariantGenerator`, `OptunaSearch`, `HyperOptSearch`, `BayesOptSearch`). Proposals differ once a configuration can
+never fit: Ray's searchers receive an error, while Legroom's searchers receive the amount by which the configuration
+exceeds the memory. Proposals start in the same order, unless the searcher is an `OrderingSearcher`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,8 @@ from legroom.tuning.trial.records import Mode
 
 
 class RandomSearcher:
-    """Samples from a single random stream, so the configuration of a trial depends only on its number."""
+    """A searcher that samples from a single random stream, so the configuration of a trial depends only on its
+    number."""
 
     startup_trials: int | None = None
 
@@ -36,7 +37,7 @@ class RandomSearcher:
 
 
 class GridSearcher:
-    """Every configuration once."""
+    """A searcher that proposes every configuration once."""
 
     startup_trials: int | None = None
 

@@ -1,9 +1,9 @@
 """The domain of one parameter: a range or a list of choices.
 
 Every domain can be sampled (`draw`) and listed for a grid (`grid`, which returns None if there are infinitely many
-values). Ranges have values with an order and a distance (`is_range`). They can also be mapped to the interval from 0 to
-1 and back (`to_unit`, `from_unit`), which searchers for numbers need. A searcher therefore need not distinguish the
-kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and gives the same values.
+values). Ranges have values with an order and a distance (`is_range`). Ranges can also be mapped to the interval from 0
+to 1 and back (`to_unit`, `from_unit`), which searchers for numbers need. A searcher therefore need not distinguish the
+kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and returns the same values.
 """
 
 import math

@@ -19,7 +19,7 @@ def is_ray_space(written: Any) -> bool:
 
 
 def is_grid(written: Mapping[str, Any]) -> bool:
-    """Whether every parameter that varies is a `grid_search`: in that case, Ray tries every combination."""
+    """Whether every parameter that varies is a `grid_search`. In that case, Ray tries every combination."""
     varying = [value for value in written.values() if _varies(value)]
     return bool(varying) and all(_grid(value) is not None for value in varying)
 

@@ -1,4 +1,4 @@
-"""The search space: the domain of each parameter, and the condition under which it is active.
+"""The search space: the domain of each parameter, and the condition under which the parameter is active.
 
     lr = {log = [1e-4, 1e-1]}
     batch_size = [2, 4, 8, 16]
@@ -7,7 +7,7 @@
     momentum = {uniform = [0.5, 0.99], when = {optimizer = "sgd"}}
     epochs = 10
 
-It can be written in TOML or as a Python dict. An inactive parameter is not in the configuration.
+A space can be written in TOML or as a Python dict. An inactive parameter is not in the configuration.
 """
 
 import itertools
@@ -44,7 +44,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The parameters and the constants. Each parameter comes after those that its condition depends on."""
+    """The parameters and the constants. Each parameter comes after the parameters on which its condition depends."""
 
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]
@@ -110,7 +110,7 @@ class Space:
 
 
 def read_space(given: Any) -> Space:
-    """Read a space from a dict or a TOML file. A `[study]` table in the file is ignored here."""
+    """Read a space from a dict or a TOML file. A `[study]` table in the file is ignored."""
     if isinstance(given, Space):
         return given
     if isinstance(given, str | Path):

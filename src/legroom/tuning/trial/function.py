@@ -31,8 +31,8 @@ class CannotLoad(LegroomError):  # noqa: N818
 
 
 class SearchReached(BaseException):
-    """The import of a training file reached its call of `legroom.tune`. It is a BaseException, so that
-    `except Exception` does not catch it.
+    """Raised when the import of a training file reaches its call of `legroom.tune`. This is a BaseException, so `except
+    Exception` does not catch it.
     """
 
 

@@ -1,7 +1,8 @@
-"""The process of one trial. It limits its GPU memory, loads the training function, runs it, and reports how it ended.
+"""The process of one trial. The process limits its GPU memory, loads the training function, runs the function, and
+reports how it ended.
 
-Every trial has its own process, so its memory is always freed. `set_per_process_memory_fraction` limits its memory, so
-a trial whose estimate was too low cannot take memory from other trials on the same GPU.
+Every trial has its own process, so the memory of a trial is always freed. `set_per_process_memory_fraction` limits the
+memory of the process, so a trial whose estimate was too low cannot use memory of other trials on the same GPU.
 """
 
 import contextlib
@@ -112,8 +113,8 @@ def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
 
 
 def call(train: Train, config: Config, trial: Trial) -> Any:
-    """Call the function with the trial, or without it if the function takes only the configuration (a plain Ray
-    function)."""
+    """Call the function with the trial. If the function takes only the configuration (a plain Ray function), call it
+    without the trial."""
     try:
         inspect.signature(train).bind(config, trial)
     except TypeError:
@@ -199,7 +200,7 @@ def _cap(torch: Any, cap: int | None, memory: int) -> None:
 
 @contextlib.contextmanager
 def _group(task: TrialTask) -> Iterator[None]:
-    """Create a process group of the trial's ranks, if it has several."""
+    """Create a process group of the trial's ranks, if the trial has several ranks."""
     if task.ranks == 1:
         yield
         return

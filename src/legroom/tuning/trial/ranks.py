@@ -1,4 +1,4 @@
-"""Combines the ranks of a trial. The report of rank 0 decides for all ranks, and if one rank fails, all of them end.
+"""Combines the ranks of a trial. The report of rank 0 decides for all ranks, and if one rank fails, all ranks end.
 
 An engine passes on the messages of each rank and sends the answers. Ranks wait for the decision about a step, but do
 not wait for a rank that has ended.
@@ -37,8 +37,8 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report. Handle a report of a rank. Returns the ranks that are answered. `decide` is called once per
-        step, with rank 0's report."""
+        """Handle a report of a rank. Returns the ranks that are answered. `decide` is called once per step, with rank
+        0's report."""
         ranks = [rank]
         if rank == 0:
             self._decided[message.step] = decide(message)
@@ -62,7 +62,7 @@ class RankGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks have ended or one has failed. If one has failed, the others would wait for it
+        """Whether all ranks have ended or one rank has failed. If a rank has failed, the other ranks would wait for it
         indefinitely."""
         return len(self.ends) == self.ranks or (
             self._deadline is not None and time.monotonic() >= self._deadline
@@ -70,8 +70,8 @@ class RankGroup:
 
     @property
     def end(self) -> TrialExit:
-        """Return how the trial ended. The result is that of the rank that failed first, or of rank 0. The memory is the
-        maximum over the ranks."""
+        """Return how the trial ended. If a rank failed, the result is the result of the rank that failed first.
+        Otherwise, it is the result of rank 0. The memory is the maximum over the ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]

@@ -46,7 +46,7 @@ class DiskFull(LegroomError):  # noqa: N818
 
 
 class StopTrial(BaseException):
-    """Ends the trial. It is a BaseException, so that `except Exception` in the function does not catch it."""
+    """Raised to end the trial. It is a BaseException, so that `except Exception` in the function does not catch it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,8 @@ class Trial:
     def report(self, *, checkpoint: Any = None, **metrics: Any) -> None:
         """Report the progress of the training: `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
 
-        `checkpoint`: an object that `torch.save` can save, or the path of a file or folder. Ends the trial if the
-        scheduler stops it.
+        `checkpoint` is an object that `torch.save` can save, or the path of a file or folder. If the scheduler stops
+        the trial, this call ends it.
         """
         self.step += 1
         message = ReportMessage(

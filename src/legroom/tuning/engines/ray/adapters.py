@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(slots=True)
 class SharedState:
-    """State shared by searcher and scheduler."""
+    """The state that the searcher and the scheduler share."""
 
     dispatcher: TrialDispatcher
     runner: StudyRunner
@@ -58,7 +58,8 @@ class DispatchSearcher(Searcher):
         self._shared = shared
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the tasks of the next trial, None if none fits now, or `FINISHED` if there will be no more."""
+        """Return the tasks of the next trial. Return None if no trial fits now, or `FINISHED` if there will be no
+        further trial."""
         dispatcher, runner = self._shared.dispatcher, self._shared.runner
         with self._shared.record_error():
             tasks = dispatcher.next_tasks()
@@ -79,7 +80,7 @@ class DispatchSearcher(Searcher):
         """Saves nothing, because a search is resumed from the study's storage."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Never called: Not supported, because a search is resumed from the study's storage."""
+        """Not supported, because a search is resumed from the study's storage. Ray never calls this method."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Ray saves a copy of its settings to disk. The study is not included in this copy."""
@@ -87,7 +88,7 @@ class DispatchSearcher(Searcher):
 
 
 class DispatchScheduler(FIFOScheduler):
-    """Passes reports and the ends of trials to the dispatcher, and passes its decisions to Ray."""
+    """Passes reports and the ends of trials to the dispatcher, and passes the decisions of the dispatcher to Ray."""
 
     _supports_buffered_results = False  # a trial waits for the answer to each report
 

@@ -1,5 +1,5 @@
-"""Starts Ray for a study without GPU resources, because the study packs GPUs itself, and without Ray Tune's terminal
-output."""
+"""Starts Ray for a study. Ray gets no GPU resources, because the study packs trials on GPUs itself, and prints no
+terminal output of Ray Tune."""
 
 import contextlib
 import logging
@@ -45,7 +45,8 @@ def _no_messages() -> Iterator[None]:
     """Suppress Ray's message about a dead worker, which would corrupt the live table. The study itself reports the dead
     worker in one line.
 
-    This uses a private function of Ray. If its name differs, Ray's message is printed in addition.
+    The implementation uses a private function of Ray. In versions of Ray without this function, Ray's message is
+    printed as well.
     """
     from ray._private import worker
 
@@ -55,8 +56,8 @@ def _no_messages() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silenced(name: str) -> Iterator[None]:
-    """Silence a logger: Disable the traceback that Ray Tune logs for each failed trial, because the study reports it in
-    one line."""
+    """Disable the traceback that Ray Tune logs for each failed trial, because the study reports the error in one
+    line."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)

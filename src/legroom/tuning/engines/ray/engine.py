@@ -1,8 +1,7 @@
 """Runs trials on Ray Tune: on this machine, with a Ray instance started for the study, or on a cluster.
 
-On this machine, the dispatcher places trials on GPUs as it does without Ray. On a cluster, Ray places trials on GPUs.
-Each trial requests the fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it
-fits.
+On this machine, the dispatcher places trials on GPUs, as without Ray. On a cluster, Ray places trials on GPUs. Each
+trial requests the fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it fits.
 """
 
 import contextlib
@@ -38,8 +37,8 @@ MAX_STARTUP_WORKERS = 4
 
 
 class RayEngine:
-    """Runs trials with Ray Tune. `address`: the address of a cluster. None starts Ray on this machine and stops it
-    afterwards."""
+    """Runs trials with Ray Tune. `address` is the address of a cluster. If it is None, Ray is started on this machine
+    and stopped afterwards."""
 
     name = "ray"
 

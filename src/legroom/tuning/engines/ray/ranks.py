@@ -1,8 +1,8 @@
 """A trial with several ranks on Ray: one worker per rank, each in a bundle of the trial's placement group, and a coordinator.
 
-The coordinator is the training function that Ray Tune calls. It starts the ranks, passes their messages to their
-`RankGroup`, and returns the answers, as the local engine does. The ranks connect to an address on rank 0's machine, so
-they may be on several machines.
+The coordinator is the training function that Ray Tune calls. The coordinator starts the ranks, passes their messages to
+their `RankGroup`, and returns the answers, as the local engine does. The ranks connect to an address on rank 0's
+machine, so they may be on several machines.
 """
 
 import queue
@@ -67,7 +67,7 @@ class RankActor:
         self._answers.put(action)
 
     def report(self, message: ReportMessage) -> Action:
-        """Called by the training function, for which this worker is the channel."""
+        """Send a message. The training function calls this method, because this worker is its channel."""
         self._messages.put(message)
         return self._answers.get()
 

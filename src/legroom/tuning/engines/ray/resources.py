@@ -1,4 +1,4 @@
-"""The Ray resources that a trial requests, and those that a cluster has.
+"""The Ray resources that a trial requests, and the resources of a cluster.
 
 On this machine, the dispatcher places trials, so they request almost nothing from Ray. On a cluster, Ray places trials by their predicted
 memory. A trial with several ranks has one bundle per rank. All bundles are on one machine if a machine has enough GPUs.
@@ -47,7 +47,8 @@ def _bundle(task: TrialTask, on_cluster: bool) -> dict[str, float]:
 
 
 def strategy_for(ranks: int) -> str:
-    """The placement strategy for ranks without GPUs. They are placed on one machine if a machine has enough CPUs."""
+    """The placement strategy for ranks without GPUs. The ranks are placed on one machine if a machine has enough
+    CPUs."""
     import ray
 
     max_cpus = max(node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
@@ -78,8 +79,8 @@ def processors_of_cluster() -> int:
 
 
 def _gpus_here() -> list[TrialGpu]:
-    """Return the GPUs of the machine that runs this task. Ray hides the GPUs from a task that requested
-    none, so they are made visible first.
+    """Return the GPUs of the machine that runs this task. Ray hides GPUs from a task that requested none, so this
+    function makes the GPUs visible first.
     """
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     return real_gpus()

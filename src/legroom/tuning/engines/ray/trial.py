@@ -17,7 +17,7 @@ from legroom.tuning.trial.trial import ReportMessage
 
 
 def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
-    """The training function that Ray Tune calls. `server`: the fork server, if the trial runs in a forked process."""
+    """The training function that Ray Tune calls. `server` is the fork server, if the trial runs in a forked process."""
     from ray import tune
 
     tasks: list[TrialTask] = config[TASKS]

@@ -13,8 +13,8 @@ from legroom.observe.virtual.patching import Replacement, replaced
 
 
 def keep_idle(controller: Any, trial: Trial, count: int) -> None:
-    """Let Ray keep `count` idle workers. By default, Ray keeps one and stops the others unless a trial is queued. The
-    dispatcher never queues trials in Ray.
+    """Let Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops the others unless a trial is
+    queued, and the dispatcher never queues trials in Ray.
 
     If Ray's internals differ, most trials that run in parallel start a new worker.
     """
@@ -25,14 +25,15 @@ def keep_idle(controller: Any, trial: Trial, count: int) -> None:
 
 @contextlib.contextmanager
 def reused() -> Iterator[None]:
-    """Let trials use idle workers, including those that Ray starts in advance."""
+    """Let trials use idle workers, including workers that Ray starts in advance."""
     with _plain_environment(), _without_groups():
         yield
 
 
 @contextlib.contextmanager
 def _plain_environment() -> Iterator[None]:
-    """Remove the environment variables that Ray Tune sets for each trial (for Lightning): Ray starts a new worker for a different environment.
+    """Remove the environment variables that Ray Tune sets for each trial (for Lightning), because Ray starts a new
+    worker for a different environment.
 
     If Ray's internals differ, the first trial starts about two seconds later.
     """
@@ -51,8 +52,8 @@ def _plain_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_groups() -> Iterator[None]:
-    """Replace the placement groups of Ray Tune. Ray Tune reserves one placement group per trial and waits for it with a
-    task. This task occupies an idle worker, so a new worker is started for the trial. The dispatcher has already
+    """Replace the placement groups of Ray Tune. Ray Tune reserves one placement group per trial and waits for the group
+    with a task. This task occupies an idle worker, so a new worker is started for the trial. The dispatcher has already
     reserved the resources, so a fixed count is enough.
 
     If Ray's internals differ, up to two additional workers are started for each trial that runs in parallel.
