@@ -1,8 +1,8 @@
 """All codes that Legroom can report, each with its page: `LG101`, a title, the meaning and the fix.
 
-The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of a page
-is the docstring of the lint rule's module (read without importing it, so that libcst is not required), or a Markdown file in
-`code_pages`. `docs/codes` is generated from them:
+The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of a
+page is the docstring of the lint rule's module, or a Markdown file in `code_pages`. The docstring is read without
+importing the module, so that libcst is not required. This command generates `docs/codes` from these sources:
 
     python -m legroom.diagnose.codes docs/codes
 """

@@ -1,6 +1,6 @@
-"""The checks of `legroom doctor`. `explain.machine_checks` runs those that are relevant to an error.
+"""The checks of `legroom doctor`. `explain.machine_checks` runs the checks that are relevant to an error.
 
-Each check is a function of the collected facts only, so that tests can simulate any machine.
+The result of a check depends only on the collected facts, so tests can simulate any machine.
 """
 
 import difflib
@@ -134,7 +134,7 @@ def _cudnn(number: str) -> str:
 
 
 def library_path(machine: Machine) -> DoctorCheck:
-    """CUDA libraries on LD_LIBRARY_PATH, which are loaded instead of torch's own."""
+    """CUDA libraries on LD_LIBRARY_PATH, which are loaded instead of torch's own libraries."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}

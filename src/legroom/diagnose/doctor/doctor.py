@@ -35,7 +35,7 @@ class Diagnosis:
 
 
 def diagnose(machine: Machine | None = None, torch: TorchFacts | None = None) -> Diagnosis:
-    """Run all checks. This takes as long as importing torch and creating a CUDA context on each GPU."""
+    """Run all checks. Most of the time is needed to import torch and to create a CUDA context on each GPU."""
     facts = machine if machine is not None else inspect_machine()
     torch_facts = torch if torch is not None else check_torch()
     return Diagnosis(

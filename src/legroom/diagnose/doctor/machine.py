@@ -1,6 +1,6 @@
-"""Collects facts about this machine: driver, GPUs, memory, limits, settings. `checks` evaluates them.
+"""Collects facts about this machine: driver, GPUs, memory, limits and settings. `checks` evaluates these facts.
 
-This module does not import torch or initialize CUDA, so that it also works with a broken installation and starts quickly.
+This module does not import torch or initialize CUDA, so it starts quickly and works with a broken installation.
 `torch_check` tests torch itself in a separate process.
 """
 
@@ -91,7 +91,7 @@ def _driver_cuda() -> tuple[int, int] | None:
 
 
 def _driver_error() -> str:
-    """The error of the driver's library, if the kernel driver is loaded but the library does not respond."""
+    """The error of the driver library, if the kernel driver is loaded but the library does not respond."""
     if not Path("/proc/driver/nvidia/version").exists():
         return ""
     try:

@@ -2,7 +2,7 @@
 
     python -m legroom.diagnose.doctor.torch_check     # prints one line of JSON per result
 
-Each result is printed immediately, so the device is known if a test hangs.
+Each result is printed immediately. If a test hangs, the printed results therefore show which device was being tested.
 """
 
 import json
@@ -139,7 +139,8 @@ def _try(device: str, name: str, capability: tuple[int, int] | None, work: Calla
 
 
 def compute(device: str) -> str:
-    """Compare a matrix product, a convolution and their gradients with the CPU's results. Returns an error message or ""."""
+    """Compare a matrix product, a convolution and their gradients with the results on the CPU. Returns an error message
+    or ""."""
     import torch
 
     torch.manual_seed(0)

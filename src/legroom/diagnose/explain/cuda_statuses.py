@@ -1,9 +1,9 @@
 """The CUDA status codes by family: number, name, message, and the code of the page that explains them.
 
-CUDA's list is fixed, so every status is recognized. A status appears in logs in five forms: `cudaErrorIllegalAddress` (runtime),
-`CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its message. A message that is
-specific to CUDA matches anywhere; a generic one only after a prefix such as `CUDA error:`. `oom.known_messages` has the out-of-memory
-statuses.
+CUDA's list is fixed, so every status is recognized. A status appears in logs in five forms: `cudaErrorIllegalAddress`
+(runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its
+message. A message that is specific to CUDA matches anywhere in a log. A generic message matches only after a prefix
+such as `CUDA error:`. `oom.known_messages` has the out-of-memory statuses.
 """
 
 import re

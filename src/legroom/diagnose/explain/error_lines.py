@@ -1,7 +1,7 @@
 """Finds the line that names the error: the last line of a traceback, or a line that reads like an error.
 
-Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes: a rank, a time, a
-level, a frame. `without_prefix` removes them, so that the rest is the line as Python printed it.
+Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes: a rank, a
+time, a level, a frame. `without_prefix` removes these prefixes, so the result is the line as Python printed it.
 """
 
 import re
@@ -48,7 +48,8 @@ def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
-    """The last line of a short text without a traceback that is a Python error, is marked as an error, or reads like one."""
+    """In a short text without a traceback, the last line that is a Python error, is marked as an error, or reads like
+    an error."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     warned = () if sum(map(bool, lines)) > _FEW_LINES else (_WARNING,)  # in a log, a warning is not the error

@@ -4,9 +4,9 @@
     explanation = explain_file(path)    # a log of any length, or a capture
 
 `oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The explanation comes
-from the code's page. If the message contains sizes, causes that follow from them come first. `machine_checks` adds
-facts about this machine that are relevant to the causes (free memory, versions, limits), from the checks of `legroom
-doctor`.
+from the code's page. If the message contains sizes, causes that follow from these sizes come first. `machine_checks`
+adds facts about this machine that are relevant to the causes (free memory, versions, limits), from the checks of
+`legroom doctor`.
 """
 
 import builtins
@@ -91,7 +91,8 @@ class Explanation:
 def explain(
     error: BaseException | str, *, here: Callable[[str], tuple[str, ...]] | None = None
 ) -> Explanation:
-    """Explain an exception or a text. `here`: a function that returns this machine's check results for a code."""
+    """Explain an exception or a text. `here` is a function that returns the check results of this machine for a
+    code."""
     if isinstance(error, BaseException):
         return _with_checks(_explain_exception(error), here)
     if not isinstance(error, str):
@@ -269,7 +270,7 @@ def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Ca
 
 
 def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
-    """The causes of a page that cannot be derived from sizes: tensors that are retained from step to step."""
+    """The causes of a page that cannot be derived from sizes, such as tensors that are retained from step to step."""
     if len(more) == 1 and "(LG601)" in more[0].cause:
         return ()
     return tuple(cause for cause in causes if "from step to step" in cause.cause)

@@ -1,7 +1,7 @@
 """Finds the error in a log of any length. The log is read once, in chunks.
 
-The first and the last match of each known message are kept, and the error line of the last Python traceback. The result is the
-last error, unless it is only a consequence of another (`weak`) or wraps a known one.
+The reader keeps the first and the last match of each known message, and the error line of the last Python traceback.
+The result is the last error, unless it is only a consequence of another error (`weak`) or wraps a known error.
 """
 
 import re
@@ -239,8 +239,8 @@ class _Search:
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Whether this message may be a consequence of an earlier kernel failure, after which the library's allocations
-    fail too."""
+    """Whether this message may be a consequence of an earlier kernel failure. After such a failure, allocations of the
+    library fail too."""
     return pattern.certainty is Certainty.DISGUISED or pattern.source in _LIBRARIES
 
 
@@ -252,7 +252,8 @@ def _is_memory(found: LogMatch) -> bool:
 
 
 def _counts(found: LogMatch, lines: int) -> bool:
-    """Whether a match is an error. An informal message is treated as an error only on a line that looks like one."""
+    """Whether a match is an error. An informal message is treated as an error only on a line that looks like an
+    error."""
     if any(marker in found.text for marker in _NOT_ERRORS):
         return False
     if found.pattern is None or not found.pattern.informal:
@@ -331,7 +332,7 @@ class _Window:
         return None
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
-        """Return the match at this position. Another match may come shortly before it."""
+        """Return the match that includes this position."""
         for match in pattern.finditer(self._lowered, max(position - _BEFORE, 0), position + _AFTER):
             if match.start() > position:
                 return None

@@ -1,8 +1,8 @@
 """Classifies Python errors that match no known message, by class, wording and library.
 
-Torch and related libraries report the same few problems in many wordings: mismatched sizes, types or devices, an index out of
-range. The wording shows the family of an error but not its exact cause, so the certainty is `likely`. A message that mentions
-memory stays unknown, because a wrong classification would be worse.
+Torch and related libraries report a few problems in many wordings. Examples are mismatched sizes, types or devices, and
+an index out of range. The wording shows the family of an error but not its exact cause, so the certainty is `likely`.
+If a message mentions memory, the error stays unknown, because a wrong classification would be worse.
 """
 
 import builtins

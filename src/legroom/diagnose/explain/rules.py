@@ -1,11 +1,11 @@
 """Messages of errors that are not about memory, and the code of the page that explains each.
 
-The table is read from the top. If several entries match the same line, the first one is used. The explanation (meaning,
-causes, checks and fixes) is on the code's page. `oom.known_messages` has the messages about memory; `memory_code` maps
-them to codes.
+The table is read from the top. If several entries match the same line, the first entry is used. The explanation
+(meaning, causes, checks and fixes) is on the code's page. `oom.known_messages` contains the messages about memory, and
+`memory_code` maps these messages to codes.
 
 A `weak` entry matches a message that follows from another error, such as a launcher's list of exited processes or a
-peer's lost connection. It is the result only if the log contains no other error.
+peer's lost connection. A weak entry is the result only if the log contains no other error.
 
 If a library has a fixed list of status codes, the table matches all of them by name (`cuda_statuses`, `CUBLAS_STATUS_\\w+`).
 `python_errors` classifies messages that are not in this table by their wording.
@@ -29,7 +29,7 @@ class Rule:
 
 
 def memory_code(pattern: MessagePattern) -> str:
-    """The code of the page for a message about memory; "" if it is not about memory."""
+    """The code of the page for a message about memory; "" if the message is not about memory."""
     if pattern.certainty is Certainty.SURE:
         return "LG700"
     if pattern.certainty is Certainty.DISGUISED:

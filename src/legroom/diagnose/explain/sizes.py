@@ -11,7 +11,7 @@ _CONTEXT = 3 * GiB // 2
 
 
 def summarize_sizes(sizes: ReportedSizes) -> str:
-    """`GPU 1 ran out of memory. Tried to allocate 546.0 MiB; 514.2 MiB of 15.77 GiB free.`"""
+    """Return a summary such as `GPU 1 ran out of memory. Tried to allocate 546.0 MiB; 514.2 MiB of 15.77 GiB free.`"""
     if sizes.requested is None:
         return ""
     which = "A GPU" if sizes.device is None else f"GPU {sizes.device}"
@@ -22,7 +22,7 @@ def summarize_sizes(sizes: ReportedSizes) -> str:
 
 
 def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
-    """Return the causes that the sizes indicate, most obvious first. Each one has a check and a fix."""
+    """Return the causes that the sizes indicate, most obvious first. Each cause has a check and a fix."""
     limit = sizes.allowed if sizes.allowed is not None else sizes.capacity
     if limit is None or sizes.requested is None:
         return

@@ -58,7 +58,7 @@ def parts_with_graph(
 
 
 def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[str, list[Edit], bool]:
-    """The method to append to each part (`.item()`, ...), the edits, and whether they are safe."""
+    """The method to append to each part (`.item()`, ...), the edits, and whether the edits are safe."""
     parts = parts_with_graph(program, store.expression, but=target if store.uses_old_value else "")
     if not parts or any(program.value(part).kind is not ValueKind.GRAPH for part in parts):
         return ".detach()", [], False

@@ -31,7 +31,8 @@ class Document(Protocol):
         ...
 
     def locate(self, line: int) -> tuple[int | None, int]:
-        """Return the cell that contains a line of the text, and the line within that cell. A script has no cells."""
+        """Return the cell that contains a line of the text, and the line within that cell. In a script, the cell is
+        None."""
         ...
 
     def edited(self, edits: Sequence[Edit]) -> "Document": ...

@@ -82,7 +82,7 @@ def line_after(program: Program, statement: cst.CSTNode, code: str) -> Edit:
 
 
 def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
-    """Remove a statement that is alone on its line. Returns no edits otherwise."""
+    """Remove a statement that is alone on its line. For any other statement, return no edits."""
     line = program.statement_line(node)
     if line is None or len(line.body) != 1:
         return []
@@ -96,7 +96,7 @@ def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
 
 
 def wrap_in_with(program: Program, statement: cst.CSTNode, context: str) -> list[Edit]:
-    """Indent a statement under `with ...:`. Returns no edits if it contains a multi-line string."""
+    """Indent a statement under `with ...:`. Returns no edits if the statement contains a multi-line string."""
     (first, column), _ = program.span(statement)
     last = max(program.span(each)[1][0] for each in walk(statement))
     if has_multiline_string(program, statement):

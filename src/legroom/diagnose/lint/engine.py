@@ -46,7 +46,7 @@ def lint_paths(
     unsafe: bool = False,
     diff: bool = False,
 ) -> LintReport:
-    """Check all files below the paths. With `fix`, apply fixes; with `diff`, only show them."""
+    """Check all files below the paths. With `fix`, apply fixes. With `diff`, only show the fixes."""
     Settings().with_options(select, ignore)  # rejects unknown codes before any work
     file_errors: list[FileError] = []
     files = list(find_files(paths, file_errors))
@@ -116,7 +116,7 @@ def _lint_file(
 def _lint_document(
     document: Document, name: str, codes: frozenset[str], *, fix: bool, unsafe: bool
 ) -> tuple[LintReport, Document]:
-    """Check a document, and apply fixes until no more can be applied."""
+    """Check a document, and apply fixes until no further fix can be applied."""
     fixed = 0
     for number in range(_MAX_PASSES):
         try:

@@ -1,7 +1,7 @@
 """Reads the code cells of a notebook, and replaces their source without changing the rest of the file.
 
-The source is replaced in the raw JSON and written in the style of the notebook (a string or a list of lines, indentation, escaping of
-non-ASCII characters), so that a diff shows only the changed lines.
+The new source is written into the raw JSON, in the style of the notebook (a string or a list of lines, indentation,
+escaping of non-ASCII characters). A diff therefore shows only the changed lines.
 """
 
 import json

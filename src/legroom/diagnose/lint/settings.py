@@ -58,7 +58,7 @@ def rule_codes() -> list[str]:
 
 
 def settings_for(file: Path) -> Settings:
-    """The settings from the nearest pyproject.toml above a file that has linter settings."""
+    """The settings from the nearest pyproject.toml with linter settings in a folder above a file."""
     return _folder_settings(Path(os.path.abspath(file)).parent)
 
 

@@ -1,11 +1,12 @@
 """Suggested changes after an out-of-memory error, most useful first, each with its estimated saving.
 
-Every rule reads the same evidence: the memory in use at the failure, the failed request, and the allocations before it. Rules
-in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce the memory of a
-correct program. Corrections of mistakes come first if they free enough memory, because other changes would only
-postpone the failure.
+Every rule reads the same evidence: the memory in use at the failure, the failed request, and the allocations before the
+request. Rules in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce
+the memory of a correct program. Corrections of mistakes come first if they free enough memory, because other changes
+would only postpone the failure.
 
-`saves` is an estimate of the bytes that the change frees at the failure; the message states its assumptions.
+`saves` is an estimate of the bytes that the change frees at the failure. The message states the assumptions of the
+estimate.
 """
 
 from legroom.diagnose.oom import retention_advice, saving_advice
@@ -40,8 +41,8 @@ _SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return suggested changes: first corrections of mistakes that free enough memory, then options that do, then
-    smaller savings."""
+    """Return suggested changes: first corrections of mistakes that free enough memory, then options that free enough
+    memory, then smaller savings."""
     ranked = [
         (_rank(finding, evidence, effort), finding)
         for effort, rule in enumerate(RULES)

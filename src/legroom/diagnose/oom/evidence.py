@@ -47,7 +47,8 @@ class Evidence:
 
     @property
     def shortfall(self) -> int:
-        """The minimum number of additional free bytes needed for the request, or for its block if the request itself fits."""
+        """The minimum number of additional bytes that must be free for the request, or for its block if the request
+        itself fits."""
         free = free_at(self.oom)
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
         return max(needed - free, 0)
@@ -68,7 +69,7 @@ class Evidence:
 
     @cached_property
     def fixed(self) -> int:
-        """Bytes that do not depend on the batch size, including those that the first step will still allocate."""
+        """Bytes that do not depend on the batch size, including bytes that the first step will still allocate."""
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
         optimizer = self.live_bytes(Category.OPTIMIZER_STATE)

@@ -8,9 +8,9 @@ An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-
 free at the time of the call. Call `classify` inside `except`, before memory is freed. The result refers to no
 exception, frame or tensor.
 
-The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and `sys.exit` are
-never out-of-memory errors. An exception group is an out-of-memory error only if all of its members are. The module does
-not import torch and uses it only if the program has imported it.
+The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and
+`sys.exit` are never out-of-memory errors. An exception group is an out-of-memory error only if all of its members are.
+This module does not import torch, and uses torch only if the program has imported it.
 """
 
 import errno
@@ -58,8 +58,8 @@ def is_oom(error: BaseException | str) -> bool:
 
 
 def device_memory(index: int | None = None) -> tuple[int, int] | None:
-    """Free and total bytes of a GPU, within the memory fraction of this process; None without a GPU or if it no longer
-    responds."""
+    """Free and total bytes of a GPU, within the memory fraction of this process; None if there is no GPU or if the GPU
+    no longer responds."""
     torch = sys.modules.get("torch")
     try:
         if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
@@ -221,8 +221,8 @@ _GPU_LIBRARIES = ("cupy", "pycuda", "rmm", "numba")
 
 
 def _was_pinning(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame was pinning memory. CUDA's message does not distinguish page-locked memory from
-    device memory."""
+    """Whether the innermost frame was pinning memory. This check is needed because CUDA's message does not distinguish
+    page-locked memory from device memory."""
     innermost = traceback
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

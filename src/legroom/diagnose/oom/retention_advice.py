@@ -96,8 +96,8 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
 def _containers(evidence: Evidence) -> Iterator[Holder]:
     """Containers that retain much memory, or memory of earlier steps.
 
-    Containers that are reported as a leak, under this name or another, are skipped. Tuples are skipped too, because a
-    tuple is the result of one call and does not grow.
+    Containers that are reported as a leak, under any name, are skipped. Tuples are skipped too, because a tuple is the
+    result of one call and does not grow.
     """
     transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
     old = bytes_of([each for each in transient if each.step < evidence.oom.step])
@@ -166,7 +166,8 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
-    """The number of batches moved to the device since the last backward operation, and the line that moves them."""
+    """The number of batches that were moved to the device since the last backward operation, and the line that moves
+    them."""
     # One line may move several tensors of a batch. Their sizes distinguish them.
     arrivals: Counter[tuple[Frame | None, int]] = Counter()
     for allocation in evidence.allocations():

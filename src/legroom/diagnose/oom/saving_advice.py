@@ -169,10 +169,11 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
-    """The largest batch size that fits, if activations, inputs and results scale with the batch and the rest does not.
+    """The largest batch size that fits, assuming that only activations, inputs and results scale with the batch size.
 
-    After a failure in the backward pass, all activations are known. In the forward pass, activations are extrapolated from
-    the completed part of the model. If that part is unknown, at most half the batch size is suggested.
+    After a failure in the backward pass, all activations are known. After a failure in the forward pass, activations
+    are extrapolated from the completed part of the model. If that part is unknown, at most half the batch size is
+    suggested.
     """
     oom = evidence.oom
     if oom.phase is Phase.OPTIMIZER or not (

@@ -1,6 +1,6 @@
 """Parses the memory sizes in the text of an out-of-memory error, in bytes.
 
-Every allocator has its own wording, which has changed over the years. All libraries divide by 1024, regardless of the
+Every allocator has its own wording, which differs between versions. All libraries divide by 1024, regardless of the
 unit that they print (GB, G, GiB). A size near 2^64 is an unsigned underflow and is ignored.
 """
 
@@ -113,8 +113,8 @@ def _device(text: str) -> int | None:
 
 
 def _others(text: str) -> int | None:
-    """Memory in use by other processes. If torch cannot identify its own process, it lists that process among the
-    others."""
+    """Memory in use by other processes. If torch cannot identify its own process, its message lists that process among
+    the other processes."""
     sizes = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
     if not sizes and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:
         return other

@@ -1,4 +1,4 @@
-"""The command that started a run. The capture stores it, so that a report can print the exact next command."""
+"""The command that started a run. The capture stores this command, so a report can print the exact next command."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class RunCommand:
         return replace(self, options=("--gpu", size, *self.options))
 
     def estimate(self, capacity: int) -> str:
-        """The `legroom estimate` command for the same run, with the same `--gpu` or one of `capacity` bytes."""
+        """The `legroom estimate` command for the same run, with the same `--gpu`, or with a GPU of `capacity` bytes."""
         gpus = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
         gpu = gpus.partition(",")[0]
         return shlex.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])

@@ -76,7 +76,8 @@ def snapshot_at_peak(
 ) -> MemorySnapshot | None:
     """The snapshot at peak allocated memory; None if no memory was allocated on the device.
 
-    `reserved`: the final reserved size, if it may exceed the size at the peak. `rest`: the label of the remainder.
+    `reserved` is the final reserved size, if it may exceed the reserved size at the peak. `rest` is the label of the
+    remainder.
     """
     peak = ledger.peak(device)
     if peak.bytes <= 0:

@@ -1,8 +1,8 @@
 """Leaks that the leak detector found during the run, with advice.
 
 The detector inspected the live objects, so its findings include the holder, the line that stores the reference, and
-graphs that use no device memory. If the detector ran, its findings are used; the ledger only adds the number of device
-bytes.
+graphs that use no device memory. If the detector ran, the report uses its findings, and the ledger only adds the number
+of device bytes.
 """
 
 from collections.abc import Iterable, Sequence

@@ -124,7 +124,7 @@ class RunReport:
     """The rank in a launch; None for a single process."""
 
     def as_json(self) -> dict[str, Any]:
-        """The documented keys come first, additional keys after them."""
+        """Return the report as JSON data. The documented keys come first, and additional keys follow."""
         return {
             "schema": schemas.RUN,
             "exit_code": self.ending.exit_code,
@@ -217,7 +217,7 @@ class RunReport:
 
 
 def report_from_capture(capture: Capture, *, path: str | None = None) -> RunReport:
-    """The report of a recorded run. `path`: the capture; None if there is none."""
+    """The report of a recorded run. `path` is the path of the capture, or None if there is no capture."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
     return report_from_ledger(
@@ -233,8 +233,8 @@ def report_from_ledger(
     truncated: bool = False,
     dropped: int = 0,
 ) -> RunReport:
-    """The report of a run with the given ledger. `run`: the capture's header; `dropped`: the number of events that are
-    missing in the capture."""
+    """The report of a run with the given ledger. `run` is the header of the capture. `dropped` is the number of events
+    that are missing in the capture."""
     annotations = ledger.annotations()
     ending = find_ending(annotations)
     spills = [each for each in annotations if isinstance(each, SpillTotals)]
@@ -276,7 +276,8 @@ def _leaks(
     annotations: Sequence[Annotation],
     holders: Sequence[Holder],
 ) -> tuple[Leak, ...]:
-    """Leaks that the detector found; if it did not run to the end, growth according to the ledger."""
+    """Leaks that the detector found. If the detector did not run to the end, the result is the growth according to the
+    ledger."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
     detected = latest_leaks(annotations)
     if not detected and not any(isinstance(each, LoopWatched) for each in annotations):
@@ -332,14 +333,15 @@ def _last_oom(
 
 
 def _ended_with_oom(ending: RunEnded) -> bool:
-    """Whether the uncaught exception, or one in its chain, is an out-of-memory error."""
+    """Whether the uncaught exception, or an exception in its chain, is an out-of-memory error."""
     # The lines of a traceback that are not indented name the exceptions.
     chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
     return is_oom(ending.error) or is_oom("\n".join(chain))
 
 
 def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
-    """Largest first. A variable that was passed through several functions is listed once, for the innermost function."""
+    """Return the holders, largest first. A variable that was passed through several functions is listed once, for the
+    innermost function."""
     unique: dict[tuple[str, int], Holder] = {}
     for holder in holders:
         unique.setdefault((holder.path, holder.bytes), holder)

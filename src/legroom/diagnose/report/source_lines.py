@@ -1,7 +1,7 @@
-"""The lines of the user's code that a report shows, read at the end of the run.
+"""The lines of the user's code that a report shows.
 
-The capture stores them. A report therefore also works on another machine or after the code has changed, and it never
-opens a file that is named in an untrusted capture.
+They are read at the end of the run and stored in the capture. A report therefore also works on another machine or after
+the code has changed. It never opens a file that is named in an untrusted capture.
 """
 
 import linecache

@@ -1,12 +1,12 @@
-"""The flow analysis determines which values each name may have, which of them have an autograd graph, and where they
+"""The flow analysis determines which values each name may have, which values have an autograd graph, and where values
 are stored.
 
-Each function is analyzed statement by statement. Loop bodies are analyzed twice, so that the second analysis includes
-the results of the first iteration. Branches are analyzed separately and then joined. The file is analyzed repeatedly
-until return values, arguments and gradient modes no longer change. A final pass records facts for the rules.
+Each function is analyzed statement by statement. Loop bodies are analyzed twice, so the second analysis includes the
+results of the first iteration. Branches are analyzed separately and then joined. The file is analyzed repeatedly until
+return values, arguments and gradient modes no longer change. A final pass records facts for the rules.
 
-The first pass assumes that inputs of a model have no graph, and analyzes callers last. An output that is fed back into a model
-therefore has a graph only if the model itself adds one.
+The first pass assumes that inputs of a model have no graph, and analyzes callers last. If an output is fed back into a
+model, it therefore has a graph only if the model itself adds a graph.
 
 A value that cannot be determined stays unknown, and rules report nothing for unknown values, because false findings
 would make the linter useless.

@@ -107,8 +107,8 @@ class Assignments(FactRecorder):
         return True
 
     def _freeze(self, path: str, expression: cst.BaseExpression) -> None:
-        """Track `requires_grad`. Setting it to False for all parameters freezes a model, and adding a submodule
-        unfreezes it."""
+        """Track `requires_grad`. Setting `requires_grad` to False for all parameters freezes a model, and adding a
+        submodule unfreezes the model."""
         if path.endswith(".requires_grad") and isinstance(expression, cst.Name):
             if expression.value == "True":
                 self.names[path.removesuffix(".requires_grad")] = PARAMETER
@@ -277,7 +277,7 @@ class Assignments(FactRecorder):
 
 
 def _unpacked(value: Value) -> Value:
-    """The value of an unpacked item, if the items of the container are unknown."""
+    """The value of an unpacked item of a container whose items are unknown."""
     if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.CONTAINER):
         return element_of(value)
     return MODEL if value.kind is ValueKind.MODEL else UNKNOWN

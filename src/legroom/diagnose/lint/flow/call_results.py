@@ -146,7 +146,7 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
 
 
 def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    """The result of a model. A frozen model's result has a graph only if an input has one."""
+    """The result of a model. The result of a frozen model has a graph only if an input has a graph."""
     if no_grad:
         return TENSOR
     if model.frozen and not any(each.has_graph or each.kind is ValueKind.PARAMETER for each in arguments):
@@ -155,7 +155,7 @@ def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Va
 
 
 def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    """The result of a loss function. It has a graph if an input has one or is unknown."""
+    """The result of a loss function. The result has a graph if an input has a graph or is unknown."""
     known = [each for each in arguments if each.kind is not ValueKind.PLAIN]
     if no_grad or (known and all(each.kind is ValueKind.TENSOR for each in known)):
         return TENSOR

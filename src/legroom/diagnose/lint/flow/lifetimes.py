@@ -72,8 +72,8 @@ def _is_repeated_call(
 
 
 def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
-    """Return the loop, or the function called in every step, that adds to the stored values; None if they are
-    released."""
+    """Return the loop that adds to the stored values, or the function that does so and is called in every step. Return
+    None if the values are released."""
     if store.bounded or is_length_limited(program, store):
         return None
     for loop in reversed(store.loops):
@@ -95,7 +95,7 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
 
 
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:
-    """Whether a container passed by callers survives; a list created for one episode does not."""
+    """Whether a container passed by callers survives. A list that is created for one episode does not."""
     function, first = store.function, store.target.partition(".")[0]
     if first not in function.parameters or first == "cls" or not function.call_sites:
         return True
@@ -328,8 +328,8 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
 
 
 def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
-    """Whether two paths with the same last name may be the same object. `self.data` in unrelated classes is not the
-    same object."""
+    """Whether two paths with the same last name may refer to the same object. `self.data` in two unrelated classes does
+    not."""
     if (
         not (path.startswith("self.") and other_path.startswith("self."))
         or path.count(".") + other_path.count(".") > 2
@@ -340,7 +340,8 @@ def _may_be_same(program: Program, one: Function, path: str, other: Function, ot
 
 
 def _is_never_called(program: Program, function: Function) -> bool:
-    """Whether a `reset` is never called, or only before the loop, while other methods of its class are called."""
+    """Whether a `reset` method is never called, or is called only before the loop, although other methods of its class
+    are called."""
     known = program.classes.get(function.class_name or "")
     if known is None or function.name.startswith(("on_", "__")):
         return False

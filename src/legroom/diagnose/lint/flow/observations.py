@@ -138,7 +138,8 @@ class FactRecorder(Expressions):
                     self.function.stored_parameters.setdefault(parameter, store)
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
-        """An object contains its attributes: `episodes.append(episode)` after `episode.log_probs.append(...)`."""
+        """Include the attributes of an object in its contents: `episodes.append(episode)` after
+        `episode.log_probs.append(...)`."""
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:
             return value

@@ -1,6 +1,7 @@
 """A parsed file: its syntax tree, functions, classes, and the facts of the flow analysis.
 
-Positions are computed on first use: most files have no findings, and computing positions takes as long as everything else.
+Positions are computed on first use, because most files have no findings, and computing positions takes as long as the
+rest of the analysis.
 """
 
 import re
@@ -109,7 +110,7 @@ class Program:
         )
 
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class of this file is derived from another one."""
+        """Whether a class of this file is derived from another class."""
         known = self.classes.get(name)
         if known is None or name in seen:
             return False

@@ -1,7 +1,7 @@
 """Queries on a libcst tree: children in order, dotted names, imports.
 
-libcst's visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few queries, which
-are implemented here on the plain nodes.
+libcst's visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few
+queries, which this module implements on the plain nodes.
 """
 
 from collections.abc import Iterator

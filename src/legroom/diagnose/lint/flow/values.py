@@ -143,7 +143,8 @@ _MAX_DEPTH = 2
 
 
 def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
-    """The value with a limited nesting depth. A container that contains itself would otherwise grow without end."""
+    """The value with a limited nesting depth. Without a limit, a container that contains itself would grow without
+    end."""
     if value.kind is not ValueKind.CONTAINER or not value.contents:
         return value
     if levels == 0:
@@ -174,12 +175,12 @@ def _unkeyed(known: Value) -> tuple[Value, ...]:
 
 
 def _join_all(values: Sequence[Value]) -> Value | None:
-    """The join of several values; None if there are none."""
+    """The join of several values; None if there are no values."""
     return reduce(join_values, values) if values else None
 
 
 def join_values(first: Value, second: Value) -> Value:
-    """A value that may be either of two."""
+    """A value that may be either of two values."""
     if first == second:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:

@@ -1,4 +1,5 @@
-"""The rules, one module each: its docstring is the page of its code `CODE`, its `check` finds the problems."""
+"""The lint rules, one module each. The docstring of a module is the page of its code `CODE`, and its function `check`
+finds the problems."""
 
 from importlib import import_module
 from pkgutil import walk_packages
