@@ -94,7 +94,8 @@ class ScriptCommand(Command):
     """A command whose options end at the script, or after `-m MODULE`.
 
     All later arguments are passed to the script. click supports the first rule (`allow_interspersed_args`), but not the
-    second. It also does not support an option with an optional value before a positional argument (`--spill train.py`).
+    second. click also does not support an option with an optional value before a positional argument (`--spill
+    train.py`).
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

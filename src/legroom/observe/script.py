@@ -118,8 +118,7 @@ def installed(script: Script) -> Iterator[None]:
 
 @contextmanager
 def before_os_exit(closing: Callable[[int], None]) -> Iterator[None]:
-    """Inside the block, `os._exit(status)` calls `closing(status)` first. This applies to this process, not to forked
-    children."""
+    """Inside the block, `os._exit(status)` calls `closing(status)` first. Forked children are not affected."""
     real, owner = os._exit, os.getpid()
 
     def leave(status: int) -> NoReturn:

@@ -1,9 +1,9 @@
 """Tracks the threads of this process that train, and runs scans only while no other thread trains.
 
-A backward pass runs without the GIL. It replaces `.grad`, frees saved tensors and releases graph nodes. If another
-thread reads these objects at the same time, the process can crash. Therefore a thread registers before its first
-backward pass or optimizer step, and registration waits for a running scan. While two registered threads are alive, no
-scan starts.
+A backward pass runs without the GIL. The pass replaces `.grad`, frees saved tensors and releases graph nodes. If
+another thread reads these objects at the same time, the process can crash. Therefore a thread registers before its
+first backward pass or optimizer step, and registration waits for a running scan. While two registered threads are
+alive, no scan starts.
 """
 
 import contextlib

@@ -55,9 +55,9 @@ def parallel(
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
     `optimizer`: an optimizer of the model's parameters, or a function that creates one. `batch`: one global batch,
-    inputs first and target last. It is used to predict the memory and to split the model. `shares`: the share of the
-    batch per GPU. `weight`: a function that counts elements in a batch, for a loss that is a mean over elements other
-    than samples, such as tokens. `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`.
+    inputs first and target last. The batch is used to predict the memory and to split the model. `shares`: the share of
+    the batch per GPU. `weight`: a function that counts elements in a batch, for a loss that is a mean over elements
+    other than samples, such as tokens. `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`.
     `clip_norm`: clip gradients to this norm, over all ranks. `schedule`, `micro_batches`: options of a pipeline.
     `offload`: keep the shards of "fsdp" in host memory. By default, the shards are offloaded only if they do not fit
     otherwise. `static_graph`: the option of DDP. By default, Legroom detects its value.

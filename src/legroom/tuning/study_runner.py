@@ -106,7 +106,8 @@ class StudyRunner:
     def next(self, ahead: int = 2) -> ReadyTrial | None:
         """Return a trial that can start as soon as memory is free, or None if there is no such trial now.
 
-        `ahead` is the number of proposals that may wait for their estimates while other trials train. It is at most 1 if the search learns.
+        `ahead` is the number of proposals that may wait for their estimates while other trials train. `ahead` is at
+        most 1 if the search learns from results.
         """
         if self._is_out_of_time():
             self._drop_pending()
@@ -242,7 +243,7 @@ class StudyRunner:
             self._raise_if_never_reported(record)
 
     def requeue(self, number: int, state: TrialState, reason: str) -> None:
-        """Queue a trial whose process ended before the trial did. It continues from its last checkpoint."""
+        """Queue a trial whose process ended before the trial did. The trial continues from its last checkpoint."""
         record = self.records[number]
         record.state, record.reason = state, reason
         self._forget_after_checkpoint(record)

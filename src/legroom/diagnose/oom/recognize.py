@@ -98,8 +98,8 @@ def classify(
 def low_memory(total: int) -> int:
     """If fewer bytes than this are free, an ambiguous error is treated as an out-of-memory error.
 
-    The threshold is a twentieth of the device's memory, because workspaces are larger on larger GPUs. It is at least
-    512 MiB, which the libraries need to initialize, and at most a quarter of the device's memory.
+    The threshold is a twentieth of the device's memory, because workspaces are larger on larger GPUs. The threshold is
+    at least 512 MiB, which the libraries need to initialize, and at most a quarter of the device's memory.
     """
     return max(total // 20, min(512 * MiB, total // 4))
 

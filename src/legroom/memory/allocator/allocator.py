@@ -1,9 +1,9 @@
 """A simulation of PyTorch's CUDA caching allocator: the same requests give the same blocks, segments, peaks and failures.
 
-It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a GPU. With the
-addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by address. Without
-these addresses, it reproduces both peaks. CUDA graphs and private pools are not simulated, because a virtual GPU has
-none.
+The simulation follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a
+GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
+address. Without these addresses, it reproduces both peaks. CUDA graphs and private pools are not simulated, because a
+virtual GPU has none.
 
 The order of steps:
 

@@ -1,8 +1,8 @@
 """The state of the caching allocator: blocks, segments and the two pools.
 
-A segment is memory reserved from the device at once. It is a linked list of blocks. A pool contains the free blocks of
-its kind, in one list per stream, sorted by (size, age of the segment, address), so the best fit is found by bisection.
-The lists have tens to a few thousand entries, for which lists are faster than trees.
+A segment is memory that was reserved from the device at once. A segment is divided into a linked list of blocks. A pool
+contains the free blocks of its kind, in one list per stream, sorted by (size, age of the segment, address), so the best
+fit is found by bisection. The lists have tens to a few thousand entries, for which lists are faster than trees.
 """
 
 from bisect import bisect_left, insort

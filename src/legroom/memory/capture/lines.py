@@ -16,10 +16,10 @@ A capture is a series of chunks. A chunk is one gzip member of JSON lines and do
     ["e"]                                                       end mark: the capture is complete
 
 Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative to
-the previous "a" or "f" line. For the first one, it is relative to the time in the header. The id of an "a" line is
-relative to the previous "a" line. For the first one, it is relative to 0. The id of an "f" or "t" line counts back from
-the last "a" line. The lines of one training step then resemble those of the next, so they compress to about 4 bytes per
-event. Sites reduce the size further. Encoding an event takes one lookup and one formatted string.
+the previous "a" or "f" line. The time of the first such line is relative to the time in the header. The id of an "a"
+line is relative to the previous "a" line. The id of the first "a" line is relative to 0. The id of an "f" or "t" line
+counts back from the last "a" line. The lines of one training step then resemble those of the next, so they compress to
+about 4 bytes per event. Sites reduce the size further. Encoding an event takes one lookup and one formatted string.
 
 A capture may come from an untrusted source, so every value is checked when it is read.
 """

@@ -84,7 +84,8 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the optimizer state. It is allocated in the first step, or in the second one if the first was skipped."""
+        """Record the optimizer state, which is allocated in the first step, or in the second step if the first was
+        skipped."""
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1

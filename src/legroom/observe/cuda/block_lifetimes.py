@@ -191,7 +191,7 @@ class ModuleLines:
             self._lines[module] = frame
 
     def find(self, module: str) -> Frame | None:
-        """The line of the module, or of the nearest parent module that has one."""
+        """The line of the module, or of the nearest parent module with a known line."""
         while module:
             line = self._lines.get(module)
             if line is not None:

@@ -1,8 +1,8 @@
 """Computes the state of a device before its CUDA history starts.
 
 The history is a ring buffer, so for a long run it contains only the last entries. The state before the history is
-derived from the current state. It contains the blocks that are alive now but were not allocated in the history, and the
-blocks that the history frees but did not allocate.
+derived from the current state. The initial state contains the blocks that are alive now but were not allocated in the
+history, and the blocks that the history frees but did not allocate.
 """
 
 from collections.abc import Mapping, Sequence

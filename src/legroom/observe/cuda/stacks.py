@@ -19,7 +19,7 @@ class Stack(NamedTuple):
     """The information read from one stack."""
 
     frame: Frame | None
-    """The innermost line of the user's code; without one, the innermost line of a library."""
+    """The innermost line of the user's code. If there is none, the innermost line of a library."""
     op: str
     """The torch function that allocated (`functional.relu`, `conv._conv_forward`); "" if the user's line called the
     operation directly, because the history does not contain operations."""

@@ -297,8 +297,8 @@ class Recorder:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
         During the call, the dispatch modes are disabled, because they cost about ten times as much as creating a small
-        tensor. If the modes are necessary, this method runs nothing and returns None. They are necessary for other
-        modes, for CUDA rules and fake tensors, and if the result may be too large.
+        tensor. If the modes are necessary, this method runs nothing and returns None. The dispatch modes are necessary
+        for other modes, for CUDA rules and fake tensors, and if the result may be too large.
         """
         if (
             self.rules is not None

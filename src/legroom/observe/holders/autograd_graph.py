@@ -32,7 +32,7 @@ _unpacks_freely = False
 def unpack_until_packed() -> Iterator[None]:
     """Allow the search to read saved tensors by unpacking them, until the program uses a pack hook.
 
-    This is needed for versions of torch without `SavedTensor.data`. Enter the block before the program builds graphs,
+    Versions of torch without `SavedTensor.data` need this permission. Enter the block before the program builds graphs,
     because hooks that were entered earlier are not detected.
     """
     global _unpacks_freely

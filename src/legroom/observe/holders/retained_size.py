@@ -4,7 +4,7 @@ A process has hundreds of thousands of objects that reference no tensor (samples
 user waits for the report. Therefore the search proceeds level by level and handles all objects of one type at once, in
 C. Only tensors, modules and optimizers are handled one by one.
 
-The search does not change the program. It runs no code of the user's classes, and it keeps no references after a
+The search does not change the program. The search runs no code of the user's classes, and keeps no references after a
 `RetainedStorages` is freed. The search does not follow Legroom's own objects, because these only observe tensors that
 other objects retain.
 """

@@ -260,8 +260,8 @@ def can_accumulate(holder: FoundHolder) -> bool:
 
 
 def min_length_at(iteration: int) -> int:
-    """The minimum length of a container that grows in every iteration. It is smaller if the container started to grow
-    late."""
+    """The minimum length of a container that grows in every iteration. The minimum is smaller if the container started
+    to grow late."""
     return min(max(iteration - 1, 3), 64)
 
 

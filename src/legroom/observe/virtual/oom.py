@@ -1,5 +1,5 @@
-"""Out-of-memory errors of a virtual GPU. The errors have torch's type and message. They are recorded, and
-tests can inject them.
+"""Out-of-memory errors of a virtual GPU. The errors have torch's type and message. These errors are recorded, and tests
+can inject them.
 
 A training step makes a known number of allocations. A test can make each of these allocations fail in turn,
 which shows whether an error handler works wherever memory runs out. A test that fills the GPU checks only one

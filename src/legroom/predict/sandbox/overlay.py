@@ -74,7 +74,7 @@ class Overlay:
         return is_left
 
     def continue_in(self, upper: Path) -> None:
-        """Use a copy of the upper layer from now on. This is needed in a fork, because other forks write to the same
+        """Use a copy of the upper layer from now on. A fork needs its own copy, because other forks write to the same
         paths."""
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)

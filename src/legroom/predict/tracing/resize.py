@@ -19,8 +19,8 @@ def batch_size_of(batch: Any) -> int | None:
 
 
 def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
-    """The shapes of the tensors without the batch dimension. They differ between batches that are padded to their
-    longest sample."""
+    """The shapes of the tensors without the batch dimension. These shapes differ between batches that are padded to
+    their longest sample."""
     return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
 
 

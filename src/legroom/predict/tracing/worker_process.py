@@ -253,7 +253,7 @@ _server_lock = threading.Lock()
 
 
 def _tracing_server() -> WorkerServer:
-    """The server of this process. It exits with this process."""
+    """The server of this process, which exits together with this process."""
     global _server
     with _server_lock:
         if _server is None or not _server.is_usable():

@@ -1,8 +1,8 @@
 """`fsdp`: FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers the weights of a module
 while the module runs.
 
-Modules that are gathered separately are selected by size. They are small compared to the shards, but large enough for
-efficient communication. Smaller modules are gathered with the module around them.
+Modules that are gathered separately are selected by size. These modules are small compared to the shards, but large
+enough for efficient communication. Smaller modules are gathered with the module around them.
 """
 
 from collections import Counter

@@ -132,8 +132,8 @@ def live_view(
 
 
 def shown(records: Sequence[TrialRecord], best: TrialRecord | None, most: int) -> list[TrialRecord]:
-    """Return at most `most` records: running trials, then the best trial, then the trials that ended most recently.
-    They are sorted by number."""
+    """Return at most `most` records: running trials, then the best trial, then the trials that ended most recently. The
+    result is sorted by number."""
     running = [record for record in records if record.state is TrialState.RUNNING]
     over = [record for record in records if record.state.is_final and record is not best]
     over.sort(key=lambda record: record.ended or 0.0, reverse=True)

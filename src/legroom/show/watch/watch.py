@@ -3,9 +3,9 @@
 A terminal shows one updating line. A pipe, a CI log or a notebook gets a plain line from time to time. Each leak is
 reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on and keeps no reference to them.
 
-All loops of a process share one leak detector, so the detector keeps its state between epochs. It is attached only
-while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints one
-line about it.
+All loops of a process share one leak detector, so the detector keeps its state between epochs. The detector is attached
+only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints
+one line about it.
 """
 
 import os

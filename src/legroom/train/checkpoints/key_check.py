@@ -53,7 +53,8 @@ def loadable_names(saved: Shapes, expected: Shapes) -> list[str]:
 
 
 def closest_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, if one is similar enough. Names with the same last part (`weight`) are preferred."""
+    """Return the most similar name, if a name is similar enough. Names with the same last part (`weight`) are
+    preferred."""
     last = name.rpartition(".")[2]
     candidates = [other for other in names if other.rpartition(".")[2] == last] or list(names)
     matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)

@@ -3,8 +3,8 @@ ranks will issue.
 
 While the collectives of a step are not yet known (in the first step, or in a step of a new kind), each rank announces
 its next collective before issuing it. A rank that failed reads the announcements from the position at which it failed.
-It stops reading when every rank has finished or failed and no announcement remains. The announcements are in the store
-of the process group. Writing takes microseconds and does not wait for other ranks.
+The rank stops reading when every rank has finished or failed and no announcement remains. The announcements are in the
+store of the process group. Writing takes microseconds and does not wait for other ranks.
 """
 
 import contextlib

@@ -2,9 +2,9 @@
 
 DDP's own reducer is implemented in C++. An exception during the backward pass leaves that reducer in an undefined
 state, and other code cannot send the buckets for which other ranks wait. This reducer records which buckets it has sent
-and starts from scratch at each step. It sends its buckets in a fixed order through `torch.distributed.all_reduce`, so
-that pending collectives can be completed. The arithmetic is the same as in DDP: gradients are multiplied by one over
-the number of ranks and summed.
+and starts from scratch at each step. The reducer sends its buckets in a fixed order through
+`torch.distributed.all_reduce`, so that pending collectives can be completed. The arithmetic is the same as in DDP:
+gradients are multiplied by one over the number of ranks and summed.
 
 A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each bucket
 contains one number per parameter that states whether any rank has a gradient for it. A parameter that is unused on this

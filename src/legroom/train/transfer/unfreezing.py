@@ -1,8 +1,8 @@
 """Gradual unfreezing: the head is trained first, then one block after the other from the end of the model.
 
 All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
-uses no optimizer memory. It has no gradient, so the optimizer skips it and creates its state in the first step that
-trains it.
+uses no optimizer memory. A frozen parameter has no gradient, so the optimizer skips it and creates its state in the
+first step that trains it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

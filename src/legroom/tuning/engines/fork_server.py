@@ -2,11 +2,11 @@
 imported the modules that these processes need, so a fork takes a fraction of a second.
 
 Each process that runs a search has one server. The server starts first, so it imports modules while the study is
-prepared. It is reused for further studies. The local engine and Ray's workers use it. The server listens on a Unix
-socket. Each connection is either the pipe to one forked process or a query about a forked process. When the searching
-process exits, the server also exits and kills its children. Messages are sent with `multiprocessing.connection`.
-`multiprocessing.forkserver` is not used, because it serves a single process, and each of Ray's workers would have to
-import everything again.
+prepared. The server is reused for further studies. The local engine and Ray's workers use the server. The server
+listens on a Unix socket. Each connection is either the pipe to one forked process or a query about a forked process.
+When the searching process exits, the server also exits and kills its children. Messages are sent with
+`multiprocessing.connection`. `multiprocessing.forkserver` is not used, because it serves a single process, and each of
+Ray's workers would have to import everything again.
 """
 
 import atexit

@@ -1,8 +1,8 @@
 """Estimates in the background whether a configuration fits before it starts. Configurations with the same memory use
 share one estimate.
 
-A worker thread traces one configuration at a time. It traces the full batch first. If the full batch does not fit, the
-thread traces the smallest micro-batch, and then searches for the largest micro-batch that fits, by linear
+A worker thread traces one configuration at a time. The thread traces the full batch first. If the full batch does not
+fit, the thread traces the smallest micro-batch, and then searches for the largest micro-batch that fits, by linear
 interpolation. Full batches have priority over micro-batches, because configurations that fit unsplit can start first.
 
 Two configurations that differ only in parameters that do not affect memory (a learning rate) share an estimate. These

@@ -110,7 +110,7 @@ class OtherProcessUsage:
 
 
 def _descendants() -> set[int]:
-    """All descendants of this process. They include the trials of every engine that runs on this machine."""
+    """All descendants of this process. The descendants include the trials of every engine that runs on this machine."""
     import psutil
 
     try:

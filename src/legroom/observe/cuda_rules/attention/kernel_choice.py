@@ -2,8 +2,8 @@
 
 Source: ATen/native/transformers/cuda/sdp_utils.cpp. torch tries the kernels in order and uses the first kernel whose
 conditions hold. Since torch 2.9, cuDNN comes first on Hopper and Blackwell; otherwise, flash comes first. The kernel
-determines which tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the others
-save one sum per row.
+determines which tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the other
+kernels save one sum per row.
 """
 
 from collections.abc import Callable

@@ -4,10 +4,10 @@ If two paths of the graph lead to the same tensor (as with every residual connec
 gradient to the first. If nothing else references the first gradient, the engine writes the sum into its memory
 (`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a subclass, the
 engine allocates a third tensor instead. A trace would therefore use memory that the real run does not use. The formulas
-of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written into zeros. This
-happens in place unless a tensor belongs to a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp). The engine
-never adds to a gradient that is a view, such as the gradient of a linear layer with a 3D input. `instead_of` returns
-the operation that would run without the mode.
+of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written into zeros. The
+values are written in place unless a tensor belongs to a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp).
+The engine never adds to a gradient that is a view, such as the gradient of a linear layer with a 3D input. `instead_of`
+returns the operation that would run without the mode.
 
 The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether something
 else references the first gradient. `Accumulation()` measures the counts of an unshared gradient with a tiny backward

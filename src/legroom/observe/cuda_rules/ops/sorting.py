@@ -91,7 +91,7 @@ def _randperm(call: OpCall) -> MemoryPlan | None:
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Several blocks count the digits of rows that are too long for one block. This needs a few words per 4096
+    """Several blocks count the digits of rows that are too long for one block. The counts need a few words per 4096
     values."""
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])

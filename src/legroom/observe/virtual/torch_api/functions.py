@@ -163,10 +163,10 @@ ROUND_DIFFERENTLY = ("asgd", "nadam", "radam")
 def _optimizers() -> Iterable[Replacement]:
     """Make optimizers use the for-loop implementation if their `foreach` implementation rounds differently.
 
-    On CUDA, optimizers update all parameters at once (`foreach`). They do the same on a virtual GPU, so that
-    the memory of `foreach` is counted. Three optimizers and weight averaging compute in another order with
-    `foreach`, but a virtual GPU must give bit-for-bit the same results as the CPU. For these, the temporary
-    tensors of `foreach`, about one copy of the parameters, are not counted.
+    On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
+    that its memory is counted. Three optimizers and weight averaging compute in another order with `foreach`, but a
+    virtual GPU must give bit-for-bit the same results as the CPU. For these, the temporary tensors of `foreach`, about
+    one copy of the parameters, are not counted.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:

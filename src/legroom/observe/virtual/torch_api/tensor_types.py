@@ -53,7 +53,8 @@ def _tensor_type(host: VirtualHost, name: str, data_type: torch.dtype) -> type:
             )
 
         def __call__(cls, *arguments: Any, **_options: Any) -> Any:
-            """Create a tensor. Sizes create an uninitialized tensor; a sequence, an array or a tensor is copied."""
+            """Create a tensor. If the arguments are sizes, the tensor is uninitialized. A sequence, an array or a
+            tensor is copied."""
             device = torch.device("cuda", host.current)
             if not arguments:
                 return torch.empty(0, dtype=data_type, device=device)

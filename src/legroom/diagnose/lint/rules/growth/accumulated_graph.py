@@ -32,7 +32,7 @@ outputs.append(output.detach().cpu())    # a tensor on the host, without its gra
 ## Estimated saving All memory that has accumulated so far, except the memory of one step.
 
 ## Fix safety
-The fix is safe. It adds `.item()` if only the number is used later, and `.detach()` otherwise.
+The fix is safe: it adds `.item()` if only the number is used later, and `.detach()` otherwise.
 """
 
 from collections.abc import Iterator

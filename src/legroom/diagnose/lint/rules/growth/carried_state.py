@@ -27,7 +27,7 @@ loss.backward()
 The size of these activations.
 
 ## Fix safety
-The fix is unsafe. It detaches the state that the model receives, so gradients stop at the beginning of the step, as in
+The fix is unsafe: it detaches the state that the model receives, so gradients stop at the beginning of the step, as in
 truncated backpropagation through time. In a tuple or list of states, every element is detached. An initial `None` stays `None`.
 """
 

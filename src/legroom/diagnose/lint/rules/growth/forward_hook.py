@@ -4,9 +4,8 @@
 Checks for functions passed to `register_forward_hook` (or another hook) that store their arguments in a container that is
 never cleared.
 
-## Why this is a problem
-A hook runs in every forward pass. If it appends the output to a list, each pass adds one more output, and each output keeps the graph of
-its step alive.
+## Why this is a problem A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one
+more output, and each output keeps the graph of its step alive.
 
 Clear the list after each step if you need all outputs of one step. Call `handle.remove()` on hooks that you no longer need.
 
@@ -22,7 +21,7 @@ def hook(module, inputs, output):
     features[module] = output.detach()   # keeps only the latest output
 ```
 
-## Fix safety The fix is safe. It adds `.detach()`, so the container keeps no graph alive. The container still
+## Fix safety The fix is safe: it adds `.detach()`, so the container keeps no graph alive. The container still
 grows until you clear it.
 """
 

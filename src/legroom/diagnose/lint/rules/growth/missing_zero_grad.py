@@ -22,7 +22,7 @@ optimizer.zero_grad(set_to_none=True)
 ```
 
 ## Fix safety
-The fix is unsafe. It adds `zero_grad` after the step, which changes the result of the training.
+The fix is unsafe: it adds `zero_grad` after the step, which changes the result of the training.
 """
 
 from collections.abc import Iterator

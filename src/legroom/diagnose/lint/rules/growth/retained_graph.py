@@ -21,7 +21,7 @@ loss.backward()
 ```
 
 ## Fix safety
-The fix is unsafe. It removes the argument.
+The fix is unsafe: it removes the argument.
 """
 
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ except RuntimeError as error:
 ```
 
 ## Fix safety
-The fix is unsafe. It adds `.with_traceback(None)`, so the exception shows a different traceback if it is raised again.
+The fix is unsafe: it adds `.with_traceback(None)`, so the exception shows a different traceback if it is raised again.
 No fix is available if the exception itself references tensors or was raised from another exception.
 """
 

@@ -25,7 +25,7 @@ scaler = torch.amp.GradScaler("cuda")
 ```
 
 ## Fix safety
-The fix is safe. It changes the name and adds the device argument. No fix is available for `autocast` with positional arguments.
+The fix is safe: it changes the name and adds the device argument. No fix is available for `autocast` with positional arguments.
 """
 
 import re

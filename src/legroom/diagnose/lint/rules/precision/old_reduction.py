@@ -17,7 +17,7 @@ criterion = nn.MSELoss(reduction="sum")
 ```
 
 ## Fix safety
-The fix is safe. It passes the equivalent `reduction=`.
+The fix is safe: it passes the equivalent `reduction=`.
 """
 
 from collections.abc import Iterator

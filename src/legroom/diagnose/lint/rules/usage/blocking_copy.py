@@ -21,7 +21,7 @@ for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 ```
 
-## Fix safety The fix is safe. It adds `non_blocking=True`. CUDA runs operations on the tensor only after the
+## Fix safety The fix is safe: it adds `non_blocking=True`. CUDA runs operations on the tensor only after the
 copy is complete, so results do not change.
 """
 

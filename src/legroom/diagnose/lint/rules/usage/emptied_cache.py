@@ -24,7 +24,7 @@ for batch in loader:
 ```
 
 ## Fix safety
-The fix is safe. It removes the line.
+The fix is safe: it removes the line.
 """
 
 from collections.abc import Iterator

@@ -22,7 +22,7 @@ for epoch in range(epochs):
 ```
 
 ## Fix safety
-The fix is unsafe. It adds the call at the beginning of the epoch, which changes the order of the data.
+The fix is unsafe: it adds the call at the beginning of the epoch, which changes the order of the data.
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ model.load_state_dict(torch.load("model.pt", map_location="cpu"))
 ```
 
 ## Fix safety
-The fix is unsafe. It saves the state dict instead, so code that loads the file must change as well.
+The fix is unsafe: it saves the state dict instead, so code that loads the file must change as well.
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,7 @@ DataLoader(data, sampler=sampler)        # DistributedSampler shuffles on its ow
 ```
 
 ## Fix safety
-The fix is safe. It removes `shuffle=True`.
+The fix is safe: it removes `shuffle=True`.
 """
 
 from collections.abc import Iterator
