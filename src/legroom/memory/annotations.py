@@ -86,12 +86,13 @@ class LoopWatched(Annotation):
 
 
 LeakKind = Literal["graph", "tensor", "larger"]
-"""`graph`: an autograd graph grows. `tensor`: tensors accumulate. `larger`: a tensor grows with each iteration."""
+"""`graph` means that an autograd graph grows. `tensor` means that tensors accumulate. `larger` means that a tensor
+grows with each iteration."""
 LeakHolder = Literal[
     "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
 ]
-"""The kind of holder that retains the memory. `variable`: a variable computed from its own last value.
-`carried`: a recurrent state.
+"""The kind of holder that retains the memory. `variable` is a variable computed from its own last value.
+`carried` is a recurrent state.
 """
 
 

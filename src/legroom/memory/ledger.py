@@ -35,7 +35,7 @@ class Ledger:
     """The memory of a run. `apply` is a Sink."""
 
     def __init__(self, events: Iterable[Event] = (), *, keep_events: int | None = None) -> None:
-        """`keep_events`: the approximate number of events to keep; None keeps all."""
+        """`keep_events` is the approximate number of events to keep; None keeps all events."""
         self._keep_events = keep_events
         self._pending: list[Event] = []
         self._lock = Lock()

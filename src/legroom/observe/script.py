@@ -69,7 +69,7 @@ class Outcome:
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
 """`(exception, hooked)`: shows an uncaught exception while it is handled, and returns it in one line and as a rendered
-traceback. `hooked`: the script has set `sys.excepthook`, which will show it too."""
+traceback. `hooked` means that the script has set `sys.excepthook`, which will also show the exception."""
 
 
 def execute(script: Script, *, uncaught: Describe) -> Outcome:

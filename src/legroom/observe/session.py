@@ -69,8 +69,9 @@ class Session:
         frequent_sink: Sink | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> None:
-        """`gpus`: virtual GPUs; None uses the devices of this machine. `frequent_sink`: receives the events of the dispatch
-        recorder instead of `sink`, which is called for every operation. `on_step()` is called after the events of each step."""
+        """`gpus` are virtual GPUs. If `gpus` is None, the devices of this machine are used. `frequent_sink` receives
+        the events of the dispatch recorder instead of `sink`, which is called for every operation. `on_step()` is
+        called after the events of each step."""
         self._sink = sink
         self._watching_reported = False
         self._exit = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-"""Decides whether a trace fits a GPU of a given size, and computes its peaks there.
+"""Decides whether a trace fits a GPU of a given size, and computes the peaks of the trace on that GPU.
 
 The peak of reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore a
 fit is decided by a replay with that capacity, never from the peak of an unlimited replay.

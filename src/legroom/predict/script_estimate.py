@@ -117,7 +117,7 @@ def estimate_script(
     available = psutil.virtual_memory().available
     if first.reserved > available / 2:
         raise CannotTrace(
-            f"{first}. Running it with real values would need at least {format_size(first.reserved)} of host memory, "
+            f"{first}. Running the script with real values would need at least {format_size(first.reserved)} of host memory, "
             f"and {format_size(available)} is available.",
             output=first.output,
         )
@@ -129,7 +129,7 @@ def estimate_script(
         if failure.error and failure.error == first.error:  # so it is the script's own error
             raise
         raise CannotTrace(
-            f"{first}, and running it on the CPU failed: {failure}", output=failure.output
+            f"{first}, and running the script on the CPU failed: {failure}", output=failure.output
         ) from None
 
 

@@ -93,9 +93,9 @@ class Recording:
         blocking: bool = False,
         listener: OutcomeListener | None = None,
     ) -> None:
-        """`options`: the options of `legroom run`, for the suggested next command. `spill`: applied while the script
-        runs. `blocking`: check indices before each operation on a real GPU. `listener`: receives the outcome; nothing
-        is printed."""
+        """`options` are the options of `legroom run`, for the suggested next command. `spill` is applied while the
+        script runs. With `blocking`, indices are checked before each operation on a real GPU. `listener` receives the
+        outcome, which is then not printed."""
         self._script = script
         self._gpus = gpus
         self._output = output

@@ -54,13 +54,14 @@ def parallel(
 ) -> "Parallel":
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
-    `optimizer`: an optimizer of the model's parameters, or a function that creates one. `batch`: one global batch,
-    inputs first and target last. The batch is used to predict the memory and to split the model. `shares`: the share of
-    the batch per GPU. `weight`: a function that counts elements in a batch, for a loss that is a mean over elements
-    other than samples, such as tokens. `precision`: "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`.
-    `clip_norm`: clip gradients to this norm, over all ranks. `schedule`, `micro_batches`: options of a pipeline.
-    `offload`: keep the shards of "fsdp" in host memory. By default, the shards are offloaded only if they do not fit
-    otherwise. `static_graph`: the option of DDP. By default, Legroom detects its value.
+    `optimizer` is an optimizer of the model's parameters, or a function that creates one. `batch` is one global batch,
+    inputs first and target last. The batch is used to predict the memory and to split the model. `shares` are the
+    shares of the batch, one per GPU. `weight` is a function that counts elements in a batch, for a loss that is a mean
+    over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
+    `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, over all ranks. `schedule` and
+    `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By default,
+    the shards are offloaded only if they do not fit otherwise. `static_graph` is the option of DDP. By default, Legroom
+    detects its value.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(

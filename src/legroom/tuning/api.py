@@ -59,16 +59,17 @@ def tune(
 ) -> Study:
     """Search for the configuration with which `train_fn(config, trial)` reports the best `metric`.
 
-    `train_fn`: the training function, or a `ray.tune.Tuner`. `space`: a dict or a TOML file (see docs/tune.md). `search`: random, grid, bayes, hyperopt
-    or optuna. `scheduler`: asha, median, pbt or None. `trials`: number of trials to start (default 10, or the whole
-    grid). Configurations that can never fit are not started and are not included in this number. `gpu`: by default all
-    GPUs of this machine, or the CPU if it has none. Use "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU.
-    `time_budget`: seconds, or text such as "20min". `storage`: the folder of the study; `resume`: continue the study in
-    that folder. `engine`: local, ray or auto. `address`: the address of a Ray cluster. `parallel`: maximum number of
-    trials at the same time. `ranks`: processes per trial. `grace_period`, `reduction_factor`, `max_steps`: options of
-    ASHA. `interval`: steps between decisions of population-based training. `shape_parameters`: the parameters that
-    affect memory, if you know them. `callbacks`: objects that show or log the study. By default, a live table is shown;
-    `[]` disables it.
+    `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
+    `search` is random, grid, bayes, hyperopt or optuna. `scheduler` is asha, median, pbt or None. `trials` is the
+    number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and are
+    not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
+    "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min".
+    `storage` is the folder of the study. With `resume`, the study in that folder is continued. `engine` is local, ray
+    or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials at the same time.
+    `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are options of
+    ASHA. `interval` is the number of steps between decisions of population-based training. `shape_parameters` are the
+    parameters that affect memory, if you know them. `callbacks` are objects that show or log the study. By default, a
+    live table is shown; `[]` disables it.
     """
     stop_if_imported()
     if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds

@@ -212,8 +212,8 @@ class TrialDispatcher:
     @property
     def _is_crowded(self) -> bool:
         """Whether another trial would share a CPU core with an estimate for which other trials wait. Sharing the core
-        would delay all these trials. (Estimates of micro-batches have a lower priority than trials, so they are ignored
-        here.)"""
+        would delay all these trials. (Estimates of micro-batches have a lower priority than trials, so this check
+        ignores them.)"""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs

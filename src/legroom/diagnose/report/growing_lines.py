@@ -26,8 +26,8 @@ class Leak:
     line: int | None
     """The line that stores the memory or, if unknown, the line that allocates the largest part."""
     kind: str
-    """`graph`: an autograd graph. `tensor`: tensors without a graph. `larger`: one tensor that is replaced by a larger
-    one in each step."""
+    """`graph` means an autograd graph. `tensor` means tensors without a graph. `larger` means one tensor that is
+    replaced by a larger one in each step."""
     bytes: int
     """Bytes alive now."""
     bytes_per_step: int

@@ -26,7 +26,7 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
 def leaks_from(
     detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
 ) -> list[Leak]:
-    """`measured`: the growth according to the ledger; `steps`: the number of steps of the run."""
+    """`measured` is the growth according to the ledger. `steps` is the number of steps of the run."""
     leaks = [_leak(each, steps, device) for each in detected]
     if len(leaks) == 1 and measured:
         (leak,) = leaks

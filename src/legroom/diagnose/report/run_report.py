@@ -102,7 +102,8 @@ class RunReport:
     started: str
     devices: tuple[DeviceSummary, ...]
     device: DeviceSummary | None
-    """The device of `peak` and `history`: the one that ran out of memory, otherwise the fullest."""
+    """The device of `peak` and `history`. If a device ran out of memory, it is that device. Otherwise, it is the
+    fullest device."""
     ending: RunEnded
     seconds: float
     steps: int

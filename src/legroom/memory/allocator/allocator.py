@@ -54,12 +54,12 @@ class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
 class Allocator:
     """The allocator of one device.
 
-    `capacity`: the bytes that this process can use; None for no limit. `total`: the total memory that torch reports,
-    if that is more (because of the CUDA context); memory fractions refer to it. `base_address(size, stream)`: returns
-    the address of the next new segment, for replays. `on_segment(bytes)`: called when device memory is reserved, and
-    with a negative size when it is released. `trace`: called with the same actions as in torch's history.
-    `streams_are_synchronous`: a freed block that other streams used can be reused at the next `malloc`; otherwise only
-    after `complete_free`.
+    `capacity` is the number of bytes that this process can use; None means no limit. `total` is the total memory that
+    torch reports, if this is more than `capacity` because of the CUDA context. Memory fractions refer to `total`.
+    `base_address(size, stream)` returns the address of the next new segment, for replays. `on_segment(bytes)` is called
+    when device memory is reserved, and with a negative size when it is released. `trace` is called with the same
+    actions as in torch's history. With `streams_are_synchronous`, a freed block that other streams used can be reused
+    at the next `malloc`. Otherwise, it can be reused only after `complete_free`.
 
     `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor at any
     moment. During `malloc`, the block is freed when `malloc` ends. Two threads must not allocate at the same time.

@@ -192,7 +192,7 @@ class LineDecoder:
     """Decodes the lines of one chunk, and checks every value."""
 
     def __init__(self, time: int, known: dict[Site, Site], *, state_first: bool) -> None:
-        """`known`: the sites of all chunks, so that equal sites are one object in memory."""
+        """`known` contains the sites of all chunks, so equal sites share one object."""
         self.time = time
         """The time at the start of the chunk, in microseconds."""
         self.live: dict[int, Alloc] = {}

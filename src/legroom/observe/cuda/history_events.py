@@ -94,7 +94,7 @@ class DeviceHistory:
         numbers: "count[int]",
         workspace_sizes: frozenset[int] = frozenset(),
     ) -> None:
-        """`numbers`: yields a unique id for every block."""
+        """`numbers` yields a unique id for every block."""
         self.device = device
         self.markers = markers
         self.numbers = numbers

@@ -79,14 +79,14 @@ class Recorder:
         room: Callable[[], int] | None = None,
         current_device: Callable[[], int] | None = None,
     ) -> None:
-        """`host_only`: record every storage, as memory of device 0. `eager`: the program compiles nothing with
-        `torch.compile` until `compiles()` is called, which makes recording an operation cheaper. `stream_on(device)`:
-        the current stream of a device, if the program uses several. `rules`: also count the memory that CUDA kernels
-        allocate in addition to their results. `fake_tensors`: device tensors have no data. `on_failure(recorder,
-        failure, device, location, op)` returns the exception that an operation raises when an allocation fails, or None
-        to retry. `room()`: the memory left on the fullest device. An operation whose results need more memory fails
-        before it is computed. `current_device()`: the device that `cuda` without an index refers to, if the devices are
-        virtual."""
+        """With `host_only`, every storage is recorded, as memory of device 0. `eager` means that the program compiles
+        nothing with `torch.compile` until `compiles()` is called, which makes recording an operation cheaper.
+        `stream_on(device)`: the current stream of a device, if the program uses several. With `rules`, the memory that
+        CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device tensors have no
+        data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation raises when
+        an allocation fails, or None to retry. `room()` is the memory left on the fullest device. An operation whose
+        results need more memory fails before it is computed. `current_device()` is the device that `cuda` without an
+        index refers to, if the devices are virtual."""
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}

@@ -129,8 +129,8 @@ class _Candidate(NamedTuple):
 
 
 def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -> HolderPath:
-    """`chain`: the objects on the path, from the object that the root names to the target. `created_in`: `id` of a
-    tensor → the iteration that created it."""
+    """`chain` contains the objects on the path, from the object that the root names to the target. `created_in` maps
+    the `id` of a tensor to the iteration that created the tensor."""
     line, how = root.line, root.how
     named = StoredName(
         root.name, root.name.rpartition(".")[2], root.is_attribute, root.file, root.function, root.owner

@@ -38,7 +38,7 @@ class Variables:
     """The variables of running functions and of modules at one moment. Stores `id`s only."""
 
     def __init__(self, frame: FrameType | None) -> None:
-        """`frame`: the frame of the calling thread. Other threads are read as well."""
+        """`frame` is the frame of the calling thread. Other threads are read as well."""
         self.running: set[int] = set()
         self.locals: dict[int, list[Root]] = {}
         """Maps the `id` of an object to the local variables that refer to it, innermost first."""

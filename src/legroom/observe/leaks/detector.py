@@ -73,8 +73,8 @@ class LeakDetector:
         on_device: Callable[[torch.Tensor], bool] | None = None,
         fraction: float = 0.003,
     ) -> None:
-        """`allocated`, `on_device`: the source of device memory, if it is not the CUDA allocator. `fraction`: the
-        maximum fraction of the run time that the detector may use while nothing grows."""
+        """`allocated` and `on_device` are the source of device memory, if it is not the CUDA allocator. `fraction` is
+        the maximum fraction of the run time that the detector may use while nothing grows."""
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.iteration = 0
         self.scan_seconds = 0.0

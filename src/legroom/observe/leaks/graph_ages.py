@@ -103,7 +103,7 @@ class NodesByIteration:
     """The nodes in the graphs of some tensors, grouped by the iteration that created them."""
 
     def __init__(self, numbers: NodeNumbers, *, oldest: int, limit: int = 400_000) -> None:
-        """`oldest`: nodes that are older than this iteration are not followed."""
+        """Nodes that are older than the iteration `oldest` are not followed."""
         self.nodes: dict[int, list[Any]] = {}
         self._numbers = numbers
         self._oldest = oldest

@@ -144,8 +144,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _is_in_loop(self, *, trains: bool) -> bool:
-        """Whether a signal of the calling thread belongs to the watched loop. `trains`: the signal is a backward pass
-        or an optimizer step."""
+        """Whether a signal of the calling thread belongs to the watched loop. `trains` means that the signal is a
+        backward pass or an optimizer step."""
         if trains:
             register_training_thread()
         serial = thread_serial()

@@ -32,7 +32,7 @@ class SamplingBudget:
     """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled one."""
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
-        """`fraction`: the maximum fraction of the run time. `free`: the number of iterations at the start that are
+        """`fraction` is the maximum fraction of the run time. `free` is the number of iterations at the start that are
         always sampled."""
         self.fraction = fraction
         self.expects_sample = True
@@ -75,7 +75,7 @@ class RareGrowthScans:
     """Decides when to scan for rare growth. Call `is_due` after an iteration, then `scan`."""
 
     def __init__(self, window: ScanWindow, fraction: float) -> None:
-        """`fraction`: the maximum fraction of the run time after the unlimited scans."""
+        """`fraction` is the maximum fraction of the run time after the unlimited scans."""
         self._window = window
         self._fraction = fraction
         self._next = FIRST_RARE_SCAN
@@ -85,7 +85,7 @@ class RareGrowthScans:
         self._seconds = 0.0
 
     def is_due(self, iteration: int, *, new_maximum: bool) -> bool:
-        """`new_maximum`: a counter has reached a new maximum."""
+        """`new_maximum` means that a counter has reached a new maximum."""
         if iteration < self._next and not (new_maximum and iteration >= self._not_before):
             return False
         if self._window.scans < FREE_SCANS:

@@ -26,7 +26,8 @@ class StoringTrace:
     """Traces one container from `begin` to `end`. `line` is the storing line once it is found."""
 
     def __init__(self, container: int, *, replaced: bool = False) -> None:
-        """`container`: its `id`. `replaced`: the container does not grow, but its items are replaced."""
+        """`container` is the `id` of the container. `replaced` means that the container does not grow, but its items
+        are replaced."""
         self.line: Frame | None = None
         self._container_id = container
         self._container: Any = None

@@ -4,8 +4,8 @@ A scan looks for three symptoms that a loop without a leak does not show:
   graph    nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
   tensor   storages first seen in each of the last scans are all still alive, and their number rises each time.
   larger   the tensor of a variable is larger in every scan, and according to the source it is computed from itself.
-A symptom is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container
-that the source code bounds or empties is not a leak.
+For each symptom, the holder of the tensors (`holders.paths`) and the line that stores the tensors
+(`source.storing_lines`) are found. A container that the source code bounds or empties is not a leak.
 """
 
 import sys
@@ -98,7 +98,7 @@ class ScanWindow:
         on_device: Callable[[torch.Tensor], bool],
         rare: bool = False,
     ) -> None:
-        """`rare`: scans run only when something may have been added, not after every iteration."""
+        """With `rare`, scans run only when something may have been added, not after every iteration."""
         self.scans = 0
         self.adds = False
         """Whether storages first seen in the previous scan are still alive."""

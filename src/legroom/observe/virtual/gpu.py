@@ -59,9 +59,9 @@ that the program registers see CPU tensors."""
 class VirtualGPU:
     """One or several virtual GPUs, as a context manager or a decorator.
 
-    `gpus`: one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is the
-    memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs: `"8GiB,8GiB"`. `sink` receives
-    every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
+    `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is
+    the memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs: `"8GiB,8GiB"`. `sink`
+    receives every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
     """
 
     _active: "VirtualGPU | None" = None
@@ -75,9 +75,9 @@ class VirtualGPU:
         fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
     ) -> None:
-        """The other options are for estimates. `rules`: also count memory that CUDA kernels allocate in addition to
-        their results. `fake_tensors`: device tensors have no data. `bounded=False`: allocations never fail, and the
-        size is only reported."""
+        """The other options are for estimates. With `rules`, memory that CUDA kernels allocate in addition to their
+        results is counted too. With `fake_tensors`, device tensors have no data. With `bounded=False`, allocations never fail, and
+        the size is only reported."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [

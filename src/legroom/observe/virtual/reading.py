@@ -27,7 +27,8 @@ class TensorReads:
         to_host: Callable[[Any], Any],
         fake_tensors: FakeTensors | None,
     ) -> None:
-        """`device_index(tensor)`: the device of a tensor, or None for the host. `to_host(tensor)` copies it to the host."""
+        """`device_index(tensor)` is the device of a tensor, or None for the host. `to_host(tensor)` copies a tensor to
+        the host."""
         self._device_index, self._to_host, self._fake_tensors = device_index, to_host, fake_tensors
 
     def handlers(self) -> dict[Any, Callable[..., Any]]:

@@ -47,7 +47,7 @@ class ScriptSettings:
         sys.addaudithook(self._on_event)
 
     def candidates(self, size: int | None) -> list[BatchSetting]:
-        """All candidates, most likely first. `size`: the current batch size, if known."""
+        """All candidates, most likely first. `size` is the current batch size, if known."""
         options = [*self._options, *_click_options(), *_absl_options()]
         found = [*self._given(options, size), *self._defaults(options)]
         if not options:

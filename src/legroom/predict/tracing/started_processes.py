@@ -19,7 +19,7 @@ def first_spawned_rank_in_this_process(folder: Path, note: Note) -> Iterator[Non
     """Within the block, `torch.multiprocessing.spawn` calls the function of its first rank here, without the others.
 
     A trace cannot follow other processes. The group of the first rank has the right size but no other ranks.
-    `folder`: for objects that the rank broadcasts.
+    `folder` is the folder for objects that the rank broadcasts.
     """
     module, package = optional_module("torch.multiprocessing.spawn"), optional_module("torch.multiprocessing")
     with contextlib.ExitStack() as ranks:

@@ -87,7 +87,7 @@ class GraphPartitioner:
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
-        """For every position, the slots that must be sent if a stage begins there."""
+        """For every position, the slots that must be sent if a stage begins at that position."""
         last_use: dict[int, int] = dict.fromkeys(self._result, self.graph.length + 1)
         created: dict[int, int] = {}
         for node in self.leaves:

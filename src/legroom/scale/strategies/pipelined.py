@@ -1,4 +1,5 @@
-"""`pipeline`: each rank has one stage of the model, and micro-batches pass through the stages one after the other.
+"""Strategy `pipeline`: each rank has one stage of the model, and micro-batches pass through the stages one after the
+other.
 
 `torch.distributed.pipelining` provides the schedule and the communication. Each stage runs a part of the recorded
 forward graph (see `cutting`). Every rank has the whole batch and runs the same script. The loss function is called as

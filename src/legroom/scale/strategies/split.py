@@ -1,4 +1,4 @@
-"""`split`: one process places the layers of the model on several GPUs, which compute one after the other.
+"""Strategy `split`: one process places the layers of the model on several GPUs, which compute one after the other.
 
 This is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that all GPUs use
 about the same memory. The code of the model does not change: inputs are moved to the GPU of each module, and an

@@ -157,7 +157,7 @@ class _SharedDetector:
         self._has_warned = False
 
     def begin(self, listener: Callable[[DetectedLeak], None], loop_id: int) -> None:
-        """`loop_id`: the same number for the same loader in every epoch."""
+        """`loop_id` is the same number for the same loader in every epoch."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
         with self._lock:

@@ -97,12 +97,12 @@ def find_batch(
 ) -> FoundBatchSize:
     """Find the largest batch size of `step` on the current GPU, real or virtual.
 
-    `step`: a function that takes a batch and runs one complete training step, or a `legroom.Guard` with `loss_fn`.
-    `batch`: a batch, whose samples are repeated or dropped. It can also be a function that takes a size and returns a
+    `step` is a function that takes a batch and runs one complete training step, or a `legroom.Guard` with `loss_fn`.
+    `batch` is a batch, whose samples are repeated or dropped. It can also be a function that takes a size and returns a
     batch, or a DataLoader, whose first batch is used. A tuple or list is passed as several arguments: `step(x, y)`.
 
-    `start`: the first size to run, which should certainly fit. `leave_free`: memory to leave free, such as "1GiB".
-    `extra_state`: objects that the step changes but does not reference by name. Raises LegroomError if `multiple_of`
+    `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as "1GiB".
+    `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError if `multiple_of`
     samples do not fit.
     """
     if not 1 <= multiple_of <= max_batch_size:

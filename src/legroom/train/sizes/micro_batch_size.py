@@ -161,8 +161,9 @@ class MicroBatchSizer:
     ) -> int:
         """Record that a step with micro-batches of `micro` ran out of memory. Returns the next size, or 0 if there is none.
 
-        `failure` may have `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes. `allocated_before`:
-        allocated bytes at the start of the step. `progress`: the finished fraction of the forward pass, if known.
+        `failure` may have `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes.
+        `allocated_before` is the number of allocated bytes at the start of the step. `progress` is the finished
+        fraction of the forward pass, if known.
         """
         change, self._change = self._change, None
         self._successes = 0
@@ -200,9 +201,9 @@ class MicroBatchSizer:
     ) -> None:
         """Record that a step with micro-batches of `micro` fit.
 
-        `peak` and `allocated_before`: allocated bytes at the peak and at the start of the step. `retries`: the number
-        of times that the allocator freed its cache to serve a request. `capacity`: bytes that PyTorch can reserve on
-        the device.
+        `peak` and `allocated_before` are the allocated bytes at the peak and at the start of the step. `retries` is the
+        number of times that the allocator freed its cache to serve a request. `capacity` is the number of bytes that
+        PyTorch can reserve on the device.
         """
         if capacity is not None:
             self._capacity = capacity

@@ -53,9 +53,9 @@ class Spill:
     thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
-        """`budget`: the limit of host memory. None means 80% of the free memory at the first use.
+        """`budget` is the limit of host memory. None means 80% of the free memory at the first use.
 
-        `min_size`: smaller tensors stay on the device.
+        Tensors smaller than `min_size` stay on the device.
         """
         self.budget = None if budget is None else parse_size(budget)
         self._max_host_bytes = self.budget

@@ -25,7 +25,7 @@ _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._Instan
 
 @dataclass(frozen=True, slots=True)
 class FreezeResult:
-    """The result of `freeze`: the frozen parameters, and how much memory freezing saves."""
+    """The result of `freeze`, with the number of frozen parameters and the memory that freezing saves."""
 
     frozen_parameters: int
     """The number of frozen elements."""
@@ -123,7 +123,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer parameter groups of the parameters that are not frozen.
 
-    `options`: options by name or pattern; the first match applies. `common`: options of all groups.
+    `options` maps names or patterns to options; the first match applies. `common` contains the options of all groups.
 
         AdamW(param_groups(model, {"classifier": {"lr": 1e-3}, "*.bias": {"weight_decay": 0.0}}, lr=2e-5))
     """

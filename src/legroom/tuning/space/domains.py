@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FloatRange:
-    """A range from `low` to `high`, both included. `log`: uniform in the logarithm; `step`: multiples from `low`;
-    `points`: number of grid points."""
+    """A range from `low` to `high`, both included. With `log`, values are uniform in the logarithm. With
+    `step`, values are multiples of `step` from `low`. `points` is the number of grid points."""
 
     low: float
     high: float
@@ -62,7 +62,7 @@ class FloatRange:
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """Integers from `low` to `high`, both included. `log`: uniform in the logarithm; `points`: number of grid points."""
+    """Integers from `low` to `high`, both included. With `log`, values are uniform in the logarithm. `points` is the number of grid points."""
 
     low: int
     high: int

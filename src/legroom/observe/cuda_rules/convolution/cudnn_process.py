@@ -58,7 +58,7 @@ class CudnnProcess:
     """The connection of the traced script to the process that loads cuDNN."""
 
     def __init__(self, paths: Sequence[str], command: Sequence[str] | None = None) -> None:
-        """`command`: the command to run instead of `cudnn_worker`. The number of its socket is appended as the last
+        """`command` is the command to run instead of `cudnn_worker`. The number of its socket is appended as the last
         argument."""
         self._command = list(command or _worker_command(paths))
         self._version: int | None = None

@@ -80,7 +80,7 @@ class Cudnn:
     """The library, for queries about one GPU."""
 
     def __init__(self, functions: Any, gpu: GpuSpec, description: str = "") -> None:
-        """`description`: cuDNN's own description of the GPU, if it is known."""
+        """`description` is cuDNN's own description of the GPU, if it is known."""
         self._functions = functions
         self._gpu = gpu
         self._description = description or describe_gpu(gpu)

@@ -53,7 +53,8 @@ def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
 
 
 def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
-    """`full_side`: the tensor with all values, either the input or the result. `element`: bytes of a complex value."""
+    """`full_side` is the tensor with all values, either the input or the result. `element` is the number of bytes of a
+    complex value."""
     lengths = [int(full_side.shape[dim]) for dim in dims]
     full_size = int(full_side.numel()) * element
     odd = [length for length in lengths if length > SHORT and _largest_prime(length) > LARGEST_RADIX]

@@ -90,7 +90,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """NVTX without a profiler. It only counts how deeply ranges are nested."""
+    """NVTX without a profiler. The replacement only counts how deeply ranges are nested."""
 
     depth = 0
     handles = 0

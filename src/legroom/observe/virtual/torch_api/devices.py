@@ -250,7 +250,7 @@ class DeviceProperties:
 
 
 class CudaError(enum.IntEnum):
-    """The values of `cudaError` that can occur here."""
+    """The values of `cudaError` that can occur on a virtual GPU."""
 
     success = 0
 

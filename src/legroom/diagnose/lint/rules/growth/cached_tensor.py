@@ -65,7 +65,7 @@ def _problem(node: cst.CSTNode, function: Function, reason: str) -> Problem:
     return Problem(
         node=node,
         message=f"The cache of `{function.name}` {reason}",
-        help="Use a dict that you can clear, keyed by values, or register a buffer",
+        help="Use a dict whose keys are plain values and that you can clear, or register a buffer",
     )
 
 
