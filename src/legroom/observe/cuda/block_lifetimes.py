@@ -8,7 +8,8 @@ this order:
   variable, or a running call. Blocks that were freed while the exception propagated are ignored, because the program
   itself did not free them.
 - *Workspace*: the first block with a known cuBLAS or cuBLASLt workspace size, per stream and per forward or backward
-  pass, that has no other owner and is never freed. A workspace is recognized by its size. A tensor of exactly that size would be mistaken for a workspace if similar code allocates it before the first matrix product and never frees it.
+  pass, that has no other owner and is never freed. A workspace is recognized by its size. A tensor of exactly that size
+  would be mistaken for a workspace if similar code allocates it before the first matrix product and never frees it.
 - *Activation*: allocated outside the backward pass and freed by the autograd engine in it. If the block is not freed
   yet, it must have been allocated in a forward pass with gradients that no backward pass has followed. The category
   also includes blocks that a checkpoint recomputes and that the engine frees.

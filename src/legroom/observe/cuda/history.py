@@ -10,7 +10,8 @@ The ring is read and converted to events (`history_events`) only
 - at the end of the run;
 - when the script gets a `torch.OutOfMemoryError` (`failures`);
 - before the entries of the step with the highest peak so far are overwritten, which is when the start of that step is
-  three quarters of the ring ago. The entries around the peak are therefore never lost. If every step has a higher peak than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
+  three quarters of the ring ago. The entries around the peak are therefore never lost. If every step has a higher peak
+  than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
 
 Events therefore arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is
 available.

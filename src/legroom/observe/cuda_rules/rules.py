@@ -34,8 +34,8 @@ from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
-"""Where releases of torch differ, the rules describe the kernels of the installed release, up to this one. Newer releases are
-described as this one."""
+"""Where releases of torch differ, the rules describe the kernels of the installed release, up to this one. Newer
+releases are described as this one."""
 
 
 class CudaRules:

@@ -83,8 +83,9 @@ class DeviceAllocations:
         stream_on: Callable[[int], int] | None,
         on_failure: Callable[[AllocationFailed, int, OpLocation, str], BaseException | None],
     ) -> None:
-        """`stream_on(device)` is the current stream of a device, if the program uses several. `on_failure(failure, device,
-        location, op)` returns the exception that the operation raises, or None to retry because memory was freed."""
+        """`stream_on(device)` is the current stream of a device, if the program uses several. `on_failure(failure,
+        device, location, op)` returns the exception that the operation raises, or None to retry because memory was
+        freed."""
         self.sink = sink
         """May be replaced at any time."""
         self.devices = devices

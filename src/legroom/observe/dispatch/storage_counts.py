@@ -52,11 +52,11 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
     count_references: Callable[[int], int] | None = _first_correct(
         getattr(torch._C, "_storage_Use_Count", None), _in_memory
     )
-    """The number of references to the storage at an address (`_cdata`). None if this torch does not show it: then gradients are
-    assumed to be added out of place."""
+    """The number of references to the storage at an address (`_cdata`). None if this torch does not show it: then
+    gradients are assumed to be added out of place."""
     weak_references_end_early = _can_end_early()
-    """Whether a weak reference to a storage can end although tensors use the storage. This is so in torch 2.6: there, the garbage
-    collector may free the Python object of a storage alone, for example after `torch.save`."""
+    """Whether a weak reference to a storage can end although tensors use the storage. This is so in torch 2.6: there,
+    the garbage collector may free the Python object of a storage alone, for example after `torch.save`."""
 
 
 def surviving_storage(key: int) -> Any:

@@ -143,7 +143,8 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that does not fit. Only this failure leaves a step incomplete."""
+    """Return the error for a single optimizer operation that does not fit. Only this failure leaves a step
+    incomplete."""
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "

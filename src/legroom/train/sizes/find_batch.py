@@ -101,9 +101,9 @@ def find_batch(
     `batch` is a batch, whose samples are repeated or dropped. It can also be a function that takes a size and returns a
     batch, or a DataLoader, whose first batch is used. A tuple or list is passed as several arguments: `step(x, y)`.
 
-    `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as "1GiB".
-    `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError if `multiple_of`
-    samples do not fit.
+    `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as
+    "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError if
+    `multiple_of` samples do not fit.
     """
     if not 1 <= multiple_of <= max_batch_size:
         raise UsageError(

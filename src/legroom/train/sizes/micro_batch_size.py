@@ -9,9 +9,10 @@ It guarantees the following:
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
 - A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt.
   Other processes may have freed memory in the meantime, but the size must not oscillate.
-- Of two sizes that fit, the faster one is used, because a larger size is not always faster. If the allocator has to free
-  its cache in most steps, the next smaller size is tried.
-- Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full micro-batch.
+- Of two sizes that fit, the faster one is used, because a larger size is not always faster. If the allocator has to
+  free its cache in most steps, the next smaller size is tried.
+- Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full
+  micro-batch.
 """
 
 from collections import deque

@@ -62,7 +62,8 @@ class FloatRange:
 
 @dataclass(frozen=True, slots=True)
 class IntRange:
-    """Integers from `low` to `high`, both included. With `log`, values are uniform in the logarithm. `points` is the number of grid points."""
+    """Integers from `low` to `high`, both included. With `log`, values are uniform in the logarithm. `points` is the
+    number of grid points."""
 
     low: int
     high: int

@@ -52,7 +52,8 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 class ProcessGroupNCCL:
-    """The class of NCCL groups in builds without NCCL. No group is an instance of it, and its options have no effect."""
+    """The class of NCCL groups in builds without NCCL. No group is an instance of it, and its options have no
+    effect."""
 
     class Options:
         def __init__(self, *_arguments: Any, **options: Any) -> None:

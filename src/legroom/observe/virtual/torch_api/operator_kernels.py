@@ -139,7 +139,8 @@ _operators: dict[str, _Kernels] = {}
 """The kernels by qualified name. The selecting function stays registered until its library is deleted, so this dict
 outlives a virtual GPU."""
 _composites: dict[str, _Kernel] = {}
-"""The program's kernels for all devices, by qualified name. Versions of torch without `get_kernel` cannot return them."""
+"""The program's kernels for all devices, by qualified name. Versions of torch without `get_kernel` cannot return
+them."""
 
 
 def _composite(name: str) -> _Kernel | None:

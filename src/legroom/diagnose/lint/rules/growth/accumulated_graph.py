@@ -1,8 +1,9 @@
 """LG101: Memory grows with every step
 
-## What it detects In a report: in each of the last steps, device memory or an autograd graph grew, allocated
-by the same lines. The report shows the line that allocates the memory. If Legroom found the variable that
-keeps the memory alive, the report shows this variable too.
+## What it detects
+In a report: in each of the last steps, device memory or an autograd graph grew, allocated by the same lines. The report
+shows the line that allocates the memory. If Legroom found the variable that keeps the memory alive, the report shows
+this variable too.
 
 In source code (`legroom lint`): in a training or evaluation loop, a loss or output that still has its graph is summed,
 appended or stored, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
@@ -29,7 +30,8 @@ total += loss.item()
 outputs.append(output.detach().cpu())    # a tensor on the host, without its graph
 ```
 
-## Estimated saving All memory that has accumulated so far, except the memory of one step.
+## Estimated saving
+All memory that has accumulated so far, except the memory of one step.
 
 ## Fix safety
 The fix is safe: it adds `.item()` if only the number is used later, and `.detach()` otherwise.

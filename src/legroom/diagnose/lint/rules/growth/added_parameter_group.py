@@ -3,8 +3,9 @@
 ## What it detects
 Checks for unconditional calls of `add_param_group` in a training loop.
 
-## Why this is a problem A parameter group stays in the optimizer, with its parameters and their state. If
-each step adds a group, the optimizer uses more memory and time in every step.
+## Why this is a problem
+A parameter group stays in the optimizer, with its parameters and their state. If each step adds a group, the optimizer
+uses more memory and time in every step.
 
 ## Example
 ```python

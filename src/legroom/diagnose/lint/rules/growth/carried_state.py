@@ -7,9 +7,10 @@ In source code (`legroom lint`): a model receives a state and returns it under t
 or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule does not flag
 a loop over the time steps within one training step.
 
-## Why this is a problem The backward pass releases saved activations. Activations stay allocated if there is
-no backward pass, if the backward pass uses `retain_graph=True`, or if a state carried from step to step (for
-example in a recurrent network) keeps its history.
+## Why this is a problem
+The backward pass releases saved activations. Activations stay allocated if there is no backward pass, if the backward
+pass uses `retain_graph=True`, or if a state carried from step to step (for example in a recurrent network) keeps its
+history.
 
 ## Example
 ```python
@@ -27,8 +28,9 @@ loss.backward()
 The size of these activations.
 
 ## Fix safety
-The fix is unsafe: it detaches the state that the model receives, so gradients stop at the beginning of the step, as in
-truncated backpropagation through time. In a tuple or list of states, every element is detached. An initial `None` stays `None`.
+The fix is unsafe: it detaches the state that the model receives, so gradients stop at the beginning of the step,
+as in truncated backpropagation through time. In a tuple or list of states, every element is detached. An initial `None`
+stays `None`.
 """
 
 from collections.abc import Iterator

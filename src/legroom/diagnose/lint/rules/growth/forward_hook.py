@@ -4,8 +4,9 @@
 Checks for functions passed to `register_forward_hook` (or another hook) that store their arguments in a container that is
 never cleared.
 
-## Why this is a problem A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one
-more output, and each output keeps the graph of its step alive.
+## Why this is a problem
+A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one more output, and each
+output keeps the graph of its step alive.
 
 Clear the list after each step if you need all outputs of one step. Call `handle.remove()` on hooks that you no longer need.
 
@@ -21,8 +22,9 @@ def hook(module, inputs, output):
     features[module] = output.detach()   # keeps only the latest output
 ```
 
-## Fix safety The fix is safe: it adds `.detach()`, so the container keeps no graph alive. The container still
-grows until you clear it.
+## Fix safety
+The fix is safe: it adds `.detach()`, so the container keeps no graph alive. The container still grows until you clear
+it.
 """
 
 from collections.abc import Iterator
@@ -87,7 +89,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             node=store.expression,
             message=f"The hook adds to `{store.target}` in every pass, and nothing clears it",
-            help="Keep only the last value, or clear it after each step"
+            help="Keep only the last value, or clear the container after each step"
             + ("" if detached else "; detach stored tensors"),
             edits=()
             if detached
@@ -159,7 +161,7 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
         yield Problem(
             node=each,
             message=f"The hook adds to `{target}` in every pass, and nothing clears it",
-            help="Keep only the last value, or clear it after each step; detach stored tensors",
+            help="Keep only the last value, or clear the container after each step; detach stored tensors",
         )
 
 
@@ -173,7 +175,7 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
     yield Problem(
         node=call.node,
         message=f"The hook adds to `{target}` in every pass, and nothing clears it",
-        help="Keep only the last value, or clear it after each step",
+        help="Keep only the last value, or clear the container after each step",
     )
 
 

@@ -3,10 +3,11 @@
 ## What it detects
 Checks for optimizers that receive all parameters of a model, although part of the model is frozen and not unfrozen later.
 
-## Why this is a problem Parameters with `requires_grad = False` get no gradient, so the optimizer does not
-update them. However, the optimizer still lists frozen parameters and keeps the state that it allocated before
-they were frozen. If a frozen parameter still has a gradient from an earlier step, the optimizer applies this
-gradient. Sharded optimizers reserve memory for frozen parameters too.
+## Why this is a problem
+Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. However, the optimizer
+still lists frozen parameters and keeps the state that it allocated before they were frozen. If a frozen parameter still
+has a gradient from an earlier step, the optimizer applies this gradient. Sharded optimizers reserve memory for frozen
+parameters too.
 
 ## Example
 ```python
@@ -21,8 +22,8 @@ optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
 ```
 
 ## Fix safety
-The fix is unsafe. The optimizer receives only parameters that require gradients, so it cannot load an optimizer state that was
-saved before.
+The fix is unsafe. The optimizer receives only parameters that require gradients, so it cannot load an optimizer
+state that was saved before.
 """
 
 from collections.abc import Iterator

@@ -18,8 +18,9 @@ history.append(output.detach().cpu())    # a list; call torch.cat(history) once,
 history = torch.cat([history, output.detach()])[-1000:]   # or keep only the latest elements
 ```
 
-## Fix safety The fix is safe: it is available if the added tensor has a graph and no backward pass goes through the history. The fix adds `.detach()`, so the history keeps no graph alive. The history still grows until
-you limit its length.
+## Fix safety
+The fix is safe: it is available if the added tensor has a graph and no backward pass goes through the history. The fix
+adds `.detach()`, so the history keeps no graph alive. The history still grows until you limit its length.
 """
 
 from collections.abc import Iterator

@@ -3,9 +3,10 @@
 ## What it detects
 Checks for `retain_graph=True` in a loop, without another backward pass later in the same iteration.
 
-## Why this is a problem `backward()` frees the saved activations layer by layer, which makes room for the
-gradients. With `retain_graph=True`, all activations stay allocated until the loss is released, so the peak is
-higher in every step. The argument is needed only if a second backward pass goes through the same graph.
+## Why this is a problem
+`backward()` frees the saved activations layer by layer, which makes room for the gradients. With `retain_graph=True`,
+all activations stay allocated until the loss is released, so the peak is higher in every step. The argument is needed
+only if a second backward pass goes through the same graph.
 
 If you remove the argument and PyTorch raises "Trying to backward through the graph a second time", a tensor is carried
 from step to step with its graph. Detach that tensor (LG104).

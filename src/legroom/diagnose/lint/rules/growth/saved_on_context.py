@@ -3,9 +3,10 @@
 ## What it detects
 Checks for tensors that the `forward` method of a `torch.autograd.Function` assigns to an attribute of the context.
 
-## Why this is a problem The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored
-as an attribute of `ctx` stays alive as long as the graph. If the tensor is an output, it forms a reference
-cycle with its own graph. Reference counting never frees such a cycle.
+## Why this is a problem
+The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive
+as long as the graph. If the tensor is an output, it forms a reference cycle with its own graph. Reference counting
+never frees such a cycle.
 
 ## Example
 ```python

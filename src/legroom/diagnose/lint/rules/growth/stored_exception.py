@@ -1,12 +1,12 @@
 """LG107: A stored exception keeps tensors alive
 
-## What it detects Checks for exceptions (`except ... as name`) that are stored in an object that outlives the
-block. The rule applies if the `try` block uses tensors, or calls a function of the same file that uses
-tensors.
+## What it detects
+Checks for exceptions (`except ... as name`) that are stored in an object that outlives the block. The rule applies if
+the `try` block uses tensors, or calls a function of the same file that uses tensors.
 
-## Why this is a problem An exception references its traceback, the traceback references every frame, and each
-frame references its local variables: the batch, the outputs, and the loss with its graph. A stored exception
-keeps all these tensors alive.
+## Why this is a problem
+An exception references its traceback, the traceback references every frame, and each frame references its local
+variables: the batch, the outputs, and the loss with its graph. A stored exception keeps all these tensors alive.
 
 ## Example
 ```python
@@ -22,8 +22,8 @@ except RuntimeError as error:
 ```
 
 ## Fix safety
-The fix is unsafe: it adds `.with_traceback(None)`, so the exception shows a different traceback if it is raised again.
-No fix is available if the exception itself references tensors or was raised from another exception.
+The fix is unsafe: it adds `.with_traceback(None)`, so the exception shows a different traceback if it is raised
+again. No fix is available if the exception itself references tensors or was raised from another exception.
 """
 
 from collections.abc import Iterator

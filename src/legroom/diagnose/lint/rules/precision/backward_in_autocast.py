@@ -22,8 +22,9 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 loss.backward()
 ```
 
-## Fix safety The fix moves `backward()` and all lines after it out of the block. The fix is safe if these
-lines contain only backward passes and steps of the optimizer, scaler and scheduler. Otherwise, it is unsafe.
+## Fix safety
+The fix moves `backward()` and all lines after it out of the block. The fix is safe if these lines contain only backward
+passes and steps of the optimizer, scaler and scheduler. Otherwise, it is unsafe.
 """
 
 from collections.abc import Iterator

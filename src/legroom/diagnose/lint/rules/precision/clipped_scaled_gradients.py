@@ -3,9 +3,10 @@
 ## What it detects
 Checks for `clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()`, in a function without `unscale_`.
 
-## Why this is a problem `GradScaler` multiplies the loss, and with it the gradients, by a large factor. If
-the gradients are clipped before they are unscaled, they become much smaller than intended. The factor also
-changes during the run, so the effect of the clipping changes too.
+## Why this is a problem
+`GradScaler` multiplies the loss, and with it the gradients, by a large factor. If the gradients are clipped before they
+are unscaled, they become much smaller than intended. The factor also changes during the run, so the effect of the
+clipping changes too.
 
 ## Example
 ```python

@@ -27,7 +27,8 @@ with torch.no_grad():
 ```
 
 ## Fix safety
-The fix is safe: it replaces `.data` by `.detach()` if the value is only read. No fix is available if `.data` is assigned or changed.
+The fix is safe: it replaces `.data` by `.detach()` if the value is only read. No fix is available if `.data` is
+assigned or changed.
 """
 
 import re

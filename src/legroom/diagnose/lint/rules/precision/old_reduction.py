@@ -3,8 +3,9 @@
 ## What it detects
 Checks for `size_average=` or `reduce=`, passed as True or False to a loss of `torch.nn`.
 
-## Why this is a problem `reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the
-old arguments and will remove them.
+## Why this is a problem
+`reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the old arguments and will remove
+them.
 
 ## Example
 ```python

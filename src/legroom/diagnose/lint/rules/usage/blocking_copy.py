@@ -1,7 +1,8 @@
 """LG302: Copies from pinned memory are blocking
 
-## What it detects Checks for batches of a loader with `pin_memory=True` that are moved to a device without
-`non_blocking=True`. The loader may be created in another function.
+## What it detects
+Checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`. The loader
+may be created in another function.
 
 ## Why this is a problem
 `pin_memory=True` costs host memory and time. In return, the GPU can copy data while the program continues. Without
@@ -21,8 +22,9 @@ for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
 ```
 
-## Fix safety The fix is safe: it adds `non_blocking=True`. CUDA runs operations on the tensor only after the
-copy is complete, so results do not change.
+## Fix safety
+The fix is safe: it adds `non_blocking=True`. CUDA runs operations on the tensor only after the copy is complete, so
+results do not change.
 """
 
 from collections.abc import Iterator

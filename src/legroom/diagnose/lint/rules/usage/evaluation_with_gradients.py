@@ -31,11 +31,12 @@ with torch.no_grad():                    # or torch.inference_mode()
         total += criterion(model(x), y).item()
 ```
 
-## Estimated saving All activations that the evaluation saved.
+## Estimated saving
+All activations that the evaluation saved.
 
-## Fix safety The fix is safe if the function returns no tensor with a graph, and unsafe otherwise. The fix
-adds `@torch.no_grad()` to a function that only evaluates. In other functions, it puts the loop under `with
-torch.no_grad():`.
+## Fix safety
+The fix is safe if the function returns no tensor with a graph, and unsafe otherwise. The fix adds `@torch.no_grad()` to
+a function that only evaluates. In other functions, it puts the loop under `with torch.no_grad():`.
 """
 
 from collections.abc import Iterator

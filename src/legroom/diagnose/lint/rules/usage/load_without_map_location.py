@@ -4,9 +4,10 @@
 Checks for `torch.load` without `map_location` in two cases: the file uses several ranks, or the program uses CUDA and
 passes the result to `load_state_dict`.
 
-## Why this is a problem A checkpoint stores the device of each tensor. Without `map_location`, every rank
-loads the tensors to the GPU from which they were saved, usually `cuda:0`. That GPU then stores one copy per
-rank. On a single GPU, the weights exist twice until the loaded copy is released.
+## Why this is a problem
+A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU from
+which they were saved, usually `cuda:0`. That GPU then stores one copy per rank. On a single GPU, the weights exist
+twice until the loaded copy is released.
 
 ## Example
 ```python
@@ -18,8 +19,9 @@ state = torch.load(path)
 state = torch.load(path, map_location="cpu")   # load_state_dict copies to the right device
 ```
 
-## Fix safety The fix adds `map_location="cpu"`. The fix is safe if the result is a state dict that
-`load_state_dict` copies, and unsafe otherwise.
+## Fix safety
+The fix adds `map_location="cpu"`. The fix is safe if the result is a state dict that `load_state_dict` copies, and
+unsafe otherwise.
 """
 
 import re
