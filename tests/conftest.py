@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # on a busy machine, the default profile fails tests because they are slow
 
 os.environ.setdefault("LEGROOM_CACHE", "off")  # tests neither read nor write the cache of earlier runs
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest runs one worker per core already

@@ -55,7 +55,7 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
     """The number of references to the storage at an address (`_cdata`). None if this torch does not show it: then
     gradients are assumed to be added out of place."""
     weak_references_end_early = _can_end_early()
-    """Whether a weak reference to a storage can end although tensors use the storage. This is so in torch 2.6: there,
+    """Whether a weak reference to a storage can end although tensors use the storage. This is so in torch 2.6 to 2.8:
     the garbage collector may free the Python object of a storage alone, for example after `torch.save`."""
 
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.dispatch.operations import overloads
@@ -114,9 +115,10 @@ class FakeTensors:
 
     def _infer_shapes(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator) and FakeTensorMode in func.python_key_table:
-            return func.python_key_table[FakeTensorMode](
-                self.mode, *args, **kwargs
-            )  # the mode of torch 2.6 expects tags
+            # In torch 2.6, the mode reads the tags of every operation, and an operation that takes functions has none.
+            return func.python_key_table[FakeTensorMode](self.mode, *args, **kwargs)
+        if id(func) in _TAKES_INDICES:
+            _check_indices(func, args, kwargs)
         try:
             return self.mode.__torch_dispatch__(func, (), args, kwargs)
         except RuntimeError as error:
@@ -247,6 +249,22 @@ def _any_fake(values: Any) -> bool:
     return False
 
 
+def _check_indices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Raise torch's own error if the indices are not integers. Shape inference accepts them in many releases (`embedding` from
+    2.8 to 2.10, the other operations in all). The operation runs on small host tensors to get the error."""
+    index = args[1] if id(func) in _EMBEDDING else args[2]
+    if isinstance(index, torch.Tensor) and index.dtype.is_floating_point:
+        func(*tree_map_only(torch.Tensor, _small, args), **kwargs)
+
+
+def _small(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((1,) * tensor.dim(), dtype=tensor.dtype, device="cpu")
+
+
+_EMBEDDING = overloads("embedding")
+_TAKES_INDICES = _EMBEDDING | overloads(
+    "index_select", "index_add", "index_add_", "index_copy", "index_copy_"
+)
 _ALL = overloads("all", "_is_all_true")  # `torch.distributions` validates its parameters with the latter
 _COMPARISONS = overloads("equal", "allclose")
 _MAY_BE_SPARSE = overloads("_sparse_coo_tensor_with_dims_and_tensors", "_embedding_bag_backward")

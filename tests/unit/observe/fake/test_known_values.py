@@ -1,6 +1,7 @@
 """Known values of fake tensors: selections that use them, and when they become unknown."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,22 @@ def _combines_masks_and_slices() -> bool:
 def test_a_selection_by_a_mask_and_a_slice_has_its_real_size() -> None:
     hidden = nn.Linear(4, 8).cuda()(torch.randn(2, 3, 4, device="cuda"))
     assert hidden[labels().cuda() != -100, :2].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda table, index: nn.functional.embedding(index, table),
+        lambda table, index: table.index_select(0, index),
+        lambda table, index: table.index_add(0, index, table[:2]),
+        lambda table, index: table.index_copy(0, index, table[:2]),
+    ],
+)
+def test_indices_that_are_not_integers_are_rejected_as_on_a_gpu(call: Any) -> None:
+    table = torch.empty(10, 4, device="cuda")
+    call(table, torch.empty(2, dtype=torch.int64, device="cuda"))
+    with pytest.raises((RuntimeError, IndexError), match=r"(?i)index|indices|scalar type"):
+        call(table, torch.empty(2, device="cuda"))
 
 
 def test_indices_and_counts_are_real() -> None:
