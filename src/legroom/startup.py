@@ -1,9 +1,9 @@
 """`LEGROOM=1 python train.py`: runs a script under `legroom run` without changing the command.
 
-The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If it is set,
-this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`. Commands
-without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged; the Python processes that they
-start check the variable themselves.
+The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If LEGROOM is
+set, this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`.
+Commands without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged; the Python processes
+that they start check the variable themselves.
 
 `pip install` creates the file (see setup.py), and `pip uninstall` removes it.
 """

@@ -6,7 +6,8 @@ query. A long run has more events than fit into memory. With `keep_events`, a le
 events around the peaks, the out-of-memory events and the end of the last step, and the newest events. Totals always
 cover the whole run. If there are very many steps, only every second, fourth, ... of the older steps is kept.
 
-The category of a storage may become known after its allocation. Its last tag applies to its whole lifetime.
+The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
+lifetime.
 """
 
 from bisect import bisect_right

@@ -1,4 +1,5 @@
-"""A session records a run. It selects the producer of events for this machine and reports the current memory use.
+"""A session records a run. The session selects the producer of events for this machine and reports the current memory
+use.
 
 with virtual GPUs       → the dispatch recorder over the virtual GPUs
 with a CUDA device      → the history of the CUDA allocator

@@ -207,7 +207,7 @@ class _ScriptJob:
         ahead: dict[int, PendingTrace],
         environment: Mapping[str, str],
     ) -> ScriptEstimate:
-        """Return the largest batch size, and the options that save memory. Their traces run in parallel."""
+        """Return the largest batch size, and the options that save memory. The traces for both run in parallel."""
 
         deadline = time.monotonic() + SEARCH_SECONDS
 

@@ -9,7 +9,7 @@
     precision.update()
 
 The same code works for every format, because the calls for loss scaling do nothing for bfloat16 and float32. Include
-the `state_dict` in checkpoints. Without it, a resumed float16 run starts by skipping steps.
+the `state_dict` in checkpoints. Without this state, a resumed float16 run starts by skipping steps.
 
 Non-finite gradients are detected with little overhead. The GradScaler shows which steps were skipped, without
 synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.

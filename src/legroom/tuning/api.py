@@ -187,7 +187,7 @@ def _make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback])
 
 
 def _read(space: Any) -> Space:
-    """Read the space. It can contain Ray's domains only if Ray has been imported."""
+    """Read the space. A space can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of
 

@@ -54,8 +54,8 @@ class CaptureWriter:
     ) -> None:
         """`run` describes the run in JSON types: script, devices, versions, settings.
 
-        The file stays smaller than `max_bytes`. While it is trimmed, a second file of half the size exists next to it.
-        The file may become larger if the description of the live storages alone needs more than an eighth of
+        The file stays smaller than `max_bytes`. While the file is trimmed, a second file of half the size exists next
+        to it. The file may become larger if the description of the live storages alone needs more than an eighth of
         `max_bytes`.
         """
         if max_bytes < _MIN_MAX_BYTES:

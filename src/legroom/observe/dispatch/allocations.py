@@ -43,8 +43,8 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory, represented as a device with an allocator that only counts bytes. It has no cache and never
-    fails."""
+    """Host memory, represented as a device with an allocator that only counts bytes. This allocator has no cache and
+    never fails."""
 
     def __init__(self) -> None:
         self.index = 0

@@ -1,5 +1,5 @@
-"""Facts about an operation that the recorder needs before and after the operation runs. They are determined once per
-operation."""
+"""Facts about an operation that the recorder needs before and after the operation runs. These facts are determined once
+per operation."""
 
 from typing import Any
 

@@ -1,9 +1,9 @@
 """Records the allocation and the freeing of every storage of a running program as events. The recorder is a dispatch
 mode.
 
-It works with real CPU tensors and with fake tensors, because it only tracks storages. The recorder treats a storage as
-allocated when an operation first returns it, and as freed when a weak reference to the storage expires. The recorder
-keeps no tensor, frame or exception alive.
+The recorder works with real CPU tensors and with fake tensors, because it only tracks storages. The recorder treats a
+storage as allocated when an operation first returns it, and as freed when a weak reference to the storage expires. The
+recorder keeps no tensor, frame or exception alive.
 
 `device_placement` decides which storages are recorded: all storages for a run in host memory, and storages on a device
 for a virtual GPU. `location` finds the user's line of an operation, `categories` classifies the memory of the
@@ -566,7 +566,7 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             context.target = outer
 
     def _targets_device(self, func: Any) -> bool:
-        """Whether the results are on a device regardless of the inputs. This is the case if the call requested the
+        """Whether the results are on a device regardless of the inputs. The result is True if the call requested the
         device, or if a backward pass runs a factory function."""
         context = self._recorder.context
         if context.target >= 0:
@@ -578,8 +578,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """`RecordingMode` for programs that compile nothing. It lacks torch's wrapper that disables the compiler inside a
-    mode."""
+    """`RecordingMode` for programs that compile nothing. This class lacks torch's wrapper that disables the compiler
+    inside a mode."""
 
 
 EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]

@@ -1,9 +1,9 @@
 """Large random tensors on the host, without the time and memory to fill them.
 
 A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
-these batches would take most of the time. Their values are not needed, because the values of large tensors are not
-tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest reads as zeros, and the
-operating system reserves memory for it only when a program writes to it.
+these batches would take most of the time. The values of these batches are not needed, because the values of large
+tensors are not tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest reads as
+zeros, and the operating system reserves memory for it only when a program writes to it.
 """
 
 from typing import Any

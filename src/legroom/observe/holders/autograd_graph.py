@@ -126,8 +126,8 @@ def _saved_variables(node: Any) -> Iterator[Any]:
 def _data_of(saved: Any) -> Any:
     """The content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
-    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook there,
-    activations are recognized only by their lifetime.
+    In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook with such
+    a version, activations are recognized only by their lifetime.
     """
     try:
         return saved.data

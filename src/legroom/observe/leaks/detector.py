@@ -3,12 +3,12 @@
 After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the graphs of
 earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only some of them
 (see `scan_schedule`). The detector opens a window, which is a series of scans (see `window`), when a counter reaches a
-new maximum in two consecutive iterations, or when graphs of earlier backward passes stay alive. It also opens a window
-shortly after the start, and from time to time later, to find growth that the counters do not show. A window that finds
-nothing closes after three scans. After that, the same symptom must last longer to open another window. Growth in only a
-few iterations is found by infrequent scans. A scan reads objects of the whole process, so scans are skipped while
-several threads train (see `training_threads`). If the source does not show which line stores the tensors, the report is
-delayed by one or two iterations, in which the user's lines are traced (see `storing_trace`).
+new maximum in two consecutive iterations, or when graphs of earlier backward passes stay alive. The detector also opens
+a window shortly after the start, and from time to time later, to find growth that the counters do not show. A window
+that finds nothing closes after three scans. After that, the same symptom must last longer to open another window.
+Growth in only a few iterations is found by infrequent scans. A scan reads objects of the whole process, so scans are
+skipped while several threads train (see `training_threads`). If the source does not show which line stores the tensors,
+the report is delayed by one or two iterations, in which the user's lines are traced (see `storing_trace`).
 """
 
 import sys

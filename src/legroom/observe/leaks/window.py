@@ -60,7 +60,7 @@ _MAX_AGE = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Observations:
-    """The observations of one scan. They contain no references to tensors."""
+    """The observations of one scan, without references to tensors."""
 
     iterations_retained: int = 0
     nodes_per_iteration: int = 0

@@ -1,9 +1,9 @@
 """Determines from the source code which of the user's functions are called, and which are called repeatedly.
 
 A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If it is uncertain
-whether a function is called, it is treated as called. This is the case if its name occurs anywhere, if it overrides a
-library's method (a hook of a trainer), if it is a special method, or if it is a plain function that may be called from
-outside (a test, an entry point).
+whether a function is called, the function is treated as called. This includes functions whose name occurs anywhere,
+functions that override a method of a library (a hook of a trainer), special methods, and plain functions that may be
+called from outside (a test, an entry point).
 """
 
 import ast

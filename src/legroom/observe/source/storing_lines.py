@@ -107,8 +107,8 @@ def find_usage(
 
 
 def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
-    """Find calls of methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. This is
-    used if no statement names the growing container itself, because the container is inside that object."""
+    """Find calls of methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
+    calls matter if no statement names the growing container itself, because the container is inside that object."""
     tree = tree_of(file) if file is not None and root.isidentifier() else None
     if tree is None or file is None:
         return NO_USAGE

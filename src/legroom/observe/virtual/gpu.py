@@ -7,8 +7,8 @@ The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storage
 allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
 message. A program's out-of-memory errors, its error handlers and its leaks are therefore real on a laptop and in CI.
 
-Only one virtual GPU can be active at a time. It applies to the whole process, including threads that start
-while it is active and forked children (whose events are discarded).
+Only one virtual GPU can be active at a time. A virtual GPU applies to the whole process, including threads that start
+while it is active, and forked children, whose events are discarded.
 """
 
 import contextlib

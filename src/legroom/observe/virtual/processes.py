@@ -1,9 +1,9 @@
 """Gives other processes of the program the same virtual GPUs, and keeps tensors that are sent between
 processes on their device.
 
-Each process has devices of the full size, because virtual GPUs do not see the memory of other processes. The
-events of other processes are recorded separately (see `child_captures`). As on CUDA, a tensor that is sent to
-another process is shared. Its memory counts for the process that allocated it.
+Each process has devices of the full size, because virtual GPUs do not see the memory of other processes. The events of
+other processes are recorded separately (see `child_captures`). As on CUDA, a tensor that is sent to another process is
+shared. The memory of a shared tensor counts for the process that allocated it.
 """
 
 import contextlib

@@ -264,8 +264,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that no inner layer has counted. They belong to layers that are never called (the
-        projections of attention)."""
+        """Count the parameters that no inner layer has counted. These parameters belong to layers that are never called
+        (the projections of attention)."""
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))

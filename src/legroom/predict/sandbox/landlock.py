@@ -1,7 +1,7 @@
 """Landlock: the Linux kernel denies writes outside given folders, for this process and every process that it starts.
 
-Landlock also covers writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs. It is
-available in Linux 5.13 and newer, needs no privileges and cannot be undone.
+Landlock also covers writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.
+Landlock is available in Linux 5.13 and newer, needs no privileges and cannot be undone.
 """
 
 import contextlib

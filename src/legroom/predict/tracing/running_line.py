@@ -1,7 +1,7 @@
 """The line of a script that is running in another process, for the report of what an estimate waits for.
 
 The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so this also
-works while the script computes in C code. It needs no thread, which a fork would lose.
+works while the script computes in C code. `faulthandler` needs no thread, which a fork would lose.
 """
 
 import faulthandler

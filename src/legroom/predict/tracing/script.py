@@ -185,7 +185,7 @@ class TracedScript:
         )
 
     def _failure(self, result: dict[str, Any]) -> CannotTrace:
-        """Return the error for a missing trace. It states how far the script ran, and what to do."""
+        """Return the error for a missing trace. The message states how far the script ran, and what to do."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
             f"The script needed {format_size(result['reserved'] + self._gpu.context)} up to that point."

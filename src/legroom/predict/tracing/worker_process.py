@@ -72,7 +72,8 @@ class WorkerServer:
         )
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "WorkerProcess":
-        """Start a worker. Its job gets a scratch `folder`, and the variables of this process and of `environment`."""
+        """Start a worker. The job of the worker gets a scratch `folder`, and the variables of this process and of
+        `environment`."""
         folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
         ours, theirs = Pipe()

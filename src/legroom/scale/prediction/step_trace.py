@@ -156,7 +156,8 @@ _SHARDED = (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 def outside_virtual_gpu(function: Callable[[], T]) -> T:
-    """Call `function()` without an active virtual GPU. If one is active, the call runs in a forked process."""
+    """Call `function()` without an active virtual GPU. If a virtual GPU is active, the call runs in a forked
+    process."""
     if VirtualGPU._active is None:
         return function()
     read_end, write_end = os.pipe()

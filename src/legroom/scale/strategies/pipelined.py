@@ -170,7 +170,7 @@ class Pipelined:
 
 
 class PipelinedModel(nn.Module):
-    """The model that loss functions call. It captures its arguments, or returns the output of the pipeline."""
+    """The model that loss functions call. A call captures the arguments, or returns the output of the pipeline."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -311,7 +311,8 @@ class _Stage(nn.Module):
 
 
 def _can_drop_outputs(schedule: Any) -> bool:
-    """Whether torch supports `return_outputs=False` (after 2.6). Without it, the last stage keeps all outputs of a step."""
+    """Whether torch supports `return_outputs=False` (after 2.6). Without this option, the last stage keeps all outputs
+    of a step."""
     import inspect
 
     return "return_outputs" in inspect.signature(schedule.step).parameters

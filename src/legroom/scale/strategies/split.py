@@ -92,8 +92,8 @@ def placement_of_stages(model: nn.Module, programs: Sequence[StageProgram]) -> d
 
 
 def placement_by_size(model: nn.Module, devices: int) -> dict[str, int]:
-    """Place tensors in order, with the same number of bytes on each device. This is for a model whose forward pass
-    cannot be recorded."""
+    """Place tensors in order, with the same number of bytes on each device. This placement is for a model whose forward
+    pass cannot be recorded."""
     named = list(named_tensors(model))
     total = sum({id(tensor): tensor.nbytes for _, tensor in named}.values())
     by_tensor: dict[int, int] = {}

@@ -1,9 +1,9 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
-On a terminal, the status line is repainted a few times per second. It is removed before the script prints. It is shown
-again only when the cursor is at the start of a line, so the status line does not disturb a progress bar of the script.
-`sys.stdout` and `sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`, `buffer` and
-`encoding` do not change. The line is written to the file descriptor directly, bypassing all buffers.
+On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
+and is shown again only when the cursor is at the start of a line. It therefore does not disturb a progress bar of the
+script. `sys.stdout` and `sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`,
+`buffer` and `encoding` do not change. The line is written to the file descriptor directly, bypassing all buffers.
 
 A pipe or a log gets a plain line from time to time.
 """

@@ -1,7 +1,7 @@
 """The live table of a search: running trials, the best trial and the trials that ended most recently.
 
-In a terminal, the table is updated in place. It is removed at the end, when the summary is printed. In a pipe or in CI,
-one line is printed when a trial becomes the best, fails or cannot fit, so the log of a long study stays short.
+In a terminal, the table is updated in place. The table is removed at the end, when the summary is printed. In a pipe or
+in CI, one line is printed when a trial becomes the best, fails or cannot fit, so the log of a long study stays short.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""`legroom.tune` for users. It adds a live table on stderr and a report at the end to the search (see
-`legroom.tuning.api`)."""
+"""`legroom.tune` for users: the search (see `legroom.tuning.api`) with a live table on stderr and a report at the
+end."""
 
 import functools
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Runs a function of a batch in micro-batches if memory is short. This is for evaluation, embedding and other functions
-without an optimizer.
+"""Runs a function of a batch in micro-batches if memory is short. This module is for evaluation, embedding and other
+functions without an optimizer.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. The micro-batch size is
 reduced down to one sample. If a single sample does not fit either, the model is moved to the CPU for the rest of the

@@ -114,7 +114,7 @@ def does_not_fit(
     tried: Sequence[str],
     allocated: int | None,
 ) -> DoesNotFit:
-    """Return the final error. It states what did not fit, what uses the memory, and what would help."""
+    """Return the final error. The message states what did not fit, what uses the memory, and what would help."""
     usage = [
         ("parameters", _bytes(model.parameters(), device)),
         ("gradients", _bytes((p.grad for p in model.parameters() if p.grad is not None), device)),

@@ -21,7 +21,7 @@ HALF_PRECISION_TOLERANCE = 2e-2
 
 @dataclass(frozen=True, slots=True)
 class GradientComparison:
-    """The result of `Guard.verify`. Its truth value is True if the gradients are equal up to rounding."""
+    """The result of `Guard.verify`. The truth value of the result is True if the gradients are equal up to rounding."""
 
     equal: bool
     max_difference: float

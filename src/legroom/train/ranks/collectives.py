@@ -47,7 +47,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupIndex:
-    """A process group, identified by its index in the list of the model's groups. Its name differs between ranks."""
+    """A process group, identified by its index in the list of the model's groups, because the name of a group differs
+    between ranks."""
 
     index: int
 

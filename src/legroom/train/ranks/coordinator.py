@@ -13,8 +13,8 @@ The ranks are coordinated as follows. A rank that failed completes its pending c
 so no rank hangs. At the end of the passes, the ranks exchange a few integers that show whether the step is valid. The
 exchange uses gloo between the hosts, so it does not wait for a GPU, and the device continues with its queued work. The
 same exchange contains the next split. Once the sizes no longer change, nothing else is exchanged. There is an exchange
-before a step only if a rank needs more passes than agreed. This happens with different batch sizes under FSDP2, where
-the number of passes must be the same on all ranks.
+before a step only if a rank needs more passes than agreed. A rank needs more passes if batch sizes differ under FSDP2,
+where the number of passes must be the same on all ranks.
 """
 
 import itertools

@@ -4,7 +4,7 @@ The requests of two batch sizes are logged. If both logs have the same requests 
 extrapolated linearly from its two sizes. Requests for weights stay constant, and requests for activations grow. The
 step at any size is then replayed in the allocator with the available capacity, so the result includes rounding,
 fragmentation and the freeing of the cache before a failure. A line with a negative intercept means that the memory
-grows faster than linearly (as in contrastive losses). Such a line is replaced by a power function.
+grows faster than linearly (as in contrastive losses). In that case, a power function replaces the line.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`).
 Requests without a match whose size occurs in both logs are treated as fixed, and the others as proportional to the
@@ -111,7 +111,8 @@ class Extrapolation:
         return None if peaks is None else peaks[1]
 
     def _replay(self, size: int, capacity: int | None) -> tuple[int, int] | None:
-        """Replay the step in the allocator. Returns its allocated and reserved peak, or None if it fails."""
+        """Replay the step in the allocator. Returns the allocated and reserved peak, or None if the step does not
+        fit."""
         allocator = Allocator(settings=self._settings)
         blocks = _lay_out(allocator, self._large.segments)
         if capacity is not None:

@@ -2,9 +2,10 @@
 choice has a reason.
 
 A `MicroBatchSizer` only makes decisions. Its input is which sizes succeeded or failed and how long they took, and its
-output is a size. It reads no clock and draws no random numbers, so ranks with the same inputs choose the same sizes.
+output is a size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same inputs choose
+the same sizes.
 
-It guarantees the following:
+These rules always hold:
 
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
 - A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt.

@@ -49,8 +49,8 @@ MAX_STORAGE_FACTOR = 8
 
 
 class Spill:
-    """Moves saved activations to host memory. It is a context manager for the forward pass, and is reusable and
-    thread-safe."""
+    """Moves saved activations to host memory. Use this class as a context manager for the forward pass. A `Spill` is
+    reusable and thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
         """`budget` is the limit of host memory. None means 80% of the free memory at the first use.
@@ -322,7 +322,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _MovedTensor:
-    """The object that autograd saves instead of a moved tensor. It contains the copy and the shape."""
+    """The object that autograd saves instead of a moved tensor, with the copy and the shape."""
 
     copy: _Copy
     dtype: torch.dtype

@@ -1,9 +1,9 @@
 """The process from which other processes are forked. The process imports modules first, then accepts requests, one per
 connection (see `fork_server`).
 
-It has no threads and does not use a GPU, so it can be forked. A forked process communicates over the connection of its
-request, and exits when the server process exits. Queries about exit codes are answered at once, so no client has to
-wait for the process of another client.
+The process has no threads and does not use a GPU, so it can be forked. A forked process communicates over the
+connection of its request, and exits when the server process exits. Queries about exit codes are answered at once, so no
+client has to wait for the process of another client.
 """
 
 import contextlib

@@ -142,7 +142,7 @@ class MemoryGate:
                 work()
 
     def _estimate_full_batch(self, config: Config, answer: "Future[Admission]") -> None:
-        """Trace the full batch. If it must be split, micro-batches are traced later."""
+        """Trace the full batch. If the batch must be split, micro-batches are traced later."""
         answer.set_running_or_notify_cancel()
         began = time.perf_counter()
         with self._answering(answer):

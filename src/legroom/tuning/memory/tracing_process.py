@@ -1,6 +1,6 @@
 """The process that traces configurations. The training function runs with fake tensors until it has taken two steps.
 
-The process enters an unbounded virtual GPU and imports the function once. It then serves requests, each with a
+The process enters an unbounded virtual GPU and imports the function once. The process then serves requests, each with a
 configuration and a micro-batch. Each request is traced in a fork, which runs the function, replays its memory requests
 with the capacity of every GPU, and sends the result. The fork exits at the second step, so later code does not run.
 Files that the function writes, renames or deletes are changed only in a sandbox, which is discarded.
@@ -231,8 +231,8 @@ class _TracedTrial(Trial):
 
 
 class _TracedGuard(Guard):
-    """A guard that runs only the first micro-batches. It does not check whether samples depend on each other, because
-    the check needs data."""
+    """A guard that runs only the first micro-batches. This guard does not check whether samples depend on each other,
+    because the check needs data."""
 
     trial: _TracedTrial
     steps: int = 0

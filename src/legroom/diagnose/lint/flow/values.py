@@ -1,6 +1,6 @@
 """Abstract values of the flow analysis, which mainly record whether a value has an autograd graph.
 
-The tables list the results of PyTorch's functions and methods. They also list common names of models, losses and
+The tables list the results of PyTorch's functions and methods. The tables also list common names of models, losses and
 loaders, which are used if the code does not show what a name refers to.
 """
 

@@ -34,7 +34,8 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """The losses are computed in the memory of the result, whose allocation keeps their size."""
+    """The losses are computed in the memory of the result. This memory keeps the size of the losses, although the
+    result is smaller."""
     if not _reduces(call):
         return None
     return MemoryPlan([OutputAlloc(0, size_of(call.arguments["self"])), *_staged(call)])

@@ -115,8 +115,9 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """`nn.Bilinear`. The kernel loops over one dimension. It multiplies the first two operands, then the third, and
-    adds the slice to the result (`_trilinear` in ATen/native/Linear.cpp). CUDA uses the same kernel."""
+    """`nn.Bilinear`. The kernel loops over one dimension. In each iteration, the kernel multiplies the first two
+    operands, then the third, and adds the slice to the result (`_trilinear` in ATen/native/Linear.cpp). CUDA uses the
+    same kernel."""
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
     first = {dim for dim in summed if dim in call.arguments["expand3"]}
@@ -200,10 +201,11 @@ def _pdist_backward(call: OpCall) -> MemoryPlan:
 def install_linear(overrides: Overrides) -> None:
     """CUDA adds the bias of a linear layer in place if it cannot use a fused product.
 
-    Source: `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs (permuted images, the
-    output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a tensor is a subclass,
-    the product is followed by `add`, which allocates a second tensor. A trace would then use more memory than the real
-    run. With this rule, the reserved memory of LSTMs under autocast is exact. Without it, the estimate was 20% too low.
+    Source: `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs (permuted
+    images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a tensor is
+    a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then use more memory
+    than the real run. With this rule, the reserved memory of LSTMs under autocast is exact. Without this rule, the
+    estimate was 20% too low.
     """
     overrides.composite("linear", _linear)
 

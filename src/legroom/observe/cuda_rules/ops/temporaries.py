@@ -1,6 +1,6 @@
 """Operations that allocate temporary tensors: copies of inputs that are not contiguous, products, masks, sorted keys.
 
-Each operation was measured separately on an H200. Its docstring gives the reason for the allocation.
+Each operation was measured separately on an H200. The docstring of each rule gives the reason for the allocation.
 """
 
 import math

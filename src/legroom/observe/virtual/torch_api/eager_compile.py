@@ -35,11 +35,9 @@ def _eager_compile() -> Callable[..., Any]:
 
 
 class OptimizedModule(nn.Module):
-    """The result of `torch.compile(module)`.
-
-    It forwards everything to `_orig_mod`. torch's own class for this result is part of the compiler, which
-    takes seconds to load. If a program has loaded torch's class, `isinstance` treats objects of this class as
-    its instances.
+    """The result of `torch.compile(module)`, which forwards everything to `_orig_mod`. torch's own class for this
+    result is part of the compiler, which takes seconds to load. If a program has loaded torch's class, `isinstance`
+    treats objects of this class as its instances.
     """
 
     _own_attributes = frozenset(("_orig_mod", "forward", "_is_initialized"))

@@ -1,9 +1,9 @@
 """Random numbers on a virtual GPU come from the CPU's generator.
 
-A run on a virtual GPU gives bit-for-bit the same results as the same script on the CPU. The default generator
-of a virtual device stores and returns its seed, but draws no numbers. Its state, which scripts save, restore
-and fork, is the state of the CPU's generator. Therefore `torch.cuda.manual_seed` alone does not make a run
-reproducible. Use `torch.manual_seed`.
+A run on a virtual GPU gives bit-for-bit the same results as the same script on the CPU. The default generator of a
+virtual device stores and returns its seed, but draws no numbers. The state of the default generator, which scripts
+save, restore and fork, is the state of the CPU's generator. Therefore `torch.cuda.manual_seed` alone does not make a
+run reproducible. Use `torch.manual_seed`.
 
 `torch.Generator(device="cuda")` is an independent generator with its own seed, as usual.
 """
@@ -56,7 +56,7 @@ class _OnDevice(torch.Generator):
 
 
 class _DefaultGenerator(_OnDevice):
-    """The default generator of a device. It stores a seed, and its state is the state of the CPU's
+    """The default generator of a device. This generator stores a seed, and its state is the state of the CPU's
     generator."""
 
     _seed: int = DEFAULT_SEED

@@ -268,7 +268,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """`torch.Event` on a virtual GPU. It stores the time of the host's clock at which it was recorded."""
+    """`torch.Event` on a virtual GPU. An event stores the time of the host's clock at which it was recorded."""
 
     original: Any = torch.Event
 

@@ -28,8 +28,8 @@ SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
 
 @dataclass(frozen=True, slots=True)
 class ReductionProbe:
-    """The reduction of the loss, determined with two samples. It is None if the loss is neither a mean nor a sum, or if
-    the test was not possible."""
+    """The reduction of the loss, determined with two samples. The reduction is None if the loss is neither a mean nor a
+    sum, or if the test was not possible."""
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None

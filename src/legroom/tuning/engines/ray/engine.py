@@ -37,8 +37,8 @@ MAX_STARTUP_WORKERS = 4
 
 
 class RayEngine:
-    """Runs trials with Ray Tune. `address` is the address of a cluster. If it is None, Ray is started on this machine
-    and stopped afterwards."""
+    """Runs trials with Ray Tune. `address` is the address of a cluster. If `address` is None, Ray is started on this
+    machine and stopped afterwards."""
 
     name = "ray"
 
