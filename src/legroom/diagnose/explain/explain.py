@@ -367,7 +367,7 @@ def _error_of_capture(file: Path) -> str:
     ending = find_ending([event for event in read_capture(file).events if isinstance(event, Annotation)])
     if not ending.error:
         raise UsageError(
-            f"the run in {file} ended without an error. Show its memory use with `legroom report {file}`."
+            f"the run in {file} ended without an error. Show the memory use of the run with `legroom report {file}`."
         )
     return f"{ending.traceback}\n{ending.error}"
 

@@ -117,7 +117,7 @@ class TracedScript:
                 self._done.add(reply["number"])
                 self._forks.pop(reply["number"], None)
         if not pending.path.exists():
-            raise CannotTrace("The script's process died while it was traced.", output=self._process.output)
+            raise CannotTrace("The process of the script died during the trace.", output=self._process.output)
         capture = read_capture(pending.path)
         pending.path.unlink()
         result = capture.run
@@ -173,7 +173,7 @@ class TracedScript:
             line = self._process.running_line(self._forks.get(number)) or line
             if seconds >= timeout:
                 raise OutOfTime(
-                    f"The script did not {waits_for} within {timeout:.0f} seconds.{f' It was at {line}.' if line else ''}",
+                    f"The script did not {waits_for} within {timeout:.0f} seconds.{f' The script was at {line}.' if line else ''}",
                     output=self._process.output,
                 )
             self._on_wait(seconds, line)

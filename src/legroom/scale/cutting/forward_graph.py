@@ -359,7 +359,7 @@ class _Recorder(TorchFunctionMode):
                     return ModelTensor(self._tensor_names[id(leaf)])
                 raise CannotSplitModel(
                     _location(owner),
-                    "it uses a tensor that is not an input, a parameter or a buffer of the model",
+                    "an operation uses a tensor that is not an input, a parameter or a buffer of the model",
                 )
             if isinstance(leaf, torch.device):
                 return STAGE_DEVICE

@@ -191,7 +191,7 @@ class Checkpoints:
         info = candidates[0]
         if name not in info.modules:
             raise CheckpointError(
-                f"{info.path} contains no model named '{name}'. Its models: {', '.join(info.modules) or 'none'}."
+                f"{info.path} contains no model named '{name}'. Models in this checkpoint: {', '.join(info.modules) or 'none'}."
             )
         weights = reading.read(info, {name: model}, group).modules[name]
         if strict:

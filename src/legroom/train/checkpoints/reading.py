@@ -80,8 +80,7 @@ def _check(
     if missing:
         closest = closest_name(missing[0], available)
         raise CheckpointError(
-            f"{contents.info.path} contains no '{missing[0]}'{f' (closest: {closest})' if closest else ''}. It contains "
-            f"{', '.join(contents.info.parts)}. Track only these objects, or call resume(strict=False) to "
+            f"{contents.info.path} contains no '{missing[0]}'{f' (closest: {closest})' if closest else ''}. The checkpoint contains {', '.join(contents.info.parts)}. Track only these objects, or call resume(strict=False) to "
             "keep the initial state of all other objects."
         )
     for name in all_ranks[0]:

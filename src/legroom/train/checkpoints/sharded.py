@@ -154,5 +154,5 @@ class _MetadataUnpickler(pickle.Unpickler):
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
                 return found
         raise pickle.UnpicklingError(
-            f"it references {module}.{name}, which a metadata file must not reference"
+            f"the file references {module}.{name}, which a metadata file must not reference"
         )

@@ -100,7 +100,7 @@ def test_waits_are_reported_with_the_line_and_end_with_it() -> None:
     waits: list[tuple[float, str]] = []
     busy: Any = Busy()
     with pytest.raises(
-        OutOfTime, match=r"did not reach its first batch within 0 seconds. It was at prepare.py:3"
+        OutOfTime, match=r"did not reach its first batch within 0 seconds. The script was at prepare.py:3"
     ):
         TracedScript(busy, GPU, timeout=0.12, on_wait=lambda *wait: waits.append(wait))
     assert waits

@@ -107,7 +107,7 @@ def test_any_changed_byte_is_detected(tmp_path_factory, sizes, data):
     contents = bytearray(path.read_bytes())
     contents[data.draw(st.integers(0, len(contents) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(contents)
-    with pytest.raises(CheckpointError, match="is damaged: its contents have changed"):
+    with pytest.raises(CheckpointError, match="is damaged: the contents have changed"):
         read_tensors(path, checksum)
 
 

@@ -73,7 +73,7 @@ def test_a_damaged_last_checkpoint_is_skipped_with_a_warning(tmp_path, caplog):
         assert checkpoints.resume() == 2
     assert model.weight[0, 0] == 2
     assert caplog.messages == [
-        f"{damaged} is damaged: its contents have changed since it was written. Resuming from the previous checkpoint."
+        f"{damaged} is damaged: the contents have changed since the file was written. Resuming from the previous checkpoint."
     ]
     with pytest.raises(CheckpointError, match="is damaged"):
         checkpoints.resume("step-00000003")

@@ -131,7 +131,7 @@ class _Kernels:
             return _call(found, keyset, args, kwargs)
         raise NotImplementedError(
             f"Could not run '{self.name}' with arguments from the '{backend}' backend. "
-            f'Register a kernel for it with `Library.impl(..., "{backend}")`.'
+            f'Register a kernel for the operator with `Library.impl(..., "{backend}")`.'
         )
 
 

@@ -68,9 +68,9 @@ def read_file(path: Path, expected: Checksum) -> memoryview:
     """Memory-map a file (copy-on-write) after checking its checksums. Raises CheckpointError if the file is damaged."""
     contents = _map(path)
     if len(contents) != expected.size:
-        raise _damaged(path, f"it has {len(contents)} of {expected.size} bytes")
+        raise _damaged(path, f"the file has {len(contents)} of {expected.size} bytes")
     if _sums(contents, expected.head) != expected.sums:
-        raise _damaged(path, "its contents have changed since it was written")
+        raise _damaged(path, "the contents have changed since the file was written")
     return contents
 
 
@@ -116,7 +116,7 @@ def _map(path: Path) -> memoryview:
     except FileNotFoundError:
         raise _damaged(path, "it is missing") from None
     except OSError as error:
-        raise _damaged(path, f"it cannot be read ({error.strerror})") from None
+        raise _damaged(path, f"the file cannot be read ({error.strerror})") from None
 
 
 def _in_threads(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
