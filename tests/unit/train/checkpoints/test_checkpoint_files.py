@@ -114,7 +114,7 @@ def test_any_changed_byte_is_detected(tmp_path_factory, sizes, data):
 def test_a_truncated_file_is_detected(tmp_path):
     checksum = tensor_file(tensors_of_all_types()).write(tmp_path / "x")
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="is damaged: it has"):
+    with pytest.raises(CheckpointError, match="is damaged: the file has"):
         read_tensors(tmp_path / "x", checksum)
 
 

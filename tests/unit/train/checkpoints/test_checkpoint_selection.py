@@ -230,7 +230,7 @@ def test_an_object_that_was_not_saved_is_rejected_unless_strict_is_false(tmp_pat
     checkpoints.track(optimizer=torch.optim.SGD(model.parameters(), 0.1))
     with pytest.raises(
         CheckpointError,
-        match=r"contains no 'optimizer'\. It contains model\. Track only these objects, or call resume\(strict=False\)",
+        match=r"contains no 'optimizer'\. The checkpoint contains model\. Track only these objects, or call resume\(strict=False\)",
     ):
         checkpoints.resume()
     assert checkpoints.resume(strict=False) == 1
