@@ -42,7 +42,7 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.observe.virtual.child_captures import ChildCaptures
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
 from legroom.run.child_processes import RecordedProcess, describe_processes
-from legroom.run.event_buffer import EventBuffer
+from legroom.run.event_buffer import MAX_PENDING, EventBuffer
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
@@ -323,6 +323,7 @@ class Recording:
         assert self._session is not None
         assert self._capture is not None
         self._session.finish()
+        self._events.flush()
         self._include_children()
         self._write_ending(outcome)
         writer = self._capture.writer
@@ -358,8 +359,8 @@ class Recording:
             writer = CaptureWriter(writer.path, run=self._run, force=True, max_bytes=MAX_BYTES)
             self._capture.writer = self._writer = writer
         self._ledger = Ledger(keep_events=KEPT_EVENTS)
-        for event in events:
-            self._write(event)
+        for start in range(0, len(events), MAX_PENDING):
+            self._record(list(events[start : start + MAX_PENDING]))
 
     def _write_ending(self, outcome: Outcome) -> None:
         now = self._seconds

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Alloc, Category, Free, SegmentChange, Sink, Step
+from legroom.memory.garbage_collection import untrack
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.storages import LiveStorage
 from legroom.observe.training import TrainingClock
@@ -49,6 +50,8 @@ class HostMemory:
     def __init__(self) -> None:
         self.index = 0
         self.allocated = self.peak_allocated = 0
+        self._blocks: dict[int, HostBlock] = {}
+        """Blocks of the same size are one object."""
 
     @property
     def allocator(self) -> "HostMemory":
@@ -63,9 +66,15 @@ class HostMemory:
         return self.peak_allocated
 
     def malloc(self, size: int, stream: int = 0) -> HostBlock:
-        self.allocated += size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-        return HostBlock(size)
+        self.allocated = allocated = self.allocated + size
+        if allocated > self.peak_allocated:
+            self.peak_allocated = allocated
+        block = self._blocks.get(size)
+        if block is None:
+            if len(self._blocks) >= _MAX_SIZES:
+                self._blocks.clear()
+            block = self._blocks[size] = HostBlock(size)
+        return block
 
     def free(self, block: HostBlock) -> None:
         self.allocated -= block.size
@@ -102,12 +111,14 @@ class DeviceAllocations:
         self._stream_on = stream_on
         self._on_failure = on_failure
         self._peaks: dict[int, list[int]] = {}
+        self._allocators: list[AllocatorProtocol] = []
         self.start()
 
     def start(self) -> None:
         """Set the start time of the run to now and reset the peaks."""
         self._started = _now()
         self._peaks = {device.index: [0, 0] for device in self.devices}
+        self._allocators = [device.allocator for device in self.devices]
 
     @property
     def seconds(self) -> float:
@@ -118,7 +129,7 @@ class DeviceAllocations:
         self, nbytes: int, device: int, category: Category, location: OpLocation, func: Any
     ) -> tuple[int, Any]:
         """Allocate memory on a device and emit the event. Returns the event's number and the block."""
-        allocator = self.devices[device].allocator
+        allocator = self._allocators[device]
         stream = 0 if self._stream_on is None else self._stream_on(device)
         try:
             block = allocator.malloc(nbytes, stream)
@@ -131,17 +142,18 @@ class DeviceAllocations:
             allocated = allocator.allocated
             if allocated > peaks[0]:
                 peaks[0] = allocated
-                if allocator.reserved > peaks[1]:
-                    peaks[1] = allocator.reserved
-            self.sink(
-                _new(
-                    Alloc,
-                    (
-                        _now() - self._started, number, nbytes, block.size, device, stream, category,
-                        location.phase, self._clock.step, location.module, location.frame, _op_name(func),
-                    ),
-                )
+                reserved = allocator.reserved
+                if reserved > peaks[1]:
+                    peaks[1] = reserved
+            event = _new(
+                Alloc,
+                (
+                    _now() - self._started, number, nbytes, block.size, device, stream, category, location.phase,
+                    self._clock.step, location.module, location.frame, _op_names.get(id(func)) or _op_name(func),
+                ),
             )  # fmt: skip
+            untrack(event)
+            self.sink(event)
             return number, block
         error = self._on_failure(failed, device, location, _op_name(func))
         if error is None:
@@ -150,8 +162,9 @@ class DeviceAllocations:
 
     def free_storage(self, storage: LiveStorage) -> None:
         """Free the memory of a storage that no longer exists."""
-        if storage.block is not None:
-            self.devices[storage.device].allocator.free(storage.block)
+        block = storage.block
+        if block is not None:
+            self._allocators[storage.device].free(block)
             self.sink(_new(Free, (_now() - self._started, storage.id)))
 
     def allocate_workspace(
@@ -176,7 +189,7 @@ class DeviceAllocations:
     def free_workspace(self, number: int, block: Any, device: int) -> None:
         """Free the block that `allocate_workspace` returned."""
         if block is not None:
-            self.devices[device].allocator.free(block)
+            self._allocators[device].free(block)
         self.sink(Free(self.seconds, number))
 
     def end_step(self, step: int, seconds: float) -> None:
@@ -195,6 +208,7 @@ class DeviceAllocations:
         self.sink(SegmentChange(self.seconds, device, change))
 
 
+_MAX_SIZES = 4096
 _new = tuple.__new__
 _now = time.perf_counter
 _op_names: dict[int, str] = {id(None): ""}

@@ -63,7 +63,8 @@ def _engine_code() -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-_ENGINE = _engine_code()
+ENGINE = _engine_code()
+"""The code object of that function."""
 
 
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
@@ -82,7 +83,7 @@ def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
             return _line_of(frame, code), engine
         if kind == LIBRARY:
             fallback = fallback or frame
-        elif code is _ENGINE:
+        elif code is ENGINE:
             engine = True
         frame = frame.f_back
     return (_line_of(fallback, fallback.f_code) if fallback else None), engine
@@ -110,7 +111,7 @@ def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
             lines.append(_as_frame(code, frame.f_lineno))
             if below_engine and backward is None:
                 backward = lines[-1]
-        elif code is _ENGINE:
+        elif code is ENGINE:
             below_engine = True
         frame = frame.f_back
     return lines, backward

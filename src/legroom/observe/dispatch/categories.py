@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from legroom.memory.events import Category, Event, Phase, Tag
-from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, current_node
 from legroom.observe.dispatch.storages import LiveStorage, storage_of, tensors_in
 from legroom.observe.holders import autograd_graph
 
@@ -54,7 +54,7 @@ class CategoryTracker:
         """Set the category of the result of a detach to gradient if an AccumulateGrad node is running, because the
         result becomes `.grad`."""
         node = current_node()
-        if node is not None and "AccumulateGrad" in node.name():
+        if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:
             self.tag_tensor(out, Category.GRADIENT)
 
     def find_activations(self, roots: Iterable[Any]) -> None:

@@ -12,49 +12,75 @@ import torch
 
 from legroom.memory.events import Category, Phase
 from legroom.observe.dispatch.attribution import (
+    ENGINE,
     ForwardLocations,
     ModuleStack,
     OpLocation,
     located,
     user_frame,
 )
-from legroom.observe.dispatch.backward_engine import current_node
+from legroom.observe.dispatch.backward_engine import ACCUMULATE_GRAD, current_node
 from legroom.observe.dispatch.categories import CategoryTracker
 from legroom.observe.dispatch.operations import overloads
 from legroom.observe.training import TrainingClock
 
 
-class OpLocator(threading.local):
-    """Locates the operations of one run. Each thread has its own state, because torch numbers the nodes of each thread
-    separately."""
+class ThreadState:
+    """What is known about the operations of one thread. torch numbers the nodes of each thread separately."""
 
-    def __init__(self, modules: ModuleStack, clock: TrainingClock, categories: CategoryTracker) -> None:
+    __slots__ = ("forward_locations", "in_backward")
+
+    def __init__(self) -> None:
         self.in_backward = False
         """Whether the last operation was part of a backward pass."""
+        self.forward_locations = ForwardLocations()
+
+
+class _Threads(threading.local):
+    # An attribute of a `threading.local` takes several times as long as one of a plain object.
+    def __init__(self) -> None:
+        self.state = ThreadState()
+
+
+class OpLocator:
+    """Locates the operations of one run."""
+
+    def __init__(self, modules: ModuleStack, clock: TrainingClock, categories: CategoryTracker) -> None:
+        self.threads = _Threads()
         self._modules = modules
         self._clock = clock
         self._categories = categories
-        self._forward_locations = ForwardLocations()
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the last operation of this thread was part of a backward pass."""
+        return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
         """The location of the running operation. `depth` is the number of Legroom frames above this one."""
         node = current_node()
-        frame, engine = user_frame(sys._getframe(depth))
+        caller = sys._getframe(depth)
+        state = self.threads.state
         modules = self._modules
         if node is not None:
-            if not self.in_backward:
-                self.in_backward = True
+            if not state.in_backward:
+                state.in_backward = True
                 self._clock.went_backward()
                 self._categories.find_activations([node])
+            # Most backward operations are written in C++: the engine is their innermost Python frame.
+            frame, engine = (None, True) if caller.f_code is ENGINE else user_frame(caller)
             if engine and not modules.stack:
-                forward = self._forward_locations.find(node)
+                forward = state.forward_locations.find(node)
                 if forward is not None:
                     return located(forward.frame, forward.module, Phase.BACKWARD)
+            if frame is None:
+                frame, _ = user_frame(caller)
             location = located(frame, modules.path, Phase.BACKWARD)
             if torch.is_grad_enabled():  # recomputed for a checkpoint, so its own backward follows
-                self._forward_locations.record(location)
+                state.forward_locations.record(location)
             return location
-        self.in_backward = False
+        state.in_backward = False
+        frame, _ = user_frame(caller)
         if modules.stack:
             location = located(frame, modules.path, Phase.FORWARD)
         elif self._clock.in_optimizer:
@@ -64,20 +90,19 @@ class OpLocator(threading.local):
         else:
             return located(frame, "", Phase.OTHER)
         if torch.is_grad_enabled():
-            self._forward_locations.record(location)
+            state.forward_locations.record(location)
         return location
 
-    def no_allocation(self) -> None:
-        """Check whether the backward pass has ended. Call this method after an operation that allocated nothing."""
-        if self.in_backward and current_node() is None:
-            self.in_backward = False
+    def interrupted(self) -> None:
+        """Call when an exception may have ended a backward pass."""
+        self.threads.state.in_backward = False
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
         """The initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes known."""
         if phase is Phase.BACKWARD:
             node = current_node()
-            if node is not None and "AccumulateGrad" in node.name():
+            if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:
                 return Category.GRADIENT
         elif phase is Phase.OTHER and id(func) in _FACTORIES:
             return Category.INPUT

@@ -3,6 +3,7 @@ per operation."""
 
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from legroom.observe.dispatch import device_mismatch
@@ -18,6 +19,8 @@ class OperationFacts:
         "device_position",
         "func",
         "is_detach",
+        "is_silent",
+        "is_silent_on_host",
         "last_result_on_host",
         "only_aliases",
         "resizes",
@@ -26,8 +29,8 @@ class OperationFacts:
     def __init__(self, func: Any) -> None:
         self.func = func
         """Stored so that its `id` is not reused."""
-        self.call = func._op if type(func) is OpOverload and hasattr(func, "_op") else func
-        """Runs the operation. `_op` is private to torch; it saves a call of a Python function."""
+        self.call = _fast_call(func)
+        """Runs the operation."""
         self.only_aliases = _only_aliases(func)
         """Whether every result shares the memory of an input, as for views and in-place operations."""
         self.is_detach = id(func) in _DETACH
@@ -38,6 +41,10 @@ class OperationFacts:
         self.device_position = _device_position(func)
         """The position of the argument `device` of an operator that a library registered, or None. torch's own
         operators take it by name."""
+        self.is_silent_on_host = not (self.is_detach or self.resizes)
+        """Whether nothing is recorded in a run in host memory if the result is a known storage."""
+        self.is_silent = self.is_silent_on_host and not self.checks_in_place
+        """Whether nothing is recorded on a virtual GPU if the result is a known storage."""
 
 
 FACTS: dict[int, OperationFacts] = {}
@@ -49,6 +56,17 @@ def facts_of(func: Any) -> OperationFacts:
     if known is None:
         known = FACTS[id(func)] = OperationFacts(func)
     return known
+
+
+def _fast_call(func: Any) -> Any:
+    """The fastest function that runs the operation, and no other, with the arguments that a dispatch mode receives.
+
+    The generic function of an operation reads its arguments according to a schema, which takes longer than a small kernel.
+    `_op` is private to torch; it saves a call of a Python function.
+    """
+    if type(func) is not OpOverload:
+        return func
+    return _FUNCTIONS.get(func) or getattr(func, "_op", func)
 
 
 def _only_aliases(func: Any) -> bool:
@@ -68,3 +86,32 @@ def _device_position(func: Any) -> int | None:
 
 _DETACH = overloads("detach")
 _RESIZING = overloads("resize_", "resize_as_", "set_")
+
+
+def _functions() -> dict[Any, Any]:
+    """Maps common operations to torch's own functions for them: those in C++, because a program may replace the others."""
+    found: dict[Any, Any] = {}
+    for module, names in (
+        (getattr(torch._C, "_VariableFunctions", None), _OF_TORCH),
+        (torch._C.TensorBase, _OF_TENSOR),
+        (getattr(torch._C, "_nn", None), _OF_NN),
+    ):
+        for name, overload in (each.split(".") for each in names.split()):
+            function = getattr(module, name, None)
+            operation = getattr(getattr(torch.ops.aten, name, None), overload, None)
+            if function is not None and operation is not None:
+                found[operation] = function
+    return found
+
+
+_OF_TORCH = """t.default mm.default bmm.default addmm.default baddbmm.default add.Tensor sub.Tensor mul.Tensor div.Tensor neg.default
+    relu.default tanh.default sigmoid.default exp.default log.default sqrt.default rsqrt.default sum.default sum.dim_IntList
+    mean.default mean.dim transpose.int permute.default unsqueeze.default select.int cat.default clone.default detach.default
+    ones_like.default zeros_like.default empty_like.default zeros.default ones.default empty.memory_format full.default
+    rand.default randn.default embedding.default native_layer_norm.default convolution.default _softmax.default
+    _log_softmax.default"""
+_OF_TENSOR = (
+    "view.default expand.default add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor copy_.default zero_.default"
+)
+_OF_NN = "gelu.default"
+_FUNCTIONS = _functions()

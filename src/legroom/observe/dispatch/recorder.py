@@ -32,11 +32,12 @@ from torch.utils._python_dispatch import (
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Category, Event, Phase, Sink
+from legroom.memory.garbage_collection import untrack
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
 from legroom.observe.dispatch.attribution import ModuleStack, OpLocation
-from legroom.observe.dispatch.backward_engine import in_backward_pass
+from legroom.observe.dispatch.backward_engine import current_node, in_backward_pass
 from legroom.observe.dispatch.categories import CategoryTracker
 from legroom.observe.dispatch.device_placement import HOST, INHERIT, DevicePlacement
 from legroom.observe.dispatch.kernel_memory import KernelMemory
@@ -118,6 +119,8 @@ class Recorder:
         self.lock = threading.RLock()
         """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
+        self._on_expired = self._storage_expired
+        """One bound method for all storages."""
         self._exit = contextlib.ExitStack()
 
     # --- starting and stopping
@@ -171,11 +174,10 @@ class Recorder:
     # --- allocations and frees
 
     def check_room(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Raise an error for an operation whose results cannot fit, before the CPU computes them in host memory."""
+        """Raise an error for an operation whose results cannot fit, before the CPU computes them in host memory. Call it if
+        the results may need more than `DeviceAllocations.room_left`."""
         assert self.room is not None
         bound = upper_bound(args) * LARGEST_ELEMENT
-        if bound <= self.allocations.room_left:
-            return
         room = self.allocations.room_left = self.room()
         nbytes = 0 if bound <= room else self._result_sizes.new_bytes(func, args, kwargs, room)
         # A fake mode of the program allocates nothing.
@@ -213,6 +215,12 @@ class Recorder:
             if storage is not None:
                 key = storage._cdata
                 if key in live:
+                    silent = facts.is_silent_on_host if self._host_only else facts.is_silent
+                    if silent and self._kernels is None:
+                        state = self._locator.threads.state
+                        if state.in_backward and current_node() is None:
+                            state.in_backward = False
+                        return
                     if facts.resizes:
                         self._maybe_resized(storage, func)
                 elif not (facts.only_aliases and self._is_view_of_host(args, key)):
@@ -230,8 +238,8 @@ class Recorder:
                 self.placement.check_in_place(func, args, kwargs)
             if facts.is_detach:
                 self.categories.maybe_gradient(out)
-            else:
-                self._locator.no_allocation()
+            elif self._locator.in_backward and current_node() is None:
+                self._locator.interrupted()
             return
         self._record_results(func, args, kwargs, new or [], out, plan)
 
@@ -279,7 +287,7 @@ class Recorder:
             if self._expired:
                 self._free_expired()
             location = self._locator.locate(args, depth=4)
-            if location.phase is Phase.BACKWARD:
+            if location.phase is Phase.BACKWARD and not self._host_only:
                 self.context.backward_device = device
             if plan is not None and self._kernels is not None:
                 self._kernels.replay(
@@ -304,10 +312,11 @@ class Recorder:
             self.rules is not None
             or self.fake_tensors is not None
             or self.room is None
-            or not _only_one_mode()
             or upper_bound(args) * LARGEST_ELEMENT > self.allocations.room_left
-            or not self.is_recording()
         ):
+            return None
+        mode = _only_mode()
+        if not isinstance(mode, RecordingMode) or mode._recorder is not self:
             return None
         try:
             with _no_dispatch():
@@ -316,7 +325,11 @@ class Recorder:
             return None
         storage = storage_of(made)
         if storage is not None:
-            self.register_storage(storage, device, Category.INPUT, func=operation)
+            with self.lock:
+                if self._expired:
+                    self._free_expired()
+                location = self._locator.locate((), depth=4)
+                self._add_storage(storage._cdata, storage, device, location, operation, Category.INPUT)
         return made
 
     def register_storage(
@@ -325,12 +338,10 @@ class Recorder:
         device: int,
         category: Category | None = None,
         nbytes: int | None = None,
-        func: Any = None,
     ) -> None:
         """Record a storage that no operation created (it was loaded, copied or shared) as memory of `device`.
 
-        `nbytes` is the memory that the storage uses on the device, if that differs from its size. `func` is the
-        operation that created the storage, if there is one."""
+        `nbytes` is the memory that the storage uses on the device, if that differs from its size."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -341,7 +352,7 @@ class Recorder:
             if self._expired:
                 self._free_expired()
             location = self._locator.locate((), depth=2)
-            self._add_storage(key, storage, device, location, func, category, nbytes)
+            self._add_storage(key, storage, device, location, None, category, nbytes)
 
     def _add_storage(
         self,
@@ -356,7 +367,8 @@ class Recorder:
         """Allocate a storage now. `nbytes` overrides the size of the storage."""
         if nbytes is None:
             nbytes = storage.nbytes()
-        live = LiveStorage(storage, self._storage_expired)
+        live = LiveStorage(storage, self._on_expired)
+        untrack(live)
         live.key = key
         live.device = device
         live.nbytes = nbytes
@@ -392,7 +404,7 @@ class Recorder:
         if error is None:
             return None
         self.clock.interrupted()
-        self._locator.in_backward = False
+        self._locator.interrupted()
         return error
 
     def _storage_expired(self, expired: Any) -> None:
@@ -405,12 +417,21 @@ class Recorder:
                 setattr(again, name, getattr(expired, name))
             self.live[expired.key] = again
             return
-        self._expired.append(expired)
-        if not self.lock._is_owned() and self.lock.acquire(False):  # type: ignore[attr-defined]
-            try:
+        lock: Any = self.lock
+        if lock._is_owned() or not lock.acquire(False):
+            self._expired.append(expired)
+            return
+        try:
+            if self._expired:
                 self._free_expired()
-            finally:
-                self.lock.release()
+            known = self.live.get(expired.key)
+            if known is not None and known is expired:
+                del self.live[known.key]
+                self.allocations.free_storage(known)
+            if self._expired:  # storages that were freed meanwhile
+                self._free_expired()
+        finally:
+            lock.release()
 
     def _free_expired(self) -> None:
         """Free the memory of expired storages. The caller holds the lock."""
@@ -515,7 +536,11 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if facts.device_position is not None and len(args) > facts.device_position:
                 return self._with_named_device(func, types, args, kwargs, facts.device_position)
             try:
-                if recorder.room is not None and not facts.only_aliases:
+                if (
+                    recorder.room is not None
+                    and not facts.only_aliases
+                    and upper_bound(args) * LARGEST_ELEMENT > recorder.allocations.room_left
+                ):
                     recorder.check_room(func, args, kwargs)
             except BaseException as error:
                 # The traceback keeps this frame alive, so drop the operation's tensors and our frames.
@@ -651,18 +676,23 @@ _count_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_
 _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
-"""Private to torch. Without one of these three, every operation goes through the dispatch modes."""
+_mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
+"""Private to torch. Without one of these four, every operation goes through the dispatch modes."""
 
 
-def _only_one_mode() -> bool:
-    """Whether one dispatch mode and no `torch.func` transform is active, so that nothing else sees the operations."""
-    return (
-        _no_dispatch is not None
-        and _count_modes is not None
-        and _transform is not None
-        and _count_modes() == 1
-        and _transform() is None
-    )
+def _only_mode() -> Any:
+    """The dispatch mode, if only one and no `torch.func` transform is active: then nothing else sees the operations. Otherwise
+    None."""
+    if (
+        _no_dispatch is None
+        or _count_modes is None
+        or _mode_at is None
+        or _transform is None
+        or _count_modes() != 1
+        or _transform() is not None
+    ):
+        return None
+    return _mode_at(0)
 
 
 _TO_COPY = torch.ops.aten._to_copy.default
