@@ -20,6 +20,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SYSTEM = Path(__file__).parent / "system"
+_GPU = Path(__file__).parent / "gpu"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide real GPUs, except from `pytest tests/gpu`: the tests expect a machine without a GPU."""
+    chosen = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    if not any(path.is_relative_to(_GPU) for path in chosen):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -42,6 +42,7 @@ def test_a_custom_step_trains_every_part_with_its_own_optimizer() -> None:
     assert all(trained)
 
 
+@pytest.mark.slow
 def test_evaluation_after_the_step_returns_to_training_mode() -> None:
     model, _, step = build(
         Case(model="coins", optimizer="sgdm", precision="fp32", batch=2, evaluate=True), "cpu"

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from legroom.cli import main
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_setting_that_is_neither_on_nor_off_nor_a_file_is_one_line(tmp_path, monkeypatch, capsys):

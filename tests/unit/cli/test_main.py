@@ -134,6 +134,7 @@ def mark_script(name, words):
     return command.mark_script(typer.Context(command), words)
 
 
+@pytest.mark.slow
 def test_a_usage_error_does_not_load_torch():
     program = "import sys; from legroom.cli import main; main(['run', '--gpu', 'x', 'y.py']); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -40,6 +40,7 @@ def run(tmp_path, monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_peak_and_the_next_command(run):
     code, _, err = run(TRAINS, "--gpu", "64MiB")
     assert code == 0
@@ -55,6 +56,7 @@ def test_the_report_does_not_go_to_stdout(run):
     assert out == "hello\n"
 
 
+@pytest.mark.slow
 def test_the_report_of_the_capture_is_the_same(run, capfd):
     _, _, err = run(TRAINS, "--gpu", "64MiB")
     assert main(["report", "train.legroom"]) == 0
@@ -62,6 +64,7 @@ def test_the_report_of_the_capture_is_the_same(run, capfd):
     assert shown in err
 
 
+@pytest.mark.slow
 def test_the_report_of_a_failure_is_the_same_from_its_capture(run, capfd):
     _, out, _ = run(FAILS, "--gpu", "64MiB", "--format", "json")
     assert main(["report", "train.legroom", "--format", "json"]) == 0
@@ -82,6 +85,7 @@ def test_the_exit_code_is_that_of_the_script(run):
     assert "Exited with code 3" in err
 
 
+@pytest.mark.slow
 def test_an_oom_is_reported_above_the_traceback(run):
     code, _, err = run(FAILS, "--gpu", "64MiB")
     assert code == 1
@@ -95,17 +99,20 @@ def test_an_oom_is_reported_above_the_traceback(run):
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 256.00 MiB." in traceback
 
 
+@pytest.mark.slow
 def test_the_traceback_shows_only_user_frames(run):
     _, _, err = run(FAILS, "--gpu", "64MiB")
     assert "site-packages" not in err
     assert "legroom/observe" not in err
 
 
+@pytest.mark.slow
 def test_an_oom_is_reported_once(run):
     _, _, err = run(FAILS, "--gpu", "64MiB")
     assert err.count("Out of memory at") == 1
 
 
+@pytest.mark.slow
 def test_an_oom_that_causes_another_error_is_reported(run):
     source = (
         FAILS.replace("big =", "try:\n    big =")
@@ -117,6 +124,7 @@ def test_an_oom_that_causes_another_error_is_reported(run):
     assert "ValueError: wrapped" in err
 
 
+@pytest.mark.slow
 def test_a_handled_oom_is_mentioned(run):
     source = (
         FAILS.replace("big =", "try:\n    big =") + "except torch.OutOfMemoryError:\n    print('smaller')\n"
@@ -127,6 +135,7 @@ def test_a_handled_oom_is_mentioned(run):
     assert "The script caught 1 out-of-memory error at step 6, at train.py:" in " ".join(err.split())
 
 
+@pytest.mark.slow
 def test_an_exit_after_an_oom_is_reported(run):
     source = (
         FAILS.replace("big =", "try:\n    big =")
@@ -195,6 +204,7 @@ def test_several_gpus(run):
     assert "virtual GPU 0: peak 4.0 MiB allocated" in err
 
 
+@pytest.mark.slow
 def test_growth_is_reported(run):
     source = TRAINS.replace("for _ in range(6):", "kept = []\nfor _ in range(9):").replace(
         "    optimizer.step()", "    optimizer.step()\n    kept.append(torch.zeros(1 << 18, device='cuda'))"
@@ -247,6 +257,7 @@ def test_a_module_without_main_leaves_no_capture(tmp_path, monkeypatch, capfd):
     assert list(tmp_path.glob("*.legroom")) == []
 
 
+@pytest.mark.slow
 def test_the_interpreter_state_is_restored_after_a_run(run):
     import sys
 
@@ -295,6 +306,7 @@ def test_a_script_runs_although_no_capture_can_be_created(run, monkeypatch, tmp_
     assert list(tmp_path.glob("*.legroom")) == []
 
 
+@pytest.mark.slow
 def test_a_script_runs_to_its_end_although_the_disk_fills_up(run, monkeypatch):
     write_all, writes = ChunkFile._write_all, []
 

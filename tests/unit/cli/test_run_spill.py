@@ -7,6 +7,8 @@ import pytest
 
 from legroom.cli import main
 
+pytestmark = pytest.mark.slow
+
 TRAINS = """
 import threading
 import torch

@@ -61,6 +61,7 @@ def small_spans() -> Iterator[None]:
     patch.undo()
 
 
+@pytest.mark.slow
 @given(streams)
 @settings(max_examples=150, deadline=None)
 def test_the_state_after_every_event_equals_the_reference(stream: list[Event]) -> None:
@@ -73,6 +74,7 @@ def test_the_state_after_every_event_equals_the_reference(stream: list[Event]) -
             assert state.reserved == reference.reserved(index, device)
 
 
+@pytest.mark.slow
 @given(streams)
 @settings(max_examples=150, deadline=None)
 def test_the_peaks_equal_the_reference(stream: list[Event]) -> None:
@@ -87,6 +89,7 @@ def test_the_peaks_equal_the_reference(stream: list[Event]) -> None:
         assert peak.bytes == ledger.at(peak.index, device).reserved
 
 
+@pytest.mark.slow
 @given(streams)
 @settings(max_examples=80, deadline=None)
 def test_live_and_complete_ledgers_are_equal(stream: list[Event]) -> None:
@@ -102,6 +105,7 @@ def test_live_and_complete_ledgers_are_equal(stream: list[Event]) -> None:
     assert live.steps() == [event for event in stream if isinstance(event, Step)]
 
 
+@pytest.mark.slow
 @given(streams)
 @settings(max_examples=80, deadline=None)
 def test_every_grouping_sums_to_the_total(stream: list[Event]) -> None:
@@ -336,6 +340,7 @@ def test_growth_needs_five_step_ends_in_a_row_up_to_the_last(sizes: list[int], s
     assert [row.steps for row in rows] == ([] if steps is None else [steps])
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.one_of(

@@ -32,6 +32,7 @@ def both() -> tuple[Ledger, Ledger]:
     return Ledger(stream), bounded
 
 
+@pytest.mark.slow
 def test_few_events_are_kept(both: tuple[Ledger, Ledger]) -> None:
     complete, bounded = both
     assert len(bounded) == len(complete) > 4 * LIMIT
@@ -75,6 +76,7 @@ def test_a_dropped_event_is_an_error(both: tuple[Ledger, Ledger]) -> None:
         bounded.at_step(40)
 
 
+@pytest.mark.slow
 def test_the_end_of_the_last_step_is_kept_after_many_events() -> None:
     stream: list[Event] = [alloc(1, 10), Step(0.5, 0, 0.5, 0, 10, 20, 10, 20)]
     for number in range(2, 4 * LIMIT):
@@ -97,6 +99,7 @@ def test_the_timeline_of_the_kept_events_contains_the_peak(both: tuple[Ledger, L
     assert max(sample.allocated for sample in bounded.timeline(80)) == complete.peak().bytes
 
 
+@pytest.mark.slow
 def test_old_steps_are_dropped_but_their_highest_peak_is_known() -> None:
     ledger = Ledger(keep_events=LIMIT)
     for step in range(60_000):
@@ -109,6 +112,7 @@ def test_old_steps_are_dropped_but_their_highest_peak_is_known() -> None:
     assert ledger.peak_of_steps(1) == (5, 2)
 
 
+@pytest.mark.slow
 def test_tags_of_dropped_events_are_dropped() -> None:
     ledger = Ledger(keep_events=LIMIT)
     ledger._tags_to_keep = 100
@@ -118,6 +122,7 @@ def test_tags_of_dropped_events_are_dropped() -> None:
     assert len(ledger._tags) < 15_000
 
 
+@pytest.mark.slow
 def test_tags_of_live_storages_are_kept() -> None:
     ledger = Ledger([alloc(10**9, category=Category.TEMPORARY)], keep_events=LIMIT)
     ledger._tags_to_keep = 100

@@ -15,6 +15,8 @@ from legroom.observe.leaks.detector import LeakDetector
 from legroom.observe.session import Session
 from legroom.observe.training import TrainingClock
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_yet() -> Iterator[None]:

@@ -125,6 +125,7 @@ def _train(steps: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.slow
 def test_four_training_threads_have_one_detector_and_no_leaks() -> None:
     found: list[object] = []
     detector = LeakDetector(found.append, fraction=1e6)
@@ -159,6 +160,7 @@ def test_only_the_loop_of_one_thread_is_counted() -> None:
         detector.detach()
 
 
+@pytest.mark.slow
 def test_a_leak_is_found_in_a_thread_that_trains_after_another_ended() -> None:
     found: list[object] = []
     detector = LeakDetector(found.append, fraction=1e6)

@@ -11,6 +11,8 @@ from legroom.errors import UsageError
 from legroom.predict.fit import replay
 from legroom.units import MiB
 
+pytestmark = pytest.mark.slow
+
 
 def model_and_batch() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 10))

@@ -7,6 +7,7 @@ from legroom.predict.batch_setting import SIZE, BatchSetting
 from legroom.predict.setting_check import _is_doubled
 
 
+@pytest.mark.slow
 def test_an_argument_is_replaced_in_its_position() -> None:
     setting = BatchSetting(
         name="-b", value=64, rank=0, text=f"-b {SIZE}", arguments=("-b", SIZE, "--epochs", "3")

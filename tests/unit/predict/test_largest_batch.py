@@ -103,6 +103,7 @@ def test_the_safe_search_leaves_memory_for_the_uncertainty() -> None:
     assert safe <= likely - 50
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     fixed=st.integers(0, 400), slope=st.floats(0.05, 8), bend=st.floats(0, 0.05), start=st.integers(1, 200),

@@ -102,6 +102,7 @@ def test_an_optimizer_can_be_created_by_a_function() -> None:
     assert run.optimizer.param_groups[0]["params"][0] is model.weight
 
 
+@pytest.mark.slow
 def test_the_strategy_of_the_command_line_overrides_that_of_the_script(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -119,6 +120,7 @@ def test_dp_recommends_ddp(caplog: pytest.LogCaptureFixture) -> None:
     assert "legroom launch --nproc 2 --strategy ddp" in caplog.text.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_the_coordinator_gets_fewer_samples_and_uses_no_more_memory_than_the_others() -> None:
     model = nn.Sequential(
         *[layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())], nn.Linear(64, 4)

@@ -73,6 +73,7 @@ def test_modes_are_restored_even_after_an_error():
     assert [module.training for module in model] == [True, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("frozen_heap")
 def test_a_batch_that_does_not_fit_is_split():
     plain = small_model(width=512)

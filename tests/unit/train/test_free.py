@@ -42,6 +42,7 @@ def script(source: str, **names: Any) -> dict[str, Any]:
     return vars(module)
 
 
+@pytest.mark.slow
 def test_cached_memory_is_released_to_the_device():
     tensor = memory(40 * MiB)
     del tensor

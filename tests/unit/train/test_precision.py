@@ -266,6 +266,7 @@ def test_a_collapsed_loss_scale_is_reported_once(gpu):
     assert chosen.findings() == tuple(findings)
 
 
+@pytest.mark.slow
 def test_initial_skips_are_not_reported(gpu):
     model, optimizer, batch = network("cuda")
     chosen, findings = with_findings("fp16")
@@ -274,6 +275,7 @@ def test_initial_skips_are_not_reported(gpu):
     assert findings == []
 
 
+@pytest.mark.slow
 def test_many_skipped_steps_are_reported(gpu):
     model, optimizer, batch = network("cuda")
     chosen, findings = with_findings("fp16")

@@ -8,6 +8,8 @@ from legroom.tuning.space.space import read_space
 from legroom.tuning.store import FILE, StudyStore, read_study
 from legroom.tuning.trial.records import Report, TrialRecord
 
+pytestmark = pytest.mark.slow
+
 SPACE = read_space({"x": {"uniform": [0, 1]}})
 
 

@@ -135,6 +135,7 @@ def test_the_requested_number_of_trials_starts(tmp_path: Path) -> None:
     assert runner.is_over
 
 
+@pytest.mark.slow
 def test_a_configuration_that_never_fits_is_not_started_or_counted_but_learned(tmp_path: Path) -> None:
     notes = Notes()
     runner = make_runner(tmp_path, trials=4, gate=RuleGate(most=40), callbacks=[notes])
@@ -148,6 +149,7 @@ def test_a_configuration_that_never_fits_is_not_started_or_counted_but_learned(t
     assert rejected[0].memory.bound == 150
 
 
+@pytest.mark.slow
 def test_a_space_in_which_nothing_fits_ends_with_a_message(tmp_path: Path) -> None:
     notes = Notes()
     runner = make_runner(tmp_path, trials=1, gate=RuleGate(most=0), callbacks=[notes])
@@ -209,6 +211,7 @@ def test_a_failed_trial_does_not_affect_the_others(tmp_path: Path) -> None:
     assert [record.state for record in runner.records] == [TrialState.FINISHED, TrialState.FAILED]
 
 
+@pytest.mark.slow
 def test_a_resumed_study_keeps_completed_trials_and_restarts_the_others(tmp_path: Path) -> None:
     first = make_runner(tmp_path, trials=4, gate=RuleGate(most=60))
     started = start_all(first)
@@ -319,6 +322,7 @@ def test_a_study_cannot_be_resumed_with_another_metric(tmp_path: Path) -> None:
         StudyStore(tmp_path, resume=True, mode="min", facts={"metric": "accuracy"})
 
 
+@pytest.mark.slow
 def test_the_records_on_disk_equal_those_in_memory(tmp_path: Path) -> None:
     runner = make_runner(tmp_path, trials=3, gate=RuleGate(most=60))
     for number in start_all(runner):
@@ -357,6 +361,7 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_written(
     assert read_study(tmp_path)[1][0].state is TrialState.FINISHED
 
 
+@pytest.mark.slow
 def test_a_trial_that_copied_weights_is_recorded_with_the_configuration_of_its_best_value(
     tmp_path: Path,
 ) -> None:

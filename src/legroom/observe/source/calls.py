@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from functools import lru_cache
+from types import ModuleType
 from typing import NamedTuple
 
 from legroom.observe.source.files import COMPREHENSIONS, LOOPS, tree_of
@@ -49,6 +50,11 @@ def calls_in(files: tuple[str, ...]) -> Calls:
 
 class _CallCollector:
     def __init__(self) -> None:
+        self._modules = {
+            file: each
+            for each in list(sys.modules.values())
+            if isinstance(file := getattr(each, "__file__", None), str)
+        }
         self._mentions: dict[str, set[str]] = {}
         """Maps each function ("" at module level) to the names that occur in it."""
         self._in_loops: dict[str, set[str]] = {}
@@ -78,7 +84,11 @@ class _CallCollector:
                     self._called_externally.add(child.name)  # the decorator may register it anywhere
                 if kind is None and not function:
                     self._plain_functions.add(child.name)
-                if kind is not None and not function and _is_called_externally(file, kind, child.name):
+                if (
+                    kind is not None
+                    and not function
+                    and _is_called_externally(self._modules.get(file), kind, child.name)
+                ):
                     self._called_externally.add(child.name)
                 self._descend(file, child, kind, child.name, False)
                 continue
@@ -132,13 +142,10 @@ def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
     return reached
 
 
-def _is_called_externally(file: str, kind: ast.ClassDef, method: str) -> bool:
+def _is_called_externally(module: ModuleType | None, kind: ast.ClassDef, method: str) -> bool:
     """Whether Python or a library calls a method: a special method, or one that overrides a library's method."""
     if method.startswith("__") and method.endswith("__"):
         return method not in CONSTRUCTORS
-    module = next(
-        (each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == file), None
-    )
     found = getattr(module, "__dict__", {}).get(kind.name)
     if not isinstance(found, type):
         return bool(kind.bases)

@@ -17,15 +17,27 @@ _MAX_SOURCE_BYTES = 2_000_000
 
 @lru_cache(maxsize=64)
 def tree_of(file: str) -> ast.Module | None:
+    """The parsed source of a file; None if it has none."""
+    source = _source(file)
+    try:
+        return ast.parse(source) if source else None
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def contains(file: str, name: str) -> bool:
+    """Whether a name occurs in the text of a file. This is much faster than parsing the file."""
+    return name.encode() in _source(file)
+
+
+def _source(file: str) -> bytes:
     try:
         path = Path(file)
         if not path.is_file():  # a notebook cell
-            return ast.parse("".join(linecache.getlines(file)))
-        if path.stat().st_size > _MAX_SOURCE_BYTES:
-            return None
-        return ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
+            return "".join(linecache.getlines(file)).encode()
+        return b"" if path.stat().st_size > _MAX_SOURCE_BYTES else path.read_bytes()
+    except (OSError, ValueError):
+        return b""
 
 
 def user_files() -> list[str]:

@@ -8,12 +8,14 @@ ignored.
 """
 
 import ast
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from legroom.observe.source.calls import CONSTRUCTORS, Calls, calls_in
 from legroom.observe.source.files import (
+    contains,
     find_function,
     function_at,
     functions_in,
@@ -153,10 +155,14 @@ def usage_at_line(file: str, line: int) -> NameUsage:
     return NO_USAGE
 
 
+_CLASS_PREFIX = re.compile(r"^_\w+?(?=__)")
+"""The class in the name of a private attribute: `__kept` is stored as `_Buffer__kept`."""
+
+
 def _read(
     file: str, name: str, is_attribute: bool, function: str, line: int, classes: frozenset[str]
 ) -> NameReader | None:
-    tree = tree_of(file)
+    tree = tree_of(file) if contains(file, _CLASS_PREFIX.sub("", name)) else None
     if tree is None:
         return None
     scope: ast.AST = tree
@@ -176,7 +182,7 @@ class _ArgumentUse(NamedTuple):
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
     """Return how the called function uses the argument; None if the function does not belong to the user."""
-    for file in files:
+    for file in (each for each in files if contains(each, passed.function)):
         function = functions_in(file).get(passed.function)
         if function is None:
             continue

@@ -20,6 +20,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.slow
 def test_collected_errors_are_classified_without_false_oom() -> None:
     assert len(TEXTS) >= 60
     results = [(explain(entry["text"]), entry) for entry in TEXTS]
@@ -243,6 +244,7 @@ class TestLogs:
             assert found.error is not None
             assert (found.error.code, found.error.line) == ("LG711", 3001)
 
+    @pytest.mark.slow
     def test_long_log_is_not_kept_in_memory(self) -> None:
         search = _Search()
         for number in range(10):

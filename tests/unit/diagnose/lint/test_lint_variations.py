@@ -5,6 +5,8 @@ from lint_cases import snippets
 
 from legroom.diagnose.lint.engine import lint_text
 
+pytestmark = pytest.mark.slow
+
 PRELUDE = """import asyncio, collections, copy, functools, heapq, queue, random
 import numpy as np
 import pytorch_lightning as pl

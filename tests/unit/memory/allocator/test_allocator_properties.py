@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,6 +11,8 @@ from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.blocks import Block
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import KiB, MiB
+
+pytestmark = pytest.mark.slow
 
 CONFIGURATIONS = (
     "",

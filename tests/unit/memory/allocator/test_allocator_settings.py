@@ -221,6 +221,7 @@ class TestAgainstTorch:
         not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
         reason="this torch does not return its settings",
     )
+    @pytest.mark.slow
     def test_torch_also_prefers_the_older_name(self) -> None:
         code = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
         environment = {name: f"max_split_size_mb:{64 + n}" for n, name in enumerate(ENVIRONMENT_NAMES)}

@@ -32,6 +32,7 @@ def write(path: Path, stream: list[Event], **options: object) -> Path:
     return path
 
 
+@pytest.mark.slow
 @given(st.lists(events, max_size=40))
 @settings(max_examples=150, deadline=None)
 def test_any_events_are_read_back(tmp_path_factory: pytest.TempPathFactory, stream: list[Event]) -> None:
@@ -40,6 +41,7 @@ def test_any_events_are_read_back(tmp_path_factory: pytest.TempPathFactory, stre
     assert [type(event) for event in capture.events] == [type(event) for event in stream]
 
 
+@pytest.mark.slow
 @given(st.lists(events, min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_any_events_are_read_back_from_many_chunks(
@@ -69,6 +71,7 @@ def test_a_decompressed_capture_is_json_lines(tmp_path: Path) -> None:
     assert [json.loads(row)[0] for row in rows] == ["b", "s", "a", "f", "e"]
 
 
+@pytest.mark.slow
 def test_a_file_truncated_at_any_byte_yields_the_events_before_it(tmp_path: Path) -> None:
     stream = [*training(2, allocations=6), oom(), Holder("losses (list)", 4096, 2, None)]
     path = tmp_path / "run.legroom"
@@ -127,6 +130,7 @@ def test_events_before_a_damaged_byte_are_read(tmp_path: Path) -> None:
     assert capture.events == stream[:2000]
 
 
+@pytest.mark.slow
 def test_flushed_events_survive_a_killed_process(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     program = """

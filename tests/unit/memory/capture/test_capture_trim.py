@@ -53,11 +53,13 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Capture, list[Eve
     return read_capture(path), written, max(largest, path.stat().st_size)
 
 
+@pytest.mark.slow
 def test_the_file_stays_below_its_maximum_size(bounded: tuple[Capture, list[Event], int]) -> None:
     _, _, largest = bounded
     assert MiB // 2 < largest <= MiB
 
 
+@pytest.mark.slow
 def test_the_number_of_dropped_events_is_exact(bounded: tuple[Capture, list[Event], int]) -> None:
     capture, written, _ = bounded
     events_read = set(capture.events) & set(written)
@@ -101,6 +103,7 @@ def test_gaps_are_marked_with_the_number_of_missing_events(
     assert all(gap.events and gap.every == 1 for gap in gaps)
 
 
+@pytest.mark.slow
 def test_the_live_storages_after_a_gap_are_correct(bounded: tuple[Capture, list[Event], int]) -> None:
     """After each gap, the live storages are those of the complete run at that event."""
     capture, written, _ = bounded
@@ -130,6 +133,7 @@ def alive(events: list[Event]) -> tuple[dict[int, Category], int]:
     return live, reserved
 
 
+@pytest.mark.slow
 def test_steps_are_dropped_if_they_alone_exceed_the_maximum_size(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
@@ -145,6 +149,7 @@ def test_steps_are_dropped_if_they_alone_exceed_the_maximum_size(tmp_path: Path)
     assert any(event.every > 1 for event in capture.events if isinstance(event, GapStarted))
 
 
+@pytest.mark.slow
 def test_without_disk_space_to_trim_recording_stops_and_the_file_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +172,7 @@ def test_a_maximum_size_below_1_mib_is_rejected(tmp_path: Path) -> None:
         CaptureWriter(tmp_path / "run.legroom", run={}, max_bytes=1000)
 
 
+@pytest.mark.slow
 def test_many_live_storages_do_not_fill_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.legroom"
     with CaptureWriter(path, run={}, max_bytes=MiB) as writer:
@@ -206,6 +212,7 @@ def test_dropped_chunks_are_not_selected_again() -> None:
     assert choose([chunk(0), chunk(1, is_complete=False), chunk(9)], highest=[1], max_bytes=10_000) == {0, 9}
 
 
+@pytest.mark.slow
 def test_the_steps_of_two_devices_are_kept(tmp_path: Path) -> None:
     """Steps that two devices record at the same time are kept for both."""
     path = tmp_path / "run.legroom"

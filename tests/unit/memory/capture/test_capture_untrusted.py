@@ -155,6 +155,7 @@ def test_a_deeply_nested_header_does_not_crash(tmp_path: Path) -> None:
         read_capture(path)
 
 
+@pytest.mark.slow
 def test_reading_stops_at_a_very_long_line(tmp_path: Path) -> None:
     path = tmp_path / "bomb.legroom"
     path.write_bytes(gzip.compress(f'{json.dumps(HEADER)}\n["b",0]\n'.encode() + b" " * 60 * MiB))
@@ -164,6 +165,7 @@ def test_reading_stops_at_a_very_long_line(tmp_path: Path) -> None:
     assert capture.truncated
 
 
+@pytest.mark.slow
 def test_a_decompression_bomb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bomb.legroom"
     line = b'["t",0,"input"]' + b" " * MiB + b"\n"
@@ -293,6 +295,7 @@ def test_arbitrary_bytes_are_rejected(tmp_path_factory: pytest.TempPathFactory, 
         read_capture(path)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(deadline=None, max_examples=150)
 def test_a_capture_with_changed_bytes_is_read_or_rejected(
@@ -322,6 +325,7 @@ _json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(_json_values, max_size=6))
 @settings(deadline=None)
 def test_arbitrary_lines_are_read_or_stop_the_reading(

@@ -324,6 +324,7 @@ def test_two_runs_in_one_process_are_independent(monkeypatch: pytest.MonkeyPatch
     assert len([event for event in second.events if isinstance(event, Step)]) == 3
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_no_graph_break() -> None:
     cuda, events = SimulatedCuda(), list[Event]()
     with CudaHistory(events.append, cuda, StepPeaks(cuda)):

@@ -99,6 +99,7 @@ def test_variables_that_hold_memory_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert held["model"] == 4 * MiB
 
 
+@pytest.mark.slow
 def test_the_output_of_the_previous_step_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = Simulation(monkeypatch, limit=32 * MiB)
 

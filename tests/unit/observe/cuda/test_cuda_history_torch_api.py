@@ -21,6 +21,7 @@ def test_cuda_is_not_initialized_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(queued), called) == (1, [])
 
 
+@pytest.mark.slow
 def test_a_snapshot_does_not_import_the_compiler() -> None:
     """Uses the function with which torch names frames. The second call shows that it imports the compiler otherwise."""
     code = """

@@ -10,6 +10,8 @@ import legroom.observe.fake.host_data as host_data
 from legroom.gpus.catalog import find_gpu
 from legroom.predict.tracing.virtual_trace import make_device
 
+pytestmark = pytest.mark.slow
+
 ROWS = 1 << 14
 """64 MiB of float32 with 1024 columns."""
 

@@ -142,6 +142,7 @@ def test_a_stored_exception() -> None:
     assert (path.how, path.name) == ("exception", "errors")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("imported_objects")
 def test_the_last_traceback_of_an_interactive_session(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:

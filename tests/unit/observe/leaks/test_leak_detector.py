@@ -5,12 +5,15 @@ import weakref
 from collections import deque
 from typing import Any
 
+import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
 
 from legroom.observe.leaks import window
 from legroom.observe.leaks.detector import LeakDetector
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_list_of_losses_is_reported_with_variable_and_line() -> None:

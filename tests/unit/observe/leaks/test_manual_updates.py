@@ -12,6 +12,8 @@ from loops import leaks_of
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
+pytestmark = pytest.mark.slow
+
 
 def _leaks_of_manual_updates(*, grad: bool, iterations: int = 16) -> list[DetectedLeak]:
     """The leaks of a loop without an optimizer and a loader that stores its losses."""

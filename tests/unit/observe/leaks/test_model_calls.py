@@ -11,6 +11,8 @@ from torch.nn.modules import module as torch_module
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
 
+pytestmark = pytest.mark.slow
+
 
 def _run(loop: Callable[[], None]) -> tuple[list[DetectedLeak], LeakDetector]:
     found: dict[tuple[object, ...], DetectedLeak] = {}

@@ -12,6 +12,8 @@ from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks import counters
 from legroom.observe.leaks.detector import LeakDetector
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("every", [2, 5])
 def test_a_tensor_every_few_iterations_is_reported(every: int) -> None:

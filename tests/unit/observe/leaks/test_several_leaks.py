@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 from torch import nn
@@ -9,6 +10,8 @@ from torch import nn
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.holders import autograd_graph
 from legroom.observe.leaks.detector import LeakDetector
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_running_total_and_a_list_are_both_reported() -> None:

@@ -4,10 +4,13 @@ import sys
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from tests.unit.observe.leaks.loops import leaks_of
 
 from legroom.observe.leaks.storing_trace import StoringTrace
+
+pytestmark = pytest.mark.slow
 
 
 def _remember(store: list[Any], value: Any) -> None:

@@ -44,6 +44,7 @@ def assert_as_before(before: dict[tuple[str, str], Any]) -> None:
     assert before["serialization", "registry"] == after["serialization", "registry"]
 
 
+@pytest.mark.slow
 def test_every_attribute_is_restored_to_the_same_object() -> None:
     before = everything_of_torch()
     with virtual_gpus(GiB, GiB):
@@ -54,6 +55,7 @@ def test_every_attribute_is_restored_to_the_same_object() -> None:
     assert_as_before(before)
 
 
+@pytest.mark.slow
 def test_everything_is_restored_after_an_error() -> None:
     before = everything_of_torch()
     with pytest.raises(ZeroDivisionError), virtual_gpus(GiB):
@@ -61,6 +63,7 @@ def test_everything_is_restored_after_an_error() -> None:
     assert_as_before(before)
 
 
+@pytest.mark.slow
 def test_the_check_for_restoration_can_fail() -> None:
     before = everything_of_torch()
     plain = torch.cuda.is_available

@@ -50,6 +50,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes_and_started_programs_have_the_virtual_gpus(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     customized = tmp_path / "customized"

@@ -1,5 +1,6 @@
 """Transforms of `torch.func` are traced: new tensors are on the device of their inputs, and zero tangents use no memory."""
 
+import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, hessian, jvp, vmap
@@ -22,6 +23,7 @@ def test_a_forward_mode_derivative_is_traced_and_its_zeros_use_no_memory():
     assert "aten._efficientzerotensor" not in operations
 
 
+@pytest.mark.slow
 def test_a_hessian_per_sample_is_traced():
     events: list[Event] = []
     with make_device(find_gpu("h200"), "fake", events.append):

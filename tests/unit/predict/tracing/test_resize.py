@@ -10,6 +10,7 @@ from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
 Pair = namedtuple("Pair", "image label")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 4, 9])
 def test_samples_in_any_container_are_dropped_or_repeated(size: int) -> None:
     batch = {

@@ -110,6 +110,7 @@ def test_variables_of_a_script_that_reads_its_own_arguments(monkeypatch: pytest.
     assert config
 
 
+@pytest.mark.slow
 def test_lines_and_variables_in_the_files_of_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

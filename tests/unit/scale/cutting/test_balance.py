@@ -112,6 +112,7 @@ def wide() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     )
 
 
+@pytest.mark.slow
 def test_the_predicted_stages_of_a_pipeline_are_even() -> None:
     model, batch = wide()
     plan = plan_pipeline(
@@ -122,6 +123,7 @@ def test_the_predicted_stages_of_a_pipeline_are_even() -> None:
     assert max(plan.balance.peaks) > weights * 4 / 2
 
 
+@pytest.mark.slow
 def test_the_predicted_devices_of_a_split_model_are_even() -> None:
     model, batch = wide()
     placement, balance = plan_split(model, torch.optim.AdamW(model.parameters()), batch, 2, DEVICE)

@@ -178,6 +178,7 @@ def test_a_tensor_outside_the_model_is_rejected() -> None:
         record_forward(model, (torch.zeros(2, 3),), {})
 
 
+@pytest.mark.slow
 def test_a_cache_is_rejected_with_advice() -> None:
     pytest.importorskip("transformers")
     from transformers import GPT2Config, GPT2LMHeadModel

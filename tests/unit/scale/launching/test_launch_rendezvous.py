@@ -9,6 +9,8 @@ from legroom.errors import LegroomError, UsageError
 from legroom.scale.launching import rendezvous
 from legroom.scale.launching.rendezvous import check_rendezvous
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_free_port_is_accepted():
     with socket.socket() as probe:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from rich.console import Group
 from torch import nn
@@ -41,11 +42,13 @@ def text_of(
     return render_to_string(Group(render_verdict(result.estimate), render_details(result)), width=80)
 
 
+@pytest.mark.slow
 def test_the_first_line_is_the_verdict() -> None:
     assert text_of("rtx4090").startswith("Fits: needs ")
     assert text_of("100MiB").startswith("Does not fit: needs ")
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_shown_with_the_current_one() -> None:
     assert "Largest batch size that fits: 512 (current: 64). Confirmed by a trace." in text_of("rtx4090")
     assert "Not even batch size 64 fits (current: 64)." in text_of("100MiB", largest=None)
@@ -117,6 +120,7 @@ def test_the_largest_batch_as_an_option_just_fits() -> None:
     assert "batch size 32  140.0 MiB  just fits\n" in text
 
 
+@pytest.mark.slow
 def test_a_run_that_fits_by_freeing_its_cache_needs_no_more_than_the_gpu_has() -> None:
     option = replace(SMALLER_BATCH, peak_device=3 << 29, verdict="fits")
     assert "batch size 32   1.00 GiB  fits, by freeing the cache" in text_of("1GiB", options=(option,))

@@ -58,6 +58,7 @@ def test_a_layer_used_twice_is_counted_once() -> None:
     assert [row.parameters for row in result.rows if row.kind == "Linear"] == [20, 0]
 
 
+@pytest.mark.slow
 def test_parameters_of_layers_that_are_never_called_are_counted_in_their_parent() -> None:
     result = legroom.summary(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.zeros(2, 3, 8))
     attention = next(row for row in result.rows if row.kind == "MultiheadAttention")
@@ -86,6 +87,7 @@ def test_a_size_can_be_given_instead_of_a_batch() -> None:
     assert as_torchsummary.rows[0].outputs == ((1, 10),)
 
 
+@pytest.mark.slow
 def test_a_large_model_needs_neither_time_nor_memory() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*(nn.Linear(16384, 16384) for _ in range(20)))

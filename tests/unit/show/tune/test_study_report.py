@@ -101,6 +101,7 @@ def test_the_best_configuration_mentions_its_micro_batches() -> None:
     assert "The trial ran in micro-batches of 32, with the same gradients as the full batch." in text
 
 
+@pytest.mark.slow
 def test_a_thousand_trials_with_long_curves_stay_below_ten_megabytes() -> None:
     curve = thinned([(step, 1.0 / step) for step in range(1, 5000)])
     text = page(study(*(trial(number, curve=curve) for number in range(1000))))

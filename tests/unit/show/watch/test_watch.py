@@ -43,6 +43,7 @@ def test_len_is_that_of_the_loader() -> None:
     assert len(legroom.watch([1, 2, 3])) == 3
 
 
+@pytest.mark.slow
 def test_a_leak_is_reported_once_with_variable_line_and_advice() -> None:
     out = io.StringIO()
     watched = legroom.watch([torch.randn(3, 4) for _ in range(30)], file=out)
@@ -55,6 +56,7 @@ def test_a_leak_is_reported_once_with_variable_line_and_advice() -> None:
     assert (leak.kind, leak.code, leak.name) == ("graph", "LG101", "keep")
 
 
+@pytest.mark.slow
 def test_on_leak_is_called_instead_of_printing() -> None:
     out, leaks = io.StringIO(), list[Leak]()
     train(

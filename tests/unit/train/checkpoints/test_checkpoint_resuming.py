@@ -67,6 +67,7 @@ def test_without_random_states_the_result_would_differ(tmp_path, monkeypatch):
     assert losses != uninterrupted.losses
 
 
+@pytest.mark.slow
 def test_a_loader_with_workers_and_a_generator_resumes_bit_for_bit(tmp_path):
     def options():
         return {"num_workers": 1, "generator": torch.Generator().manual_seed(3)}

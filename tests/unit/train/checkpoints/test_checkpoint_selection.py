@@ -183,6 +183,7 @@ def test_load_weights_without_strict_loads_matching_tensors(tmp_path, caplog):
     assert "classifier.weight, classifier.bias" in caplog.text
 
 
+@pytest.mark.slow
 def test_wrapped_models_are_saved_under_their_own_names(tmp_path):
     source = Net()
     checkpoints = legroom.Checkpoints(tmp_path)

@@ -29,6 +29,7 @@ def long_samples() -> torch.Tensor:
     return torch.randn(2, 6_000, 64, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fallback", "cost"), [("spill", "host memory"), ("checkpoint", "recomputes the activations")]
 )
@@ -49,6 +50,7 @@ def test_exact_fallbacks_give_the_same_gradients_and_log_their_cost(fallback, co
     assert cost in caplog.text
 
 
+@pytest.mark.slow
 def test_a_fallback_stays_active_so_that_the_next_step_succeeds_at_once():
     with VirtualGPU("24MiB"):
         model = Deep().cuda()
@@ -58,6 +60,7 @@ def test_a_fallback_stays_active_so_that_the_next_step_succeeds_at_once():
             assert attempts in (None, guard.last_step.attempts)
 
 
+@pytest.mark.slow
 def test_no_split_spills_instead_of_splitting():
     with VirtualGPU("64MiB"):
         model = Deep(layers=16).cuda()
@@ -67,6 +70,7 @@ def test_no_split_spills_instead_of_splitting():
         assert guard.last_step.fallbacks == ("spill",)
 
 
+@pytest.mark.slow
 def test_lower_precision_is_used_only_if_allowed(caplog):
     with VirtualGPU("24MiB"):
         model = Deep(layers=4).cuda()
@@ -137,6 +141,7 @@ def test_blocks_are_the_members_of_the_outermost_containers():
     assert blocks(plain) == [plain.one]
 
 
+@pytest.mark.slow
 def test_gradients_of_earlier_batches_are_offloaded_if_a_sample_does_not_fit(caplog):
     torch.manual_seed(0)
     weights, x = torch.randn(500, 500), torch.randn(2, 300, 500)

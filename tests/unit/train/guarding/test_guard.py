@@ -23,6 +23,7 @@ def same(ours, theirs):
 # --- without out-of-memory errors
 
 
+@pytest.mark.slow
 def test_a_step_is_bit_for_bit_equal_to_a_plain_step():
     plain, ours = small_model(0.3), small_model(0.3)
     x, y = small_batch(device="cpu")
@@ -268,6 +269,7 @@ def test_other_errors_are_raised_unchanged_with_the_state_that_pytorch_leaves():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_sizes_are_cached_for_the_next_run(tmp_path, monkeypatch):
     monkeypatch.setenv("LEGROOM_CACHE", str(tmp_path))
     x, y = small_batch(batch_size=8_000, device="cpu")

@@ -43,6 +43,7 @@ def two_steps(make, *, max_copy_bytes, failed_step=0, fail=None):
         return state, allocations, optimizer_step.retries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "max_copy_bytes"), CASES)
 def test_a_failure_at_any_allocation_does_not_change_the_result(name, max_copy_bytes):
     make = OPTIMIZERS[name]

@@ -26,6 +26,7 @@ def quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -86,6 +87,7 @@ def trained(capacity: str, batch_size: int) -> tuple[list[tuple[int, ...]], list
     return splits, attempts, numbers
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_next_to_the_state_is_split_in_the_first_step() -> None:
     """Without the reservation, the first step would run unsplit and the second one would fail."""
     splits, attempts, _ = trained("44MiB", 2048)

@@ -71,6 +71,7 @@ def found() -> FoundBatchSize:
 
 
 class TestResult:
+    @pytest.mark.slow
     def test_is_the_largest_size_that_fits(self, found: FoundBatchSize) -> None:
         assert runs(found.batch_size)
         assert not runs(round(found.batch_size * 1.03) + 1)
@@ -86,6 +87,7 @@ class TestResult:
         assert str(found).startswith(f"A batch size of {found.batch_size} uses ")
         assert "none of them ran out of memory" in found.reason
 
+    @pytest.mark.slow
     def test_is_a_multiple_of_multiple_of(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, multiple_of=16))
         assert found.batch_size % 16 == 0
@@ -96,11 +98,13 @@ class TestResult:
         assert found.batch_size == 20
         assert "maximum allowed size" in found.reason
 
+    @pytest.mark.slow
     def test_leaves_memory_free(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, leave_free="24MiB"))
         assert found.peak_reserved <= 40 * 2**20
         assert runs(found.batch_size, "40MiB")
 
+    @pytest.mark.slow
     def test_respects_the_memory_fraction_of_the_process(self) -> None:
         def limited(training: Training) -> FoundBatchSize:
             torch.cuda.set_per_process_memory_fraction(0.5)
@@ -108,6 +112,7 @@ class TestResult:
 
         assert runs(on_gpu(limited).batch_size, "32MiB")
 
+    @pytest.mark.slow
     def test_respects_memory_that_is_already_allocated(self, found: FoundBatchSize) -> None:
         def with_other_tensors(training: Training) -> FoundBatchSize:
             other = torch.zeros(24 << 20, dtype=torch.uint8, device="cuda")
@@ -117,6 +122,7 @@ class TestResult:
 
         assert on_gpu(with_other_tensors).batch_size < 0.8 * found.batch_size
 
+    @pytest.mark.slow
     def test_includes_optimizer_state_that_the_first_step_creates(self) -> None:
         with legroom.VirtualGPU("48MiB"):
             wide = nn.Linear(1024, 1024, bias=False).cuda()
@@ -131,6 +137,7 @@ class TestResult:
             for _ in range(4):
                 step(torch.randn(found.batch_size, 1024))
 
+    @pytest.mark.slow
     def test_quadratic_memory_growth_fails_at_most_once(self) -> None:
         with legroom.VirtualGPU("24MiB"):
             model = nn.Linear(16, 16).cuda()
@@ -144,6 +151,7 @@ class TestResult:
             with pytest.raises(torch.OutOfMemoryError):
                 step(torch.randn(round(found.batch_size * 1.05), 16))
 
+    @pytest.mark.slow
     def test_recovers_from_a_first_size_that_is_too_large(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch, start=100_000 // 16))
         assert found.oom_count >= 1
@@ -175,6 +183,7 @@ class TestRestoredState:
             find_batch(training.step, make_batch, max_batch_size=64)
             torch.testing.assert_close(self.state(training), before, rtol=0, atol=0)
 
+    @pytest.mark.slow
     def test_training_continues_as_without_the_search(self) -> None:
         results = []
         for searches in (False, True):
@@ -222,6 +231,7 @@ class TestRestoredState:
 
 
 class TestBatches:
+    @pytest.mark.slow
     def test_a_batch_is_repeated_to_any_size(self) -> None:
         found = on_gpu(lambda training: find_batch(training.step, make_batch(8)))
         assert runs(found.batch_size)
@@ -250,6 +260,7 @@ def test_without_a_gpu_the_error_names_the_alternatives() -> None:
 
 
 class TestWithAGuard:
+    @pytest.mark.slow
     def test_its_largest_micro_batch_is_found_and_the_state_is_restored(self) -> None:
         with legroom.VirtualGPU(SIZE):
             training = Training()

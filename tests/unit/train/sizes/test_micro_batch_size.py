@@ -83,6 +83,7 @@ class TestOnAnyDevice:
         assert failures == sorted(set(failures), reverse=True)
         assert (failures[-1:] == [0]) == (device.max_size < 1)
 
+    @pytest.mark.slow
     @given(device=devices, batch=st.integers(1, 4096))
     def test_failures_become_rare(self, device: Device, batch: int) -> None:
         sizer = MicroBatchSizer()

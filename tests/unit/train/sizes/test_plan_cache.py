@@ -87,6 +87,7 @@ class TestStoring:
         assert not save_plan("key", {"size": object()})
         assert not cache.exists() or list(cache.iterdir()) == []
 
+    @pytest.mark.slow
     def test_concurrent_writers_leave_a_complete_file(self, cache: Path) -> None:
         processes = multiprocessing.get_context("fork")
         writers = [processes.Process(target=_write, args=(number,)) for number in (1, 2)]

@@ -55,6 +55,7 @@ def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@pytest.mark.slow
 def test_gradients_are_bit_for_bit_equal_with_less_device_memory(gpu):
     plain, allocated_plain = gradients(nullcontext())
     spilled, allocated = gradients(Spill())
@@ -63,6 +64,7 @@ def test_gradients_are_bit_for_bit_equal_with_less_device_memory(gpu):
     assert allocated < allocated_plain - 11 * ACTIVATION
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_fit_fits_with_spill():
     with VirtualGPU("20MiB"), pytest.raises(torch.OutOfMemoryError):
         gradients(nullcontext())
@@ -131,6 +133,7 @@ def test_a_slice_of_a_data_set_on_the_device_is_not_moved(gpu):
     assert spill.moved_tensors == 0
 
 
+@pytest.mark.slow
 def test_the_budget_is_respected_with_the_same_gradients(gpu):
     plain, _ = gradients(nullcontext())
     spill = Spill("5MiB")
@@ -140,6 +143,7 @@ def test_the_budget_is_respected_with_the_same_gradients(gpu):
     assert spill.skipped_bytes > 5 * ACTIVATION
 
 
+@pytest.mark.slow
 def test_if_host_memory_runs_out_the_rest_stays_on_the_device(gpu, monkeypatch):
     plain, _ = gradients(nullcontext())
     spill, copied = Spill(), []
@@ -237,6 +241,7 @@ def test_fewer_large_tensors_are_pending_at_once(gpu, monkeypatch):
     total.backward()
 
 
+@pytest.mark.slow
 def test_prefetching_is_skipped_if_the_device_is_full(gpu):
     plain, _ = gradients(nullcontext())
     failed = []
@@ -311,6 +316,7 @@ def test_second_order_gradients_are_equal(gpu):
     assert spill.moved_tensors > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradients_with_activation_checkpointing_are_equal(gpu, reentrant):
     def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -336,6 +342,7 @@ def test_a_retained_graph_can_be_used_again(gpu):
     assert torch.equal(first, torch.autograd.grad(loss, leaf)[0])
 
 
+@pytest.mark.slow
 def test_gradients_under_autocast_are_equal(gpu):
     def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -127,6 +127,7 @@ def test_the_result_of_freeze_states_the_saving():
     )
 
 
+@pytest.mark.slow
 def test_the_predicted_saving_matches_a_virtual_gpu():
     def model():
         torch.manual_seed(0)

@@ -65,6 +65,7 @@ def test_a_resumed_study_does_not_log_old_reports_again(tmp_path: Path) -> None:
     assert not (tmp_path / "trial_0001").exists()
 
 
+@pytest.mark.slow
 def test_wandb_writes_a_trial_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     log = WandbLog("project", tmp_path)

@@ -53,6 +53,7 @@ def test_a_configuration_that_fits_is_not_split(gate: MemoryGate) -> None:
     assert [admission.fits[gpu.index].micro_batch for gpu in GPUS] == [None, None]
 
 
+@pytest.mark.slow
 def test_a_split_configuration_runs_within_its_predicted_memory(gate: MemoryGate, tmp_path: Path) -> None:
     admission = admit(gate, SPLIT)
     assert admission.verdict is AdmissionVerdict.SPLIT

@@ -1,5 +1,6 @@
 """Packing: which trials share a GPU, and which starts first."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,6 +145,7 @@ def test_without_gpus_the_slots_limit_the_number_of_trials() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(sizes=st.lists(st.integers(1, 9), max_size=30), ends=st.lists(st.integers(0, 50), max_size=60))
 def test_no_gpu_is_overcommitted(sizes: list[int], ends: list[int]) -> None:
     gpus = [gpu(0, 8), gpu(1, 5)]

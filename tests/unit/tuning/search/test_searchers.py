@@ -18,6 +18,7 @@ def value_of(config: Config) -> float:
     return (config["x"] - 0.3) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["random", "optuna", "hyperopt", "bayes"])
 def test_a_replayed_searcher_continues_in_the_same_way(search: str) -> None:
     first = make_searcher(search, SPACE, "min", 7)
@@ -39,6 +40,7 @@ def test_a_replayed_searcher_continues_in_the_same_way(search: str) -> None:
     assert mine["x"] == pytest.approx(other["x"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["optuna", "hyperopt", "bayes"])
 def test_a_changed_configuration_is_learned_with_its_new_values(search: str) -> None:
     """Half of the trials were moved to a good region, the others to a bad one: the next proposal is in the good one."""
@@ -74,6 +76,7 @@ def test_conditions_are_respected(search: str) -> None:
         searcher.learn(number, config, Result(config["x"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("search", ["optuna", "hyperopt", "bayes"])
 def test_learning_from_misfits_reduces_their_number(search: str) -> None:
     """Half of the space never fits, and the optimum is at its edge."""

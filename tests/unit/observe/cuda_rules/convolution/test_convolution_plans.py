@@ -157,6 +157,7 @@ def test_a_workspace_with_weight_copies_per_image_grows_with_the_batch():
     assert kind_bytes(kind, layer(20, 8, 8, 14, 1)) == 2 * kind_bytes(kind, layer(10, 8, 8, 14, 1))
 
 
+@pytest.mark.slow
 def test_every_row_of_the_table_can_be_read():
     rows = [row for _, rows in recorded_table.table() for row in rows]
 

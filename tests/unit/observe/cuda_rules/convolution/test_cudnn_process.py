@@ -73,6 +73,7 @@ def test_a_library_that_aborts_leaves_this_process_alive_and_is_queried_again(pr
     assert process.crashes == 1
 
 
+@pytest.mark.slow
 def test_a_library_that_keeps_crashing_is_not_queried_any_more(process):
     for _ in range(MAX_CRASHES):
         assert ask(process, ABORTS_AT) is None
@@ -106,6 +107,7 @@ def test_forks_that_query_at_the_same_time_get_their_own_answers(process):
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_crash_in_one_fork_costs_the_others_no_answer(process):
     ask(process, 5)
     os.waitpid(forked(lambda: ask(process, ABORTS_AT) is None), 0)

@@ -1,5 +1,6 @@
 """Lazy modules, whose parameters have no shape until the first forward pass."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -49,6 +50,7 @@ def test_a_lazy_layer_can_be_created_on_the_device_of_a_trace() -> None:
         assert layer.weight.is_cuda
 
 
+@pytest.mark.slow
 def test_a_lazy_model_is_estimated_from_a_batch() -> None:
     batch = (torch.randn(5, 3, 8, 8), torch.zeros(5, dtype=torch.long))
     lazy = legroom.estimate(lazy_model(), batch, gpu="1GiB", search=False)
