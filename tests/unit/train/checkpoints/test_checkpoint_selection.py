@@ -85,7 +85,7 @@ def test_a_missing_file_is_named_and_nothing_is_loaded(tmp_path, file):
     (tmp_path / "step-00000002" / file).unlink()
     training = Training().track(checkpoints := legroom.Checkpoints(tmp_path))
     before = [value.clone() for value in training.model.state_dict().values()]
-    with pytest.raises(CheckpointError, match=f"{file} is damaged: it is missing"):
+    with pytest.raises(CheckpointError, match=f"{file} is damaged: the file is missing"):
         checkpoints.resume()
     assert all(torch.equal(a, b) for a, b in zip(before, training.model.state_dict().values(), strict=True))
 

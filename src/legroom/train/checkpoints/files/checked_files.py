@@ -114,7 +114,7 @@ def _map(path: Path) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     except FileNotFoundError:
-        raise _damaged(path, "it is missing") from None
+        raise _damaged(path, "the file is missing") from None
     except OSError as error:
         raise _damaged(path, f"the file cannot be read ({error.strerror})") from None
 
