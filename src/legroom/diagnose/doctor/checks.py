@@ -87,7 +87,7 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorChec
                 code="LG905",
                 message=f"The driver reports {_count(len(machine.gpus), 'GPU')}, but torch cannot use any of "
                 "them.",
-                fix="Check CUDA_VISIBLE_DEVICES and the driver problems reported here.",
+                fix="Check CUDA_VISIBLE_DEVICES, and fix the driver problems in this report.",
             )
         )
     kind = f"CUDA {built}" if built else (f"ROCm {torch.hip}" if torch is not None and hip else "no CUDA")

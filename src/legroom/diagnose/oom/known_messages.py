@@ -244,15 +244,15 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(
         _NOT, "CUDA", r"too many resources requested for launch|cudaErrorLaunchOutOfResources|CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
-        "A kernel requires more registers or threads than the GPU has; this is not about memory.",
+        "A kernel requires more registers or threads than the GPU has. The error is not about memory.",
     ),
     _message(
         _NOT, "CUDA", r"illegal memory access|misaligned address|device-side assert triggered|invalid device ordinal|no kernel image",
-        "A kernel performed an invalid operation; this does not depend on how much memory is free.",
+        "A kernel performed an invalid operation. The error does not depend on how much memory is free.",
     ),
     _message(
         _NOT, "system", r"Too many open files",
-        "The process has too many open files; this is not about memory.",
+        "The process has too many open files. The error is not about memory.",
     ),
     # --- often memory (ambiguous)
     _message(_DISGUISED, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED|cublasCreate", _HANDLE),

@@ -180,8 +180,8 @@ def _from_methods(methods: list[Any]) -> Iterable[Any]:
 
 
 def _from_builtins(others: list[Any]) -> Iterable[Any]:
-    """Follow a generator, an iterator or a deque. Among the objects that it references, only containers, tensors,
-    modules and optimizers are followed."""
+    """Follow a generator, an iterator or a deque. Among the referenced objects, only containers, tensors, modules and
+    optimizers are followed."""
     return [each for each in gc.get_referents(*others) if isinstance(each, _FOLLOWED_FROM_BUILTINS)]
 
 

@@ -270,7 +270,7 @@ class VirtualGPU:
 
 
 class _Selected(threading.local):
-    """The selected device. Each thread has its own, as in CUDA."""
+    """The selected device. Each thread selects its own device, as in CUDA."""
 
     index = 0
 

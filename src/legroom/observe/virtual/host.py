@@ -47,7 +47,7 @@ class VirtualHost(Protocol):
 
     @property
     def current(self) -> int:
-        """The selected device. Each thread has its own, as in CUDA; a new thread starts with device 0."""
+        """The selected device. Each thread selects its own device, as in CUDA; a new thread starts with device 0."""
 
     @current.setter
     def current(self, index: int) -> None: ...

@@ -36,7 +36,7 @@ All activations that the evaluation saved.
 
 ## Fix safety
 The fix is safe if the function returns no tensor with a graph, and unsafe otherwise. The fix adds `@torch.no_grad()` to
-a function that only evaluates. In other functions, it puts the loop under `with torch.no_grad():`.
+a function that only evaluates. In other functions, the fix puts the loop under `with torch.no_grad():`.
 """
 
 from collections.abc import Iterator

@@ -47,7 +47,7 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         yield Problem(
             node=shuffle,
-            message="A DataLoader with a sampler cannot shuffle: this raises a ValueError",
+            message="A DataLoader with a sampler and `shuffle=True` raises a ValueError",
             help="Remove `shuffle=True`; the sampler determines the order",
             edits=(remove_argument(program, call.node, shuffle),),
         )
