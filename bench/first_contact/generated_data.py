@@ -70,10 +70,10 @@ def masks(folder: Path) -> None:
     """Images with a mask each."""
     from PIL import Image
 
-    _images(folder / "data" / "imgs", 20, 200, 300, "png")
+    _images(folder / "data" / "imgs", 12, 200, 300, "png")
     (folder / "data" / "masks").mkdir(parents=True, exist_ok=True)
     chance = _chance()
-    for number in range(20):
+    for number in range(12):
         pixels = chance.integers(0, 2, (200, 300), dtype=numpy.uint8)
         Image.fromarray(pixels).save(folder / f"data/masks/{number:06}_mask.png")
 
@@ -129,10 +129,3 @@ def citations(folder: Path) -> None:
     (target / "cora.content").write_text("".join(content))
     cites = (f"{first} {second}\n" for first, second in chance.integers(0, 1700, (3400, 2)))
     (target / "cora.cites").write_text("".join(cites))
-
-
-def waves(folder: Path) -> None:
-    import torch
-
-    length = numpy.arange(1000) + _chance().integers(-80, 80, 100).reshape(100, 1)
-    torch.save(numpy.sin(length / 20.0), folder / "traindata.pt")

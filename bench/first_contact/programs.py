@@ -104,7 +104,6 @@ PROGRAMS = (
     ),
     _example("gat", "main.py --epochs 2 --dry-run", data.citations),
     _example("regression", "main.py", gpu=False),
-    _example("time_sequence_prediction", "train.py --steps 1", data.waves, gpu=False),
     _example("distributed/ddp-tutorial-series", "single_gpu.py 1 1"),
     _example("distributed/ddp-tutorial-series", "multigpu.py 1 1"),
     _example("distributed/ddp-tutorial-series", "multigpu_torchrun.py 1 1", ranks=True, alone=False),
@@ -140,7 +139,7 @@ PROGRAMS = (
     _image_gan("context_encoder", "--batch_size 500 --img_size 32 --mask_size 16"),
     _image_gan("stargan", "--batch_size 4 --img_height 64 --img_width 64 --residual_blocks 2 --decay_epoch 0"),
     Program(
-        repository="Pytorch-UNet", folder=".", prepare=data.masks, arguments="train.py --epochs 1 --batch-size 2 --scale 0.25"
+        repository="Pytorch-UNet", folder=".", prepare=data.masks, arguments="train.py --epochs 1 --batch-size 2 --scale 0.12"
     ),
     Program(repository="pygcn", folder="pygcn", arguments="train.py --epochs 2"),
     _cleanrl("dqn", "--total-timesteps 300 --learning-starts 100"),
@@ -152,11 +151,6 @@ PROGRAMS = (
     _cleanrl("sac_continuous_action", f"{_PENDULUM} --learning-starts 100 --buffer-size 1000"),
     _cleanrl("ppo_continuous_action", "--env-id Pendulum-v1 --total-timesteps 512 --num-steps 256"),
     _cleanrl("rpo_continuous_action", "--env-id Pendulum-v1 --total-timesteps 512 --num-steps 256"),
-    Program(
-        repository="SupContrast", folder=".", prepare=data.classes,
-        arguments="main_supcon.py --dataset path --data_folder images/train --mean (0.5,0.5,0.5) --std (0.5,0.5,0.5) "
-        "--model resnet18 --batch_size 8 --num_workers 0 --epochs 1",
-    ),
     _timm(f"{_TIMM} --model resnet18 --input-size 3 64 64"),
     _timm(f"{_TIMM} --model vit_tiny_patch16_224 --img-size 64 --opt adamw --amp --model-ema"),
     _timm(f"{_TIMM} --model efficientnet_b0 --input-size 3 64 64 --mixup 0.2 --drop-path 0.1 --grad-checkpointing"),
@@ -183,8 +177,9 @@ OMITTED = {
     "examples/distributed/rpc": "CPU only, processes of different kinds",
     "examples/distributed/tensor_parallelism/fsdp_tp_example.py": "needs 4 GPUs and a 24-layer model",
     "examples/fx": "do not train",
+    "examples/time_sequence_prediction": "fails with python: torch.load refuses its data",
     "examples/reinforcement_learning": "train on the CPU until the game is solved",
-    "examples/super_resolution": "needs a package that is not installed (six)",
+    "examples/super_resolution, SupContrast/main_supcon.py": "need packages that are not installed (six, tensorboard_logger)",
     "cleanrl: Atari, procgen, JAX, envpool, MuJoCo and PettingZoo programs": "need packages that are not installed",
     "vision/references: detection, optical_flow, stereo, video_classification, train_quantization": "need COCO tools, flow or video data, or the CPU",
 }

@@ -5,7 +5,8 @@
 CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Every command runs in a new copy of the program. Data that a
 program would download is generated with random contents. For each program:
 
-- `run`: on a virtual GPU of 24 GiB. Right if the program ends as with `python`, writes files of the same names, and uses GPU memory.
+- `run`: on a virtual GPU of 24 GiB. Right if the program ends as with `python`, writes all files that it writes then,
+  and uses GPU memory.
 - `run too small`: on a virtual GPU with 85% of the memory that was allocated at the peak of `run`. Right if the program runs out of memory and
   the report names the line of the program that the traceback names; in the backward pass, a line of the program whose backward failed.
 - `estimate`: right if the verdict is `fits` for a GPU with 10% more than `run` reserved plus the workspaces of CUDA kernels, which a virtual
@@ -108,7 +109,7 @@ class Trial:
         before = self._files()
         paths = [str(self.root), os.environ.get("PYTHONPATH", "")]
         environment = {
-            **os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off", "WANDB_MODE": "offline",
+            **os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off", "WANDB_MODE": "disabled",
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }  # fmt: skip
         began = time.monotonic()
@@ -140,8 +141,9 @@ class Trial:
         }
 
     def failing_line(self, outcome: Outcome) -> str:
-        """The innermost line of the program in the last traceback, as `file:line`; "" without one."""
-        last = outcome.error.rpartition("Traceback (most recent call last)")[2]
+        """The innermost line of the program in the traceback of the last OutOfMemoryError, as `file:line`; "" without one."""
+        until_oom = outcome.error.rpartition("OutOfMemoryError: ")[0]
+        last = until_oom.rpartition("Traceback (most recent call last)")[2]
         frames = re.findall(r'File "([^"]+)", line (\d+)', last)
         inside = [f"{file}:{line}" for file, line in frames if Path(file).is_relative_to(self.root)]
         return inside[-1] if inside else ""
@@ -180,9 +182,9 @@ def check_run(trial: Trial, done: Outcome, reference: dict[str, Any]) -> str:
     if trial.program.gpu != (document["peak_allocated_bytes"] > 0):
         return f"wrong: peak of {document['peak_allocated_bytes']} bytes"
     if reference["code"] == 0:
-        differing = _normalised(done.changed) ^ set(reference["files"])
-        if differing:
-            return f"wrong: other files written: {sorted(differing)[0]}"
+        missing = set(reference["files"]) - _normalised(done.changed)
+        if missing:
+            return f"wrong: did not write {sorted(missing)[0]}"
     return "right"
 
 

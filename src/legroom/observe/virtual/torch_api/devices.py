@@ -11,7 +11,7 @@ size, clock rates and similar values affect no result, so they are always the va
 import contextlib
 import copyreg
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -75,6 +75,9 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
         {
             # The real initialization would load drivers and register kernels permanently.
             "_initialized": True,
+            "_lazy_init": functions.initialize,
+            "_lazy_call": _call_now,
+            "is_initialized": functions.is_initialized,
             "_cached_device_count": len(host.devices),
             "_is_in_bad_fork": answer(False),
             "_exchange_device": functions.exchange,
@@ -102,6 +105,11 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
     )
     if torch.version.cuda is None:
         yield from table(torch.version, {"cuda": CUDA_VERSION})
+
+
+def _call_now(function: Callable[[], object], **options: Any) -> None:
+    """torch would call it when CUDA is initialized. Here, it can be called before."""
+    function()
 
 
 def invalid_ordinal() -> Exception:
@@ -132,6 +140,7 @@ class _DeviceFunctions:
 
     def __init__(self, host: VirtualHost) -> None:
         self._host = host
+        self._is_initialized = False
         self._sync_debug_mode = 0
         self._properties = [DeviceProperties.of(device) for device in host.devices]
 
@@ -142,7 +151,15 @@ class _DeviceFunctions:
         found = {device.spec.capability for device in self._host.devices}
         return " ".join(f"sm_{major}{minor}" for major, minor in sorted(found))
 
+    def initialize(self) -> None:
+        self._is_initialized = True
+
+    def is_initialized(self) -> bool:
+        """Whether the program has used a device. Libraries select the device of a rank only if it has not."""
+        return self._is_initialized or any(device.allocator.peak_reserved for device in self._host.devices)
+
     def current(self) -> int:
+        self._is_initialized = True
         return self._host.current
 
     def check(self, index: int) -> None:
@@ -152,6 +169,7 @@ class _DeviceFunctions:
     def select(self, index: int) -> None:
         if index >= 0:
             self.check(index)
+            self._is_initialized = True
             self._host.current = index
 
     def exchange(self, index: int) -> int:

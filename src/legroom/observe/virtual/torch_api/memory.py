@@ -126,7 +126,12 @@ class _MemoryFunctions:
         """A function with the signature of `torch.cuda.memory_allocated` that returns one of the allocator's statistics."""
 
         def read(device: Any = None) -> int:
-            index = torch.cuda._utils._get_device_index(device, optional=True)
+            # Without a device, torch does not initialize CUDA here.
+            index = (
+                self._host.current
+                if device is None
+                else torch.cuda._utils._get_device_index(device, optional=True)
+            )
             value: int = getattr(self._allocator(index), name)
             return value
 

@@ -11,6 +11,7 @@ from torch.cuda import current_device as current_device_imported_before
 from torch.cuda import is_available as is_available_imported_before
 from virtual_host import virtual_gpus
 
+from legroom import VirtualGPU
 from legroom.units import GiB, MiB
 
 
@@ -25,8 +26,28 @@ def host() -> Iterator[Any]:
 def test_devices_are_available(host: Any) -> None:
     assert torch.cuda.is_available()
     assert torch.cuda.device_count() == 2
-    assert torch.cuda.is_initialized()
     torch.cuda.init()
+    assert torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.ones(1, device="cuda"),
+        lambda: torch.cuda.set_device(1),
+        torch.cuda.current_device,
+        lambda: torch.accelerator.set_device_index(1),
+    ],
+)
+def test_cuda_is_initialized_when_the_program_uses_a_device(use: Any) -> None:
+    with VirtualGPU("64MiB,64MiB"):
+        assert torch.cuda.is_available()
+        torch.cuda.manual_seed_all(0)
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_allocated() == 0
+        assert not torch.cuda.is_initialized()
+        use()
+        assert torch.cuda.is_initialized()
 
 
 def test_functions_imported_earlier_see_the_devices(host: Any) -> None:
