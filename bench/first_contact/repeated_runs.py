@@ -110,6 +110,7 @@ def main(argv: Sequence[str]) -> int:
             results = outcomes(kind, command, options.full, options.times, options.jobs)
             others = ", ".join(f"{count} × {what}" for what, count in results.items() if what)
             rows.append([kind.name, command, f"{results['']} of {options.times}", others])
+            print(*rows[-1], flush=True)
     print_table("Runs that end as with python", ["program", "command", "as with python", "others"], rows)
     return 0
 

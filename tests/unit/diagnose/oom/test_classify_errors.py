@@ -90,6 +90,8 @@ def test_low_memory_threshold_scales_with_the_device():
 
 def test_memory_fraction_limits_free_memory():
     with VirtualGPU("8GiB"):
+        assert device_memory() is None, "CUDA is not initialized"
+        torch.cuda.init()
         assert device_memory() == (8 * GiB, 8 * GiB)
         torch.cuda.set_per_process_memory_fraction(0.125)
         kept = torch.empty(1000 * MiB, dtype=torch.uint8, device="cuda")
