@@ -78,28 +78,11 @@ def masks(folder: Path) -> None:
         Image.fromarray(pixels).save(folder / f"data/masks/{number:06}_mask.png")
 
 
-def voc(folder: Path) -> None:
-    """Segmentation in the layout of Pascal VOC 2012."""
-    from PIL import Image
-
-    root = folder / "voc" / "VOCdevkit" / "VOC2012"
-    _images(root / "JPEGImages", 4, 96, 96)
-    (root / "SegmentationClass").mkdir(parents=True, exist_ok=True)
-    (root / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
-    chance = _chance()
-    for number in range(4):
-        pixels = chance.integers(0, 21, (96, 96), dtype=numpy.uint8)
-        Image.fromarray(pixels).save(root / f"SegmentationClass/{number:06}.png")
-    for name in ("train", "val"):
-        lines = "".join(f"{number:06}\n" for number in range(4))
-        (root / "ImageSets" / "Segmentation" / f"{name}.txt").write_text(lines)
-
-
 def classes(folder: Path) -> None:
     """One folder of images per class."""
     for part in ("train", "val", "validation"):
-        for name in ("a", "b"):
-            _images(folder / "images" / part / name, 6, 80, 80)
+        for name in "abcdef":
+            _images(folder / "images" / part / name, 2, 80, 80)
 
 
 def pairs(folder: Path) -> None:

@@ -244,7 +244,9 @@ def check_launch(trial: Trial, capacity: str) -> str:
     done = trial.legroom("launch", "--nproc", "2", "--gpu", capacity)
     document = done.document
     if document is None or done.code != 0:
-        return f"wrong: {done.last_line}"
+        first = document["first_failure"] if document else None
+        errors = [rank["error"] for rank in document["ranks"] if rank["rank"] == first] if document else []
+        return f"wrong: {errors[0].splitlines()[0][:110] if any(errors) else done.last_line}"
     peaks = [rank["peak_allocated_bytes"] for rank in document["ranks"]]
     if len(peaks) != 2 or not all(peaks):
         return f"wrong: peaks {peaks}"
@@ -334,6 +336,7 @@ def _write(path: Path, rows: dict[str, dict[str, Any]], torch: str) -> None:
         "", *(f"- {line}" for line in totals(rows)), "",
         "| program | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|",
         *("| " + " | ".join([name, *(row[column].replace("|", "/") for column in COLUMNS)]) + " |" for name, row in rows.items()),
+        "", f"Without a row: {', '.join(name for name in map(_key, PROGRAMS) if name not in rows) or 'none'}.",
         "", "Not tried:", "", *(f"- {programs}: {why}" for programs, why in OMITTED.items()),
     ]  # fmt: skip
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")

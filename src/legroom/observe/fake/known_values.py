@@ -135,7 +135,7 @@ class KnownValues:
     ) -> tuple[list[Any], dict[str, Any]] | None:
         """The arguments, with fake tensors replaced by their values. None if a fake tensor has no values or the result
         is too large."""
-        if id(func) in _UNINITIALIZED:
+        if id(func) in _UNINITIALIZED or _communicates(func):
             return None
         fills = id(func) in _FILLS
         most = MAX_FILLED_BYTES if fills else MAX_TRACKED_BYTES
@@ -178,6 +178,13 @@ def needs_values(func: Any, args: Any) -> bool:
 def _is_dependent(func: Any) -> bool:
     tags = getattr(func, "tags", ())
     return torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+
+
+@functools.cache
+def _communicates(func: Any) -> bool:
+    """Whether an operation communicates with other ranks, which do not exist in a trace. The fake group of a single rank
+    may return memory that is not a tensor's."""
+    return "c10d" in getattr(func, "namespace", "")
 
 
 def _computed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from legroom.observe.fake.fake_tensors import FakeTensors
-from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
+from legroom.observe.fake.known_values import MAX_TRACKED_BYTES, _communicates
 from legroom.observe.virtual.gpu import VirtualGPU
 
 
@@ -151,3 +151,8 @@ def test_host_copies_are_freed_with_their_tensors(device: VirtualGPU) -> None:
     assert len(fake_tensors._values._host_copies) == before + 1
     del tensor
     assert len(fake_tensors._values._host_copies) == before
+
+
+def test_collectives_are_not_computed_on_values() -> None:
+    assert _communicates(torch.ops._c10d_functional.all_reduce.default)
+    assert not _communicates(torch.ops.aten.add.Tensor)
