@@ -8,8 +8,10 @@ function mode that does nothing; no recorder that is written in Python can be fa
 - Steps: `Linear(8, 8)` with a batch of 4, mean squared error, backward, SGD.
 - Tensors: a list of live `torch.zeros(4)`.
 
-Printed is the CPU time of all threads per step or tensor, from the start of the loop to the end of the process, the lowest
-of all rounds, and the peak of resident memory that the second half of the loop adds. The report of `legroom run` counts.
+The table shows the CPU time of all threads per step or tensor, from the start of the loop to the end of the process. It is
+the lowest of all rounds, and includes the report of `legroom run`. The last two columns show how much the peak of resident
+memory has grown since the start of the loop, after a fifth of the steps and after all of them. If both are similar, the memory
+of the recorder does not grow with the number of steps.
 """
 
 import argparse
@@ -24,7 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SIDES: dict[str, tuple[str, list[str], str]] = {
@@ -62,30 +64,44 @@ def main() -> None:
         if count:
             print_table(
                 f"{count:,} {'tiny training steps' if work == 'steps' else 'live tiny tensors'}",
-                ["", "CPU time each", "relative to python", "memory each, second half"],
+                [
+                    "",
+                    "CPU time each",
+                    "relative to python",
+                    f"memory after {count // 5:,}",
+                    f"memory after {count:,}",
+                ],
                 compare(work, count, chosen.rounds, chosen.sides),
             )
 
 
 def compare(work: str, count: int, rounds: int, sides: list[str]) -> list[list[str]]:
-    figures: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    figures: dict[str, list[Figures]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side in sides:
             figures[side].append(run_side(side, work, count))
-    lowest = {side: min(seconds for seconds, _ in measured) for side, measured in figures.items()}
+    lowest = {side: min(each.seconds for each in measured) for side, measured in figures.items()}
     return [
         [
             SIDES[side][0],
             f"{lowest[side] * 1e6:.1f} µs",
             f"{lowest[side] / lowest['plain']:.2f}×" if "plain" in lowest else "",
-            f"{min(size for _, size in figures[side]) / 1024:.3f} KiB",
+            f"+{min(each.first_fifth for each in figures[side]) / 2**20:.1f} MiB",
+            f"+{min(each.all for each in figures[side]) / 2**20:.1f} MiB",
         ]
         for side in sides
     ]
 
 
-def run_side(side: str, work: str, count: int) -> tuple[float, float]:
-    """Return the CPU seconds and the bytes per step or tensor."""
+class Figures(NamedTuple):
+    """CPU seconds per step or tensor, and the bytes by which the peak of resident memory grew."""
+
+    seconds: float
+    first_fifth: float
+    all: float
+
+
+def run_side(side: str, work: str, count: int) -> Figures:
     _, command, modes = SIDES[side]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
@@ -114,7 +130,8 @@ def run_side(side: str, work: str, count: int) -> tuple[float, float]:
             sys.exit(f"{side} failed:\n{errors}")
         measured = json.loads(out.read_text())
     seconds = usage.ru_utime + usage.ru_stime - measured["seconds_before"]
-    return seconds / count, (measured["peak_end"] - measured["peak_half"]) / (count / 2)
+    before = measured["peak_before"]
+    return Figures(seconds / count, measured["peak_fifth"] - before, measured["peak_end"] - before)
 
 
 # --- the measured program
@@ -127,13 +144,18 @@ def measure(work: str, count: int, device: str, modes: str) -> dict[str, float]:
         do = WORK[work](device)
         for _ in range(WARM_UP):
             do()
-        before = time.process_time()
-        for _ in range(count // 2):
+        peak, before = _peak_memory(), time.process_time()
+        for _ in range(count // 5):
             do()
-        half = _peak_memory()
-        for _ in range(count - count // 2):
+        fifth = _peak_memory()
+        for _ in range(count - count // 5):
             do()
-        return {"seconds_before": before, "peak_half": half, "peak_end": _peak_memory()}
+        return {
+            "seconds_before": before,
+            "peak_before": peak,
+            "peak_fifth": fifth,
+            "peak_end": _peak_memory(),
+        }
 
 
 def tiny_steps(device: str) -> Callable[[], object]:

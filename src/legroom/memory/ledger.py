@@ -28,7 +28,7 @@ from legroom.memory.timeline import Sample, TimelineBuilder
 
 _BATCH = 4096
 _SPAN = 1 << 15
-_MAX_STEPS = 20_000
+_MAX_STEPS = 5_000
 """The number of steps that a ledger with `keep_events` keeps."""
 
 

@@ -94,7 +94,7 @@ class ChunkFile:
         chunk.events = encoder.events - chunk.first_event
         chunk.end = encoder.time
         chunk.ooms = encoder.ooms
-        chunk.step_lines = zlib.compress("".join(f"{line}\n" for line in encoder.step_lines).encode())
+        chunk.step_lines = encoder.finished_step_lines()
         for key, peak in self._peaks().items():
             if peak > self._peaks_before.get(key, 0):
                 self._chunk_with_peak[key] = chunk.number

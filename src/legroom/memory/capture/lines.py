@@ -26,6 +26,7 @@ A capture may come from an untrusted source, so every value is checked when it i
 
 # ruff: noqa: UP031  (percent formatting is as fast as an f-string, and rejects values that are not numbers)
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -67,7 +68,7 @@ class LineEncoder:
         self.reserved: defaultdict[int, int] = defaultdict(int)
         self.peak_allocated: defaultdict[int, int] = defaultdict(int)
         self.peak_reserved: defaultdict[int, int] = defaultdict(int)
-        self.step_lines: list[str] = []
+        self._step_lines = _CompressedLines()
         """The Step events of this chunk, which stay in the file if the chunk is dropped."""
         self.ooms = 0
         """The number of Oom events in this chunk."""
@@ -79,7 +80,7 @@ class LineEncoder:
 
     def begin_chunk(self, header: dict[str, Any]) -> list[str]:
         """The first lines of a new chunk: the completed `header` and the live storages."""
-        self.step_lines, self.ooms = [], 0
+        self._step_lines, self.ooms = _CompressedLines(), 0
         self._sites = {}
         self._last_time, self._last_id = self.time, 0
         lines = [to_json({**header, "first_event": self.events, "time": self.time})]
@@ -160,9 +161,13 @@ class LineEncoder:
             self.reserved[event.device] = reserved
             self.peak_reserved[event.device] = max(self.peak_reserved[event.device], reserved)
         elif isinstance(event, Step):
-            self.step_lines.append(line)
+            self._step_lines.add(line)
         elif isinstance(event, Oom):
             self.ooms += 1
+
+    def finished_step_lines(self) -> bytes:
+        """The Step events of this chunk, compressed. Call it once, at the end of the chunk."""
+        return self._step_lines.finish()
 
     def _declare(self, key: Site, add: Callable[[str], None]) -> int:
         number = self._sites[key] = len(self._sites)
@@ -175,6 +180,20 @@ class LineEncoder:
         self.allocated[freed[4]] -= freed[3]
         if id in self._tags:
             del self._tags[id]
+
+
+class _CompressedLines:
+    """Lines that are compressed as they are added. A chunk may contain many thousand steps."""
+
+    def __init__(self) -> None:
+        self._compressor = zlib.compressobj()
+        self._data = bytearray()
+
+    def add(self, line: str) -> None:
+        self._data += self._compressor.compress(f"{line}\n".encode())
+
+    def finish(self) -> bytes:
+        return bytes(self._data + self._compressor.flush())
 
 
 _LETTERS: dict[type[Event], str] = {SegmentChange: "g", Step: "p", Oom: "o"}
