@@ -233,7 +233,7 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
         return
     block = _heaviest_block(activations)
-    where = f"the parts of `{block}`, which save most activations," if block else "the model's blocks"
+    where = f"the parts of `{block}`, which save the most activations," if block else "the model's blocks"
     yield Finding(
         code="LG604",
         message=f"Activations saved for the backward pass use {format_size(size)}.",

@@ -117,7 +117,7 @@ class Program:
         return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
 
     def method(self, class_name: str | None, name: str) -> Function | None:
-        """Return a method of a class of this file, or of a class that it inherits from."""
+        """Return the method that a class in this file defines or inherits."""
         seen: set[str] = set()
         pending = [class_name] if class_name else []
         while pending:

@@ -1,7 +1,7 @@
 """LG104: Activations of earlier steps are still alive
 
 ## What it detects
-In a report: activations that autograd saved in an earlier step are still allocated.
+In a report: checks whether activations that autograd saved in an earlier step are still allocated.
 
 In source code (`legroom lint`): a model receives a state and returns it under the same name, in a loop with a backward pass
 or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule does not flag
@@ -25,7 +25,7 @@ loss.backward()
 ```
 
 ## Estimated saving
-The size of these activations.
+The fix saves the memory of these activations.
 
 ## Fix safety
 The fix is unsafe: it detaches the state that the model receives, so gradients stop at the beginning of the step,

@@ -5,7 +5,7 @@ Checks for tensors that the `forward` method of a `torch.autograd.Function` assi
 
 ## Why this is a problem
 The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive
-as long as the graph. If the tensor is an output, it forms a reference cycle with its own graph. Reference counting
+until the graph is freed. If the tensor is an output, it forms a reference cycle with its own graph. Reference counting
 never frees such a cycle.
 
 ## Example
@@ -75,7 +75,7 @@ def check(program: Program) -> Iterator[Problem]:
         if store.target.rpartition(".")[2] not in _SETTINGS and _is_tensor(program, store):
             yield Problem(
                 node=store.node,
-                message=f"`{store.target}` keeps a tensor alive as long as the graph, even after the backward pass",
+                message=f"`{store.target}` keeps a tensor alive until the graph is freed, even after the backward pass",
                 help="Use `ctx.save_for_backward(...)` and read `ctx.saved_tensors` in `backward`",
             )
 
