@@ -30,7 +30,7 @@ def tune(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the study in that directory.")] = False,
     engine: Annotated[Text, typer.Option(metavar="NAME", help="Engine that runs the trials: ray, or local (processes on this machine).", show_default="ray if installed")] = None,
     address: Annotated[Text, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster.", show_default=False)] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of trials at the same time.", show_default=False)] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of trials that run at the same time.", show_default=False)] = None,
     ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of processes per trial.", show_default="1")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the search algorithm.", show_default="0")] = None,
     grace_period: Annotated[int | None, typer.Option(min=1, metavar="N", help="Minimum number of steps before a trial may be stopped early.", show_default="1")] = None,

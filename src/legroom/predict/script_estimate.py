@@ -117,8 +117,8 @@ def estimate_script(
     available = psutil.virtual_memory().available
     if first.reserved > available / 2:
         raise CannotTrace(
-            f"{first}. Running the script with real values would need at least {format_size(first.reserved)} of host memory, "
-            f"and {format_size(available)} is available.",
+            f"{first}. Running the script with real values requires at least {format_size(first.reserved)} of host memory, "
+            f"but only {format_size(available)} is available.",
             output=first.output,
         )
     waiting.start("the script needs real values; running the script on the CPU instead")

@@ -20,8 +20,8 @@ def check_rendezvous(address: str) -> None:
     if _is_free(int(port)) or _is_rendezvous(host, int(port)):
         return
     raise LegroomError(
-        f"Port {port} is used by another program{_process(int(port))}. Stop that program, or use another port "
-        f"with the same `--rendezvous {host}:{_next(int(port))}` on all nodes."
+        f"Port {port} is used by another program{_process(int(port))}. Stop that program, or choose another port "
+        f"by passing `--rendezvous {host}:{_next(int(port))}` on every node."
     )
 
 

@@ -91,7 +91,7 @@ def _verdict(estimate: Estimate) -> str:
         case "fits":
             return f"Fits: needs {needs} (at most {format_size(estimate.safe)}).{where}"
         case "uncertain":
-            return f"May not fit: needs about {needs}, and up to {format_size(estimate.safe)}.{where}"
+            return f"May not fit: needs about {needs}, possibly up to {format_size(estimate.safe)}.{where}"
     over = estimate.peak_device - estimate.gpu.total
     missing = f"{format_size(over)} too much" if over > 0 else "but the free memory is fragmented"
     return f"Does not fit: needs {needs}, {missing}.{where}"

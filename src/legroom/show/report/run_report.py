@@ -99,7 +99,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield from _fragments(oom)
     yield from top_lines(oom.snapshot.top, report.sources)
     if oom.holders:
-        yield from section("Memory by variable", "retained by each; entries may overlap")
+        yield from section("Memory by variable", "memory that each variable retains; entries may overlap")
         yield _holder_table(_merge_holders(oom.holders)[:TOP_HOLDERS])
     yield from _history(report)
     if oom.advice:

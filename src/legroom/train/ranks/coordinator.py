@@ -255,7 +255,7 @@ class DistributedRanks:
         In that case, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
         """
         if self._pending.lost:
-            raise self._missing_ranks("a collective of the step failed") from error
+            raise self._missing_ranks("a collective failed during the step") from error
         self._store_reason(_first_line(error))
         self.complete_pending()
         return self._conclude(

@@ -189,7 +189,7 @@ def _cell(text: str, value: Any) -> str:
 
 def _by_reason(trials: list[TrialFigures]) -> list[tuple[list[int], str]]:
     """Group trials by reason, the most frequent first. Reasons that differ only in their numbers are treated as equal.
-    The text of the first trial is shown. The table of all trials contains the other texts."""
+    For each group, the reason of its first trial is shown. The table of all trials shows every reason."""
     grouped: dict[str, list[TrialFigures]] = {}
     for trial in trials:
         grouped.setdefault(re.sub(r"[\d.,]+", "0", trial.reason), []).append(trial)
