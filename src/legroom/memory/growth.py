@@ -14,7 +14,7 @@ Line = tuple[Frame | None, Category]
 
 
 class Growth(NamedTuple):
-    """A line whose memory grew at the end of each of the last steps."""
+    """A source line whose allocated memory grew in each of the last steps."""
 
     file: str | None
     """None if no line of the user's code is known; likewise `line` and `function`."""
@@ -37,7 +37,7 @@ class _Streak(NamedTuple):
 
 
 class GrowthTracker:
-    """Tracks the memory of the lines of one device at the end of each step."""
+    """Tracks how much memory each source line has allocated on one device at the end of each step."""
 
     def __init__(self) -> None:
         self._streaks: dict[Line, _Streak] = {}

@@ -65,11 +65,11 @@ def tune(
     not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
     "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min".
     `storage` is the folder of the study. With `resume`, the study in that folder is continued. `engine` is local, ray
-    or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials at the same time.
-    `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are options of
-    ASHA. `interval` is the number of steps between decisions of population-based training. `shape_parameters` are the
-    parameters that affect memory, if you know them. `callbacks` are objects that show or log the study. By default, a
-    live table is shown; `[]` disables it.
+    or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run at the same
+    time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are options
+    of ASHA. `interval` is the number of steps between decisions of population-based training. `shape_parameters` are
+    the parameters that affect memory, if you know them. `callbacks` are objects that show or log the study. By default,
+    a live table is shown; `[]` disables it.
     """
     stop_if_imported()
     if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds

@@ -28,7 +28,7 @@ class TuneJob:
     gpus: Sequence[TrialGpu] = ()
     """Real or virtual GPUs; empty for the CPU."""
     parallel: int | None = None
-    """The maximum number of trials at the same time. None means that it is limited only by memory and CPU cores."""
+    """The maximum number of trials that run at the same time. None: only memory and CPU cores limit the number."""
     ranks: int = 1
     """Processes per trial."""
     time_budget: float | None = None

@@ -58,7 +58,7 @@ class TrialDispatcher:
         self._job, self._runner = job, runner
         self._cpu_share = CpuShare(runner.folder_of(0).with_name("threads"), job.ranks)
         self.slots = slots_for(job)
-        """Maximum number of trials at the same time."""
+        """The maximum number of trials that run at the same time."""
         self._ahead = prepare_trials(job, self.slots)
         self._packer = Packer(job.gpus, self.slots, job.ranks, runner.other_processes.used)
         self._ready: dict[int, ReadyTrial] = {}
@@ -301,8 +301,8 @@ def prepare_trials(job: TuneJob, slots: int) -> int:
 
 
 def slots_for(job: TuneJob) -> int:
-    """The maximum number of trials at the same time. Unless the user sets it, this is the number of CPU cores divided
-    by the number of ranks."""
+    """The maximum number of trials that run at the same time. Unless the user sets it, this is the number of CPU cores
+    divided by the number of ranks."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

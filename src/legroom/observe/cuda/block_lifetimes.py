@@ -112,7 +112,8 @@ class BlockLifetime:
 
 
 class LibraryWorkspaces:
-    """Finds the workspaces of matrix libraries: one for the program's thread and one for the engine's thread."""
+    """Finds the workspaces that cuBLAS and cuBLASLt allocate: for each size and stream, one in the program's thread and
+    one in the autograd engine's thread."""
 
     def __init__(self, sizes: frozenset[int]) -> None:
         self._sizes = sizes

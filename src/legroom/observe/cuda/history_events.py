@@ -44,14 +44,14 @@ class LoaderBatch(NamedTuple):
 
 
 class PendingEvent(NamedTuple):
-    """An event that comes before the first entry of its tick."""
+    """An event that is sent before the first history entry with the same tick."""
 
     tick: int
     event: Event
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""A record of something that happened at a tick. It is merged into the entries."""
+"""A record of something that happened at a tick (see `markers`). The record is merged into the history entries."""
 
 
 class AllocationFailure(NamedTuple):
@@ -77,7 +77,7 @@ class AllocationFailure(NamedTuple):
     survey: HolderSurvey | None = None
     """The variables that retained memory; None if they were not searched."""
     other_processes: str = ""
-    """The other processes on the device, as text."""
+    """A description of the other processes on the device."""
 
 
 TimedEvent = tuple[float, Event]

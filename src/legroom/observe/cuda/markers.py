@@ -1,13 +1,14 @@
 """Marks the entries of the CUDA allocator's history with the position in the training loop.
 
-The allocator adds a text to every entry of its history. Each thread can set this text. This module sets a text such as
-`L1234f56`, which is short enough for C++ to copy without an allocation. The text contains the activity, the running
-module and a *tick*. The tick increases at every event that must be found again in the history: a root module starts, an
-optimizer steps, a step ends. The position of such an event among the entries is therefore exact. Before torch 2.9,
-entries cannot be marked. In that case, every change is a tick, and its entry is found by time. Two changes within about
-a microsecond may be confused.
+The allocator adds a user-defined string to every entry of its history, and each thread can set its own string. This
+module sets a string such as `L1234f56` (a *stamp*), which is short enough for C++ to copy without an allocation. The
+stamp contains the activity, the running module and a *tick*. A tick is a counter that increases at every event that
+must be found again in the history: a root module starts, an optimizer steps, a step ends. The position of such an event
+among the entries is therefore exact. Before torch 2.9, entries cannot be marked. In that case, the tick increases at
+every change of activity or module, and the first entry after the change is found by time. Two changes within about a
+microsecond may be confused.
 
-The text belongs to one thread. Entries of the autograd engine's threads can be identified, because they have no text.
+Entries from the autograd engine's threads can be identified, because these threads set no stamp.
 """
 
 import re
@@ -47,7 +48,7 @@ class Marker(NamedTuple):
 
 
 class Markers:
-    """The ticks of a run, and the current text for entries."""
+    """Stores the ticks of a run, and sets the stamp for new entries."""
 
     KEEP = 200_000
     """More than the number of entries in a history."""
@@ -67,8 +68,8 @@ class Markers:
         self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
-        """Start marking. `stamp` is a function that sets the text of this thread, or None if torch does not support
-        such texts."""
+        """Start marking. `stamp` is a function that sets the stamp for this thread, or None if torch does not support
+        stamps."""
         self._stamp = stamp
         self._recording = True
         self.advance(OTHER)
@@ -102,7 +103,7 @@ class Markers:
             self.advance(activity, module)
 
     def read(self, stamp: str, microseconds: int) -> Marker | None:
-        """The marker of an entry; None if its thread has set no text."""
+        """The marker of an entry; None if its thread has set no stamp."""
         if self._stamp is None:
             return self._markers[max(bisect_right(self._times, microseconds) - 1, 0)]
         known = self._known.get(stamp)
@@ -120,7 +121,7 @@ class Markers:
         return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
     def clear_stamps(self) -> None:
-        """Clear the cache after a history was read, because the same texts do not occur again."""
+        """Clear the cache after a history was read, because later entries have other stamps."""
         self._known.clear()
 
     @property

@@ -217,8 +217,8 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
     """Return the container that grows. `candidates` are ordered from the outermost to the innermost.
 
     The growing container is the innermost one that has tensors from many iterations, that is long enough for these
-    tensors, and that can grow. A dict that contains two lists has tensors from as many iterations as the lists, but the
-    dict does not grow. A tuple may contain a state and the previous state. If the iterations are unknown, the longest
+    tensors, and that can grow. For example, a dict with two growing lists contains tensors from many iterations, but
+    only the lists grow. A tuple may contain a state and the previous state. If the iterations are unknown, the longest
     container is returned.
     """
     if not candidates:

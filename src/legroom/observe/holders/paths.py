@@ -275,7 +275,8 @@ def _closes_cycle(owner: Any) -> str | None:
 
 
 def _closure(function: FunctionType, child: Any, grandchild: Any) -> Root | None:
-    """The closure variable of a function, or the argument whose default value it stores."""
+    """Return the closure variable, or the argument with a default value, through which `function` references
+    `child`."""
     code = function.__code__
 
     def root(name: str) -> Root:

@@ -5,10 +5,11 @@ earlier backward passes are freed. If iterations take only a few milliseconds, t
 (see `scan_schedule`). The detector opens a window, which is a series of scans (see `window`), when a counter reaches a
 new maximum in two consecutive iterations, or when graphs of earlier backward passes stay alive. The detector also opens
 a window shortly after the start, and from time to time later, to find growth that the counters do not show. A window
-that finds nothing closes after three scans. After that, the same symptom must last longer to open another window.
-Growth in only a few iterations is found by infrequent scans. A scan reads objects of the whole process, so scans are
-skipped while several threads train (see `training_threads`). If the source does not show which line stores the tensors,
-the report is delayed by one or two iterations, in which the user's lines are traced (see `storing_trace`).
+that finds nothing closes after three scans. After that, the same sign of a leak (a symptom: device memory, host memory
+or graphs) opens another window only after a longer delay. Growth in only a few iterations is found by infrequent scans.
+A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
+the source does not show which line stores the tensors, the report is delayed by one or two iterations, in which the
+user's lines are traced (see `storing_trace`).
 """
 
 import sys
@@ -38,7 +39,7 @@ FIRST_SCAN = 2
 RISES = 2
 """This many consecutive new maxima open a window."""
 MAXIMUM_OVER = 8
-"""A new maximum is a value above those of the last this many iterations."""
+"""A new maximum is a value that is larger than the values in this many previous iterations."""
 GRAPHS_RETAINED = 2
 """Graphs of this many earlier iterations open a window."""
 SCANS_WITHOUT_FINDING = 3

@@ -33,15 +33,15 @@ _QUALIFIERS = frozenset(
     }
 )
 EVALUATION_RANK = 6
-"""The rank of batch sizes that are not the training's."""
+"""The score of batch sizes that are not used for training."""
 
 
 def batch_size_rank(name: str) -> int | None:
-    """A rank that states how likely `name` is the batch size of the training. 0 is most likely, and None means that it
-    is not a batch size.
+    """Return a score for how likely `name` is the training batch size. 0 is most likely. None: `name` is not a batch
+    size.
 
     The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the last part of the
-    name is compared with names of batch sizes. The other parts may show that it is not the batch size of the training
+    name is compared with names of batch sizes. The other parts may show that the batch size is not used for training
     (`val.batch_size`).
     """
     words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]

@@ -321,5 +321,5 @@ def enter_in_spawned_process(*gpus: GpuSpec) -> None:
 
 
 def enter_inherited() -> None:
-    """Enter the GPUs of the process that started this one (see `processes`)."""
+    """Activate the same virtual GPUs in this process as in the process that started it (see `processes`)."""
     enter_in_spawned_process(*inherited_gpus())

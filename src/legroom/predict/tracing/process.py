@@ -502,8 +502,8 @@ def run_job(job: dict[str, Any], pipe: "Connection[Any, Any]") -> NoReturn:
 
 
 def _apply_edits(edits: Mapping[str, str]) -> None:
-    """Give files another content in this process: files that the script opens (in the sandbox), and modules of the
-    script."""
+    """Replace the contents of files in this process. Applies to files that the script opens (in the sandbox) and to
+    modules that it imports."""
     for path, text in edits.items():
         with open(path, "w") as file:
             file.write(text)

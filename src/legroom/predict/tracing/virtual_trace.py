@@ -47,7 +47,7 @@ def torch_log_disabled() -> Iterator[None]:
 
 
 def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -> Trace:
-    """Copy the results of the device to the trace."""
+    """Copy the results that the virtual GPU recorded to the trace."""
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains

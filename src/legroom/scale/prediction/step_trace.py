@@ -107,7 +107,8 @@ def predict_step(
 
 @contextlib.contextmanager
 def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple[list[Event], VirtualGPU]]:
-    """Trace operations on devices of unlimited memory with fake tensors. Yields the list of events."""
+    """Trace operations with fake tensors on virtual GPUs with unlimited memory. Yields the list of events and the
+    `VirtualGPU`."""
     events: list[Event] = []
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     was_disabled, logger.disabled = logger.disabled, True  # errors are raised, so torch need not log them

@@ -38,7 +38,7 @@ class StrategyEngine(Protocol):
         global batch."""
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
-        """Call `function` with the batch without gradients, on every rank."""
+        """Call `function` on the batch with gradients disabled. Every rank calls this method."""
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
         """Return the total norm of the gradients over all ranks."""

@@ -88,8 +88,8 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Forget passes that all ranks have finished. With `delete`, also delete the announcements of these passes.
-        Only one rank passes `delete`."""
+        """Clear the list of announced passes once all ranks have finished them. With `delete`, also delete their
+        announcements from the store. Only one rank passes `delete`."""
         for pass_key, count in self._announced:
             if delete:
                 self._announcements.delete(pass_key, count)

@@ -61,7 +61,8 @@ def _no_prediction() -> RuntimeSamples | None:
 
 @dataclass(slots=True)
 class Packer:
-    """Tracks the memory that is reserved for trials. `slots` is the maximum number of trials at the same time."""
+    """Tracks the memory that is reserved for trials. `slots` is the maximum number of trials that run at the same
+    time."""
 
     gpus: Sequence[TrialGpu]
     slots: int

@@ -46,7 +46,7 @@ class Capacity:
     """Bytes of each GPU."""
     running: Sequence[Allocation]
     slots: int
-    """Maximum number of trials at the same time."""
+    """The maximum number of trials that run at the same time."""
     ranks: int = 1
     """GPUs per trial."""
 

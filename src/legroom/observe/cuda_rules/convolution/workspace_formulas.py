@@ -95,8 +95,8 @@ _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 
 
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
-    """Bytes of `count` copies of the result in whole tiles, and of a semaphore for each tile of the copies and of the
-    result."""
+    """The workspace size in bytes: `count` copies of the result, padded to whole tiles, and one semaphore for each tile
+    in the result and in each copy."""
     height, width = _TILES[tile]
     if c.groups > 1:
         product = product_in_groups(c, operation)

@@ -1,7 +1,7 @@
 """Functions and modules of torch, outside `torch.cuda`, that would treat CUDA tensors of the program as CPU tensors.
 
-Each of these functions reads the real device of a tensor, often in C++, where no mode applies. Each is
-replaced by a function that behaves as for a CUDA tensor and computes on the CPU.
+Each of these functions reads the real device of a tensor, often in C++, where no mode applies. Each of them is replaced
+by a function that treats such a tensor as a CUDA tensor but computes on the CPU.
 """
 
 import contextlib
