@@ -26,7 +26,7 @@ demo: $(VENV)/.demo
 test: setup
 	$(BIN)/python -m pytest -n 2 tests
 
-# About five minutes on two cores: style of changed files, types, and the unit tests that start no process.
+# About 90 seconds on two cores: style of changed files, types, and the fast unit tests.
 QUICK := -m "not slow and not ranks and not ray and not browser" tests/unit
 quick: setup
 	@files=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard '*.py'); \
