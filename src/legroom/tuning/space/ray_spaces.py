@@ -58,7 +58,7 @@ def _read(name: str, value: Any) -> Any:
         return _range(name, value)
     raise UsageError(
         f"Parameter `{name}` is sampled by a function (sample_from), which searchers cannot model. Write the "
-        f"range of the parameter, for example `{'int_log2': [2, 9]}` for powers of two, or use tune.choice."
+        f"range of the parameter, for example `{{'int_log2': [2, 9]}}` for powers of two, or use tune.choice."
     )
 
 
