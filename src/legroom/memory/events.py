@@ -166,3 +166,7 @@ class Holder(NamedTuple):
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation
 Sink = Callable[[Event], None]
 """Receives events: a capture writer, a ledger, the `append` of a list."""
+
+
+def discard(event: Event) -> None:
+    """A Sink for events that are not needed."""

@@ -1,21 +1,9 @@
 """`record_function` does nothing unless a profiler runs."""
 
-from typing import Any
-
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.unit.observe.operations import Operations
 
 from legroom.observe.profiler_labels import labels_only_while_profiling
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def operations_of_a_label() -> list[str]:

@@ -74,7 +74,6 @@ def test_modes_are_restored_even_after_an_error():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("frozen_heap")
 def test_a_batch_that_does_not_fit_is_split():
     plain = small_model(width=512)
     loader = DataLoader(data(16_000), 8_000)
@@ -93,7 +92,6 @@ def test_a_batch_that_does_not_fit_is_split():
     torch.testing.assert_close(result, expected)
 
 
-@pytest.mark.usefixtures("frozen_heap")
 def test_a_single_sample_that_does_not_fit_is_evaluated_on_the_cpu():
     plain = small_model(width=512)
     x = torch.randn(3, 6_000, 6)

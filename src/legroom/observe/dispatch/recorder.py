@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import (
 )
 
 from legroom.memory.allocator.allocator import AllocationFailed
-from legroom.memory.events import Category, Event, Phase, Sink
+from legroom.memory.events import Category, Event, Phase, Sink, discard
 from legroom.memory.garbage_collection import untrack
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
@@ -659,14 +659,10 @@ def _discard_events_of_forks(recorder: Recorder) -> None:
     def in_child() -> None:
         child = reference()
         if child is not None:
-            child.allocations.sink = _discard
+            child.allocations.sink = discard
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=in_child)
-
-
-def _discard(event: Event) -> None:
-    pass
 
 
 POLL_SECONDS = 0.001

@@ -24,7 +24,7 @@ from legroom.errors import UsageError
 from legroom.gpus.catalog import GpuSpec, find_gpu, parse_gpus
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
-from legroom.memory.events import Event, Sink
+from legroom.memory.events import Sink, discard
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.device_placement import HOST, INHERIT
@@ -88,7 +88,7 @@ class VirtualGPU:
         self.fake_tensors = fake_tensors
         self._rules = rules
         self.recorder = Recorder(
-            sink or _discard,
+            sink or discard,
             self.devices,
             eager=True,
             stream_on=current_stream_id,
@@ -273,10 +273,6 @@ class _Selected(threading.local):
     """The selected device. Each thread selects its own device, as in CUDA."""
 
     index = 0
-
-
-def _discard(event: Event) -> None:
-    pass
 
 
 def _deactivate() -> None:

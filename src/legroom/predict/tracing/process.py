@@ -33,7 +33,7 @@ from torch.utils.data import dataloader as _dataloader
 from legroom.gpus.machine import processors
 from legroom.memory.annotations import ExitReason
 from legroom.memory.capture.capture import CaptureWriter
-from legroom.memory.events import Alloc, Frame
+from legroom.memory.events import Alloc, Frame, discard
 from legroom.observe.dispatch.attribution import user_frame
 from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.exit_with_parent import exit_with_parent
@@ -481,7 +481,7 @@ class TracingProcess:
         if self._path is None:
             self._pipe.send({"event": "ended", **result})
         else:
-            self.device.recorder.allocations.sink = _nowhere
+            self.device.recorder.allocations.sink = discard
             with CaptureWriter(Path(self._path), run=result, force=True, max_bytes=1 << 30) as writer:
                 for event in trace.events:
                     writer.write(event)
@@ -558,10 +558,6 @@ def _line(error: BaseException, found: Frame) -> int:
 
 _NO_DATA = "Cannot access data pointer"
 """Part of torch's error if a kernel (of an extension or Triton) gets a tensor without data."""
-
-
-def _nowhere(event: object) -> None:
-    pass
 
 
 def _no_loader() -> None:

@@ -10,7 +10,6 @@ continues.
 import atexit
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -215,12 +214,12 @@ def _content(file: IO[bytes]) -> str:
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
-_STARTUP_SETTINGS = re.compile("(PYTHON|TORCH|PYTORCH|OMP|MKL|LD)_?")
+_STARTUP_PREFIXES = ("PYTHON", "TORCH", "PYTORCH", "OMP", "MKL", "LD")
 
 
 def startup_settings() -> dict[str, str]:
     """The variables that Python and torch read when they start."""
-    return {name: value for name, value in os.environ.items() if _STARTUP_SETTINGS.match(name)}
+    return {name: value for name, value in os.environ.items() if name.startswith(_STARTUP_PREFIXES)}
 
 
 def start_tracing(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from tests.unit.observe.operations import Operations
 
 from legroom.memory.events import Alloc, Event, Free, Tag
 from legroom.observe.dispatch import recorder
@@ -81,16 +81,6 @@ def test_the_results_are_those_of_the_cpu():
     torch.manual_seed(0)
     for value, expected in zip(values, (torch.rand(3), torch.randn(2, 2), torch.zeros(1)), strict=True):
         assert torch.equal(value, expected)
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_a_mode_of_the_program_still_sees_the_operation():

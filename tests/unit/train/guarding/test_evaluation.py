@@ -6,8 +6,6 @@ from tests.unit.train.guarded import guarded, small_batch, small_model
 
 from legroom import VirtualGPU
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 
 def test_results_are_concatenated_in_order():
     plain = small_model(width=512)

@@ -8,8 +8,6 @@ from torch import nn
 from legroom import VirtualGPU
 from legroom.train.guarding.checkpointing import blocks, checkpoint_blocks
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 
 class Deep(nn.Module):
     def __init__(self, layers: int = 8, width: int = 64) -> None:

@@ -13,8 +13,6 @@ import legroom
 from legroom import Guard, VirtualGPU
 from legroom.errors import LegroomError, UsageError
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 
 def same(ours, theirs):
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

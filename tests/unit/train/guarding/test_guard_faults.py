@@ -3,8 +3,6 @@
 import pytest
 from bench.guard.fault_injection import CASES, PHASES, inject
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[1:6], ids=lambda case: case.name)

@@ -8,8 +8,6 @@ from legroom import VirtualGPU
 from legroom.errors import UsageError
 from legroom.train.guarding.optimizer_step import OptimizerStep
 
-pytestmark = pytest.mark.usefixtures("frozen_heap")
-
 OPTIMIZERS = {
     "SGD": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
     "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.1, amsgrad=True),
