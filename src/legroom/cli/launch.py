@@ -212,7 +212,7 @@ def _run(plan: "LaunchPlan", logs: Path | None, *, as_json: bool) -> int:
 
 
 def _memory_report(end: "LaunchResult") -> "RunReport | None":
-    """The report of the rank that failed first, if it ran out of memory."""
+    """Return the report of the rank that failed first, if it ran out of memory."""
     cause = end.last.cause if end.last is not None else None
     if cause is None or not cause.files.capture.exists():
         return None

@@ -114,14 +114,14 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
 
 
 def parse_gpus(text: str) -> list[GpuSpec]:
-    """One or several GPUs, separated by commas: `t4`, `8GiB,8GiB`."""
+    """Return one or several GPUs, separated by commas: `t4`, `8GiB,8GiB`."""
     return [find_gpu(part.strip()) for part in text.split(",")]
 
 
 def real_gpu(
     name: str, total: int, *, capability: tuple[int, int] | None = None, sm_count: int | None = None
 ) -> GpuSpec:
-    """A GPU of this machine, by the name and the total memory that its driver reports.
+    """Return a GPU of this machine, by the name and the total memory that its driver reports.
 
     A GPU that is not in the table is treated as Ampere unless `capability` is given.
     """
@@ -157,7 +157,7 @@ DEFAULT_CAPABILITY = (8, 0)
 
 
 def _of_size(size: int, capability: tuple[int, int] = DEFAULT_CAPABILITY) -> GpuSpec:
-    """A GPU whose allocator can use `size` bytes."""
+    """Return a GPU whose allocator can use `size` bytes."""
     unit, letters = next((unit, letters) for unit, letters in _UNITS if size % unit == 0)
     suffix = "" if capability == DEFAULT_CAPABILITY else f":sm{capability[0]}{capability[1]}"
     return GpuSpec(
@@ -173,7 +173,7 @@ _UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B"))
 
 
 def _first_with(capability: tuple[int, int]) -> GpuSpec:
-    """The first GPU in the table with this capability, or an A100 if there is none."""
+    """Return the first GPU in the table with this capability, or an A100 if there is none."""
     same = [gpu for gpu in GPUS if gpu.capability == capability]
     return same[0] if same else next(gpu for gpu in GPUS if gpu.capability == DEFAULT_CAPABILITY)
 
@@ -183,7 +183,8 @@ CUBLAS_HANDLES = 2
 
 
 def cublas_handle_bytes(capability: tuple[int, int]) -> int:
-    """Bytes that one cuBLAS handle uses outside PyTorch's allocator. torch creates one handle for each thread.
+    """Return the number of bytes that one cuBLAS handle uses outside PyTorch's allocator. torch creates one handle for
+    each thread.
 
     On an H200, a handle uses 64 to 66 MiB, which is twice the default workspace of that generation. Other GPUs, whose
     default workspace is smaller, were not measured.
@@ -200,7 +201,8 @@ FOURIER_BYTES = 8 * MiB
 
 
 def _context(capability: tuple[int, int]) -> int:
-    """Bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are loaded.
+    """Return the number of bytes that a training process uses outside PyTorch's allocator once cuBLAS and cuDNN are
+    loaded.
 
     The value was measured on an H200 (767 MiB with torch 2.11 for CUDA 13). Other GPUs were not measured. Older
     generations have fewer kernels to load, so a smaller value is assumed for them.
@@ -212,7 +214,7 @@ def _context(capability: tuple[int, int]) -> int:
 
 
 def _normalized(name: str) -> str:
-    """A GPU name without case, spaces, dashes and the brand names in front of it."""
+    """Return a GPU name without case, spaces, dashes and the brand names in front of it."""
     words = name.lower().replace("-", " ").replace("_", " ").split()
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
 

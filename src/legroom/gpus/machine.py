@@ -86,7 +86,7 @@ class HostUsage:
 
 
 def gpus() -> list[Gpu]:
-    """Every GPU that the driver reports. Without a driver, the result is empty."""
+    """Return every GPU that the driver reports. Without a driver, the result is empty."""
     with _nvml() as nvml:
         if nvml is None:
             return []
@@ -96,7 +96,7 @@ def gpus() -> list[Gpu]:
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """The GPUs that this torch can use. CUDA is initialized only if NVML cannot list the GPUs.
+    """Return the GPUs that this torch can use. CUDA is initialized only if NVML cannot list the GPUs.
 
     If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number them in another order than the PCI bus.
     """
@@ -119,7 +119,7 @@ def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
 
 
 def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, as written; None if it is not set.
+    """Return the entries of CUDA_VISIBLE_DEVICES, as written, or None if it is not set.
 
     CUDA stops at the first empty entry.
     """
@@ -128,19 +128,19 @@ def named_gpus(environ: Mapping[str, str] = os.environ) -> list[str] | None:
 
 
 def driver_version() -> str | NotAvailable:
-    """The version of the NVIDIA driver."""
+    """Return the version of the NVIDIA driver."""
     with _nvml() as nvml:
         version = NA if nvml is None else _query(nvml.nvmlSystemGetDriverVersion)
         return version if version is NA else _text(version)
 
 
 def processors() -> int:
-    """The number of CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> HostUsage:
-    """The current memory use of this machine."""
+    """Return the current memory use of this machine."""
     total = available = resident = NA
     with contextlib.suppress(ImportError):
         import psutil
@@ -158,7 +158,7 @@ def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/p
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """The initialized NVML library, or None."""
+    """Yield the initialized NVML library, or None."""
     try:
         import pynvml
 
@@ -173,7 +173,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def _query(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of `function`, or `NA` if it raises."""
+    """Return the result of `function`, or `NA` if it raises."""
     try:
         return function(*args)
     except Exception:  # NVML has an error type per cause; all of them mean N/A here
@@ -197,7 +197,7 @@ def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
 
 
 def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
-    """The GPU with its index; None if NVML does not report its size."""
+    """Return the GPU with its index, or None if NVML does not report its size."""
     total, used = _memory(nvml, handle)
     if isinstance(total, NotAvailable):
         return None
@@ -264,7 +264,7 @@ def _text(value: Any) -> str:
 
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
-    """The lowest memory limit that applies to this process, and the bytes used of it (cgroup v1 or v2)."""
+    """Return the lowest memory limit that applies to this process, and the bytes used of it (cgroup v1 or v2)."""
     lowest: tuple[Count, Count] = (NA, NA)
     with contextlib.suppress(OSError, ValueError):
         for line in (processes / "self" / "cgroup").read_text().splitlines():

@@ -41,7 +41,7 @@ input()
 
 
 def gpus_in_use() -> list[VisibleGpu]:
-    """The GPUs that this torch can use, with the memory that is in use on each."""
+    """Return the GPUs that this torch can use, with the memory that is in use on each."""
     found = visible_gpus()
     if not found or _nvml_is_reliable():
         return found
@@ -56,7 +56,7 @@ def gpus_in_use() -> list[VisibleGpu]:
 
 @functools.cache
 def _nvml_is_reliable() -> bool:
-    """Whether NVML reports at least half of what CUDA reports while every GPU has a context."""
+    """Return whether NVML reports at least half of what CUDA reports while every GPU has a context."""
     with _used_by_cuda() as used:
         found = visible_gpus()
     if isinstance(used, NotAvailable) or len(used) != len(found):
@@ -69,7 +69,7 @@ def _nvml_is_reliable() -> bool:
 
 @contextlib.contextmanager
 def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
-    """Bytes in use of each GPU, from a process that keeps its CUDA contexts until the block ends."""
+    """Yield the bytes in use on each GPU, from a process that keeps its CUDA contexts until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-c", _QUERY_CUDA],
         stdin=subprocess.PIPE,
@@ -108,7 +108,7 @@ def other_processes(device: int) -> str:
 
 
 def _gpu_of(device: int, found: Sequence[Gpu]) -> Gpu | None:
-    """The driver's GPU with this CUDA index, matched by UUID."""
+    """Return the driver's GPU with this CUDA index, matched by UUID."""
     import torch
 
     if len(found) == 1:

@@ -181,7 +181,7 @@ class RunEnded(Annotation):
 
 
 def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
-    """The last `RunEnded`; without one, a `RunEnded` whose reason is unknown."""
+    """Return the last `RunEnded`; without one, a `RunEnded` whose reason is unknown."""
     for annotation in reversed(annotations):
         if isinstance(annotation, RunEnded):
             return annotation

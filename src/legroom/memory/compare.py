@@ -36,7 +36,7 @@ class Difference:
 
 
 def compare(before: State, after: State) -> Difference:
-    """The changes from `before` to `after`."""
+    """Return the changes from `before` to `after`."""
     return Difference(
         allocated=_change("allocated", before.allocated, after.allocated),
         reserved=_change("reserved", before.reserved, after.reserved),
@@ -47,7 +47,7 @@ def compare(before: State, after: State) -> Difference:
 
 
 def compare_captures(before: Capture, after: Capture, *, device: int = 0) -> Difference:
-    """The changes between two runs, each at its peak of allocated memory."""
+    """Return the changes between two runs, each at its peak of allocated memory."""
     first, second = Ledger(before.events), Ledger(after.events)
     return compare(first.at(first.peak(device).index, device), second.at(second.peak(device).index, device))
 

@@ -55,7 +55,7 @@ class GrowthTracker:
                 self._streaks[line] = _Streak(1, step, size, step, size)
 
     def growing(self, min_steps: int) -> list[Growth]:
-        """The lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
+        """Return the lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
         growths = []
         for (frame, category), streak in self._streaks.items():
             if streak.steps >= max(min_steps, 2):

@@ -75,7 +75,7 @@ class Ledger:
             self._process_pending()
 
     def __len__(self) -> int:
-        """The number of events."""
+        """Return the number of events."""
         with self._up_to_date():
             return self._length
 
@@ -90,23 +90,23 @@ class Ledger:
             return sorted(self._totals)
 
     def peak(self, device: int = 0, of: Literal["allocated", "reserved"] = "allocated") -> Moment:
-        """The first point with the highest allocated or reserved memory."""
+        """Return the first point with the highest allocated or reserved memory."""
         with self._up_to_date():
             totals = self._totals.get(device, _DeviceTotals())
             return totals.peak_allocated if of == "allocated" else totals.peak_reserved
 
     def peak_of_steps(self, device: int = 0) -> tuple[int, int]:
-        """The highest allocated and reserved memory of all steps, including events that were dropped."""
+        """Return the highest allocated and reserved memory of all steps, including events that were dropped."""
         with self._up_to_date():
             return self._totals.get(device, _DeviceTotals()).peak_of_steps
 
     def at(self, index: int, device: int = 0) -> State:
-        """The state of `device` after event number `index`; -1 is before the first event."""
+        """Return the state of `device` after event number `index`; -1 is before the first event."""
         with self._up_to_date():
             return self._state_after(index, device)
 
     def at_step(self, step: int, device: int = 0) -> State:
-        """The state of `device` at the end of `step`."""
+        """Return the state of `device` at the end of `step`."""
         with self._up_to_date():
             ends = [end for end in self._steps if end.event.device == device]
             for end in ends:
@@ -124,25 +124,27 @@ class Ledger:
             raise UsageError(f"There is no step {step} on device {device}. {known}")
 
     def at_last_step(self, device: int = 0) -> State | None:
-        """The state of `device` at the end of the last step with known events; None if there is no such step."""
+        """Return the state of `device` at the end of the last step with known events, or None if there is no such
+        step.
+        """
         with self._up_to_date():
             ended = self._totals[device].ended if device in self._totals else None
             return None if ended is None else self._state_after(ended, device)
 
     def at_oom(self, number: int = 0) -> State:
-        """The state of the failing device at out-of-memory event `number`, counted from 0."""
+        """Return the state of the failing device at out-of-memory event `number`, counted from 0."""
         with self._up_to_date():
             failure = self._failure(number)
             return self._state_after(failure.index, failure.event.device)
 
     def now(self, device: int = 0) -> State:
-        """The state of `device` after the last event."""
+        """Return the state of `device` after the last event."""
         with self._up_to_date():
             reserved = self._totals[device].reserved if device in self._totals else 0
             return self._state(self._live, reserved, self._length - 1, self._time, device)
 
     def steps(self, device: int | None = None) -> list[Step]:
-        """The steps of all devices, or of `device`."""
+        """Return the steps of all devices, or of `device`."""
         with self._up_to_date():
             return [end.event for end in self._steps if device is None or end.event.device == device]
 
@@ -151,7 +153,7 @@ class Ledger:
             return [failure.event for failure in self._ooms]
 
     def holders(self, number: int = 0) -> list[Holder]:
-        """The variables that retained memory at out-of-memory event `number`."""
+        """Return the variables that retained memory at out-of-memory event `number`."""
         with self._up_to_date():
             return list(self._failure(number).holders)
 
@@ -160,8 +162,9 @@ class Ledger:
             return list(self._annotations)
 
     def allocations_before_oom(self, number: int = 0) -> Iterator[Alloc]:
-        """The allocations on the failing device before out-of-memory event `number`, newest first, with their final
-        categories, as far back as the events are kept."""
+        """Yield the allocations on the failing device before out-of-memory event `number`, newest first, with their
+        final categories, as far back as the events are kept.
+        """
         with self._up_to_date():
             failure = self._failure(number)
             spans = [span for span in self._spans if span.start <= failure.index]
@@ -175,12 +178,14 @@ class Ledger:
             until = span.start
 
     def progress(self, number: int = 0) -> float | None:
-        """The fraction of the forward pass that was complete at that out-of-memory event; None if unknown."""
+        """Return the fraction of the forward pass that was complete at that out-of-memory event, or None if unknown."""
         with self._up_to_date():
             return self._failure(number).progress
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """The memory of `device` over time in at most about `samples` samples, which include all peaks of the kept events."""
+        """Return the memory of `device` over time in at most about `samples` samples, which include all peaks of the
+        kept events.
+        """
         with self._up_to_date():
             begin = self._spans[0].time
             builder = TimelineBuilder(device, self._tags, begin=begin, end=self._time, samples=samples)
@@ -189,7 +194,7 @@ class Ledger:
             return builder.samples()
 
     def growth(self, device: int = 0, *, min_steps: int = 5) -> list[Growth]:
-        """The lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
+        """Return the lines whose memory grew at the end of at least the last `min_steps` steps, fastest first."""
         with self._up_to_date():
             return self._totals.get(device, _DeviceTotals()).growth.growing(min_steps)
 

@@ -63,7 +63,7 @@ class State:
         return sum(alloc.bytes for alloc in self.live)
 
     def by_category(self) -> dict[Category, int]:
-        """Every category, including those with 0 bytes, largest first."""
+        """Return every category, including those with 0 bytes, largest first."""
         return dict(self._by_category)
 
     @cached_property
@@ -71,7 +71,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.category, at_least=Category)
 
     def by_line(self) -> dict[Frame | None, int]:
-        """The memory of each line, largest first. The key is None for memory without a known line."""
+        """Return the memory of each line, largest first. The key is None for memory without a known line."""
         first: dict[tuple[str, int], Frame] = {}
 
         def line(alloc: Alloc) -> Frame | None:
@@ -85,7 +85,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.module)
 
     def top(self, number: int = 10) -> list[Holding]:
-        """The lines with the most memory, separately for each category."""
+        """Return the lines with the most memory, separately for each category."""
         groups: dict[tuple[str | None, int | None, Category], list[Alloc]] = {}
         for alloc in self.live:
             file, line, _ = alloc.frame or (None, None, None)
@@ -105,7 +105,7 @@ class State:
         return sorted(holdings, key=lambda holding: -holding.bytes)[:number]
 
     def coverage(self) -> float:
-        """The fraction of the bytes with a known line; 1 if there are no bytes."""
+        """Return the fraction of the bytes with a known line; 1 if there are no bytes."""
         total = self.allocated
         known = sum(alloc.block_bytes for alloc in self.live if alloc.frame is not None)
         return known / total if total else 1.0

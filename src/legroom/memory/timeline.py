@@ -51,7 +51,7 @@ class TimelineBuilder:
         self._last: _Point | None = None
 
     def samples(self) -> list[Sample]:
-        """The selected samples in order."""
+        """Return the selected samples in order."""
         self._end_interval(self._now)
         return [
             Sample(time, allocated, reserved, dict(zip(_CATEGORIES, sums, strict=True)))

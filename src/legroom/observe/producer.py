@@ -34,4 +34,4 @@ class Producer(Protocol):
     def memory_stats(self, device: int) -> MemoryStats: ...
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` uses memory of a recorded device."""
+        """Return whether `tensor` uses memory of a recorded device."""

@@ -207,7 +207,7 @@ def _call_hook(error: BaseException) -> None:
 
 
 def _exit_code(code: object) -> int:
-    """The exit code that the interpreter derives from `SystemExit.code`; a string is printed to stderr."""
+    """Return the exit code that the interpreter derives from `SystemExit.code`; a string is printed to stderr."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -312,8 +312,9 @@ def _first_path(script: Script) -> str:
 
 
 def _is_plain_file(name: str) -> bool:
-    """Whether the script is source or byte code (in a file or a pipe), not a folder or zip file that the import system
-    searches."""
+    """Return whether the script is source or byte code (in a file or a pipe), not a folder or zip file that the import
+    system searches.
+    """
     return pkgutil.get_importer(name) is None
 
 

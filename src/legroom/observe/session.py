@@ -124,13 +124,13 @@ class Session:
                 self._sink(LoopWatched(self._seconds, self._leak_detector.iteration))
 
     def status(self) -> Status:
-        """The status of the device with the most allocated memory now."""
+        """Return the status of the device with the most allocated memory now."""
         return self._status_of(
             max(self.devices, key=lambda device: self._producer.memory_stats(device.index).allocated)
         )
 
     def fullest(self) -> Status:
-        """The status of the device with the highest peak relative to its capacity."""
+        """Return the status of the device with the highest peak relative to its capacity."""
 
         def peak(device: DeviceInfo) -> tuple[float, int]:
             stats = self._producer.memory_stats(device.index)

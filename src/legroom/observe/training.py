@@ -157,13 +157,14 @@ class TrainingClock:
 
 
 def has_optimizer() -> bool:
-    """Whether an optimizer exists in this process."""
+    """Return whether an optimizer exists in this process."""
     return bool(live_optimizers())
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """All optimizers of this process. This function returns a list, because an unfinished generator would be among the
-    objects that it iterates over, and would keep them alive until the next garbage collection."""
+    """Return all optimizers of this process. This function returns a list, because an unfinished generator would be
+    among the objects that it iterates over, and would keep them alive until the next garbage collection.
+    """
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 

@@ -41,7 +41,7 @@ _scan_lock = threading.RLock()
 
 
 def thread_serial() -> int:
-    """A number that identifies the calling thread. Unlike `threading.get_ident()`, it is never reused."""
+    """Return a number that identifies the calling thread. Unlike `threading.get_ident()`, it is never reused."""
     return _this_thread.serial
 
 
@@ -52,7 +52,7 @@ def register_training_thread() -> None:
 
 
 def other_threads_train() -> bool:
-    """Whether another live thread has run a backward pass or an optimizer step."""
+    """Return whether another live thread has run a backward pass or an optimizer step."""
     if not _registered or (len(_registered) == 1 and _this_thread.is_registered):
         return False
     current, alive = threading.current_thread(), []
@@ -92,7 +92,7 @@ def _register() -> None:
 
 
 def _is_in_torch_elsewhere() -> bool:
-    """Whether a thread that has not trained yet is inside a module, an optimizer or autograd."""
+    """Return whether a thread that has not trained yet is inside a module, an optimizer or autograd."""
     if threading.active_count() == 1:
         return False
     frames = sys._current_frames()

@@ -105,7 +105,7 @@ class Allocator:
     # --- allocating and freeing
 
     def malloc(self, size: int, stream: int = 0) -> Block:
-        """A block for `size` bytes on `stream`. Raises AllocationFailed if the device is full.
+        """Return a block for `size` bytes on `stream`. Raises AllocationFailed if the device is full.
 
         Torch requests no block for an empty tensor. For 0 bytes, this returns the smallest block.
         """
@@ -365,7 +365,7 @@ class Allocator:
         self._statistics.reset_accumulated()
 
     def stats(self) -> dict[str, int]:
-        """The statistics of `torch.cuda.memory_stats()`, with the same keys."""
+        """Return the statistics of `torch.cuda.memory_stats()`, with the same keys."""
         return self._statistics.as_dict(self._max_split_size_at_first)
 
     def segments(self) -> list[dict[str, Any]]:

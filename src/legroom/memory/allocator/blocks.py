@@ -161,7 +161,7 @@ class Pool:
         return adjacent.size
 
     def free_blocks(self) -> Iterator[Block]:
-        """A copy of the free blocks in the order of the allocator: by stream, then as searched."""
+        """Yield a copy of the free blocks in the order of the allocator: by stream, then as searched."""
         for stream in sorted(self.free):
             for entry in self.free[stream].copy():
                 yield entry[3]

@@ -61,11 +61,11 @@ class DeviceMemory:
         self.allowed = round(fraction * self.total)
 
     def allows(self, size: int) -> bool:
-        """Whether the per-process memory fraction allows `size` more bytes."""
+        """Return whether the per-process memory fraction allows `size` more bytes."""
         return self.allowed is None or self.reserved + size <= self.allowed
 
     def has(self, size: int) -> bool:
-        """Whether `size` bytes are free on the device."""
+        """Return whether `size` bytes are free on the device."""
         return self.capacity is None or self.reserved + size <= self.capacity
 
     def reserve(self, action: str, address: int, size: int, stream: int) -> None:

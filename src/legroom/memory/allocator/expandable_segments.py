@@ -127,7 +127,7 @@ class ExpandableSegments:
 
 
 def free_pages(block: Block) -> tuple[int, int]:
-    """The start and the end of the pages that are completely inside a block of an expandable segment."""
+    """Return the start and the end of the pages that are completely inside a block of an expandable segment."""
     base, page = block.segment.address, block.segment.page
     begin = base + -(-(block.address - base) // page) * page
     end = base + (block.address + block.size - base) // page * page
@@ -135,13 +135,13 @@ def free_pages(block: Block) -> tuple[int, int]:
 
 
 def reachable_size(block: Block) -> int:
-    """The size to which a free block can grow."""
+    """Return the size to which a free block can grow."""
     following = block.next
     return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
 
 
 def _room(block: Block | None, size: int) -> int:
-    """The free and unmapped bytes from this block on, up to about `size`."""
+    """Return the free and unmapped bytes from this block on, up to about `size`."""
     room = 0
     while room < size and block is not None and block.state in (FREE, UNMAPPED):
         room += block.size

@@ -61,7 +61,7 @@ class SegmentSource:
         self.max_split_size = settings.max_split_size or NO_SIZE
 
     def segment_bytes(self, size: int) -> int:
-        """The size of the segment for a (rounded) request."""
+        """Return the size of the segment for a (rounded) request."""
         if size <= SMALL_SIZE:
             return SMALL_SEGMENT
         if size < MIN_LARGE_ALLOC:
@@ -173,13 +173,13 @@ class SegmentSource:
 
 
 def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
-    """The segments by address. An expandable segment has one entry per mapped range."""
+    """Return the segments by address. An expandable segment has one entry per mapped range."""
     in_order = sorted(segments, key=lambda segment: segment.address)
     return [_describe(run) for segment in in_order for run in _mapped_runs(segment)]
 
 
 def releasable_bytes(block: Block) -> int:
-    """The bytes of a free block that can be released."""
+    """Return the bytes of a free block that can be released."""
     if block.segment.expandable:
         begin, end = free_pages(block)
         return end - begin
@@ -187,7 +187,7 @@ def releasable_bytes(block: Block) -> int:
 
 
 def _mapped_runs(segment: Segment) -> list[list[Block]]:
-    """The blocks of a segment, grouped by mapped range."""
+    """Return the blocks of a segment, grouped by mapped range."""
     runs: list[list[Block]] = [[]]
     block: Block | None = segment.head
     while block is not None:

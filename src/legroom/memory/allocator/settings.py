@@ -126,7 +126,7 @@ class AllocatorSettings:
     def from_environment(
         cls, environ: Mapping[str, str], torch_version: str | None = None
     ) -> "AllocatorSettings":
-        """The settings of a process with this environment. An error names the variable."""
+        """Return the settings of a process with this environment. An error names the variable."""
         version = cls(ties=ties_of(torch_version)) if torch_version else cls()
         for name in ENVIRONMENT_NAMES:
             if name in environ:
@@ -138,13 +138,13 @@ class AllocatorSettings:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AllocatorSettings":
-        """The settings from `as_dict`. Unknown names are ignored."""
+        """Return the settings from `as_dict`. Unknown names are ignored."""
         known = {field.name for field in fields(cls)} & data.keys()
         settings = cls(**{name: data[name] for name in known})
         return replace(settings, roundup_power2_divisions=tuple(settings.roundup_power2_divisions))
 
     def rounded(self, size: int) -> int:
-        """The rounded size of a request: a multiple of 512 bytes, or of a power-of-two division."""
+        """Return the rounded size of a request: a multiple of 512 bytes, or of a power-of-two division."""
         if size < MIN_BLOCK_SIZE:
             return MIN_BLOCK_SIZE
         doubling = size.bit_length() - 1
@@ -156,7 +156,7 @@ class AllocatorSettings:
         return (size + MIN_BLOCK_SIZE - 1) & -MIN_BLOCK_SIZE
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings in JSON types."""
+        """Return the settings in JSON types."""
         return asdict(self) | {"roundup_power2_divisions": list(self.roundup_power2_divisions)}
 
 
@@ -181,7 +181,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each key with the tokens of its value."""
+    """Yield each key with the tokens of its value."""
     position = 0
     while position < len(tokens):
         key = tokens[position]
@@ -207,7 +207,7 @@ def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _number(key: str, token: str) -> int:
-    """The integer at the start of `token`."""
+    """Return the integer at the start of `token`."""
     match = re.match(r"\+?[0-9]+", token)
     if match is None:
         raise UsageError(f"`{key}`: `{token}` is not an integer.")

@@ -212,7 +212,7 @@ class Statistics:
         }
 
     def as_dict(self, max_split_size: int | None) -> dict[str, int]:
-        """The statistics with the keys of `torch.cuda.memory_stats()`."""
+        """Return the statistics with the keys of `torch.cuda.memory_stats()`."""
         self.update_peaks()
         self.update_inactive_peaks()
         stats = {
@@ -239,7 +239,7 @@ class Statistics:
         return dict(sorted(stats.items()))
 
     def _by_pool(self) -> Iterator[tuple[str, tuple[StatValues, StatValues, StatValues]]]:
-        """Each statistic for both pools, the large pool and the small pool."""
+        """Yield each statistic for both pools, the large pool and the small pool."""
         small, large = self.small, self.large
         pools = (large, small)
         count_made = [pool.allocated_count for pool in pools]
@@ -291,7 +291,7 @@ class Statistics:
 
 
 def _triple(made: list[int], freed: list[int], peaks: list[int]) -> tuple[StatValues, StatValues, StatValues]:
-    """The values for both pools, the large pool and the small pool."""
+    """Return the values for both pools, the large pool and the small pool."""
     large = StatValues(made[0] - freed[0], peaks[1], made[0], freed[0])
     small = StatValues(made[1] - freed[1], peaks[2], made[1], freed[1])
     return StatValues(large.current + small.current, peaks[0], sum(made), sum(freed)), large, small

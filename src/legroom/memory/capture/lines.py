@@ -79,7 +79,7 @@ class LineEncoder:
         self._last_id = 0
 
     def begin_chunk(self, header: dict[str, Any]) -> list[str]:
-        """The first lines of a new chunk: the completed `header` and the live storages."""
+        """Return the first lines of a new chunk: the completed `header` and the live storages."""
         self._step_lines, self.ooms = _CompressedLines(), 0
         self._sites = {}
         self._last_time, self._last_id = self.time, 0
@@ -166,7 +166,7 @@ class LineEncoder:
             self.ooms += 1
 
     def finished_step_lines(self) -> bytes:
-        """The Step events of this chunk, compressed. Call it once, at the end of the chunk."""
+        """Return the Step events of this chunk, compressed. Call it once, at the end of the chunk."""
         return self._step_lines.finish()
 
     def _declare(self, key: Site, add: Callable[[str], None]) -> int:

@@ -71,7 +71,7 @@ def trim(
 
 
 def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -> set[int]:
-    """The numbers of the chunks to keep."""
+    """Return the numbers of the chunks to keep."""
     complete = {chunk.number: chunk for chunk in chunks if chunk.is_complete}
     newest_first = sorted(complete, reverse=True)
     with_oom = [number for number in newest_first if complete[number].ooms]
@@ -94,7 +94,7 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
 
 
 def dropped_events(chunk: Chunk) -> int:
-    """The number of events of the chunk that are not in the file."""
+    """Return the number of events of the chunk that are not in the file."""
     return 0 if chunk.is_complete else chunk.events - zlib.decompress(chunk.step_lines).count(b"\n")
 
 

@@ -92,7 +92,7 @@ class AddressOwners:
             self.persistent.append(self._state_of(optimizer, tick))
 
     def everything(self, tick: int) -> list[OwnedAddresses]:
-        """The current owners of addresses, most certain first."""
+        """Return the current owners of addresses, most certain first."""
         found = []
         for reference in list(self._roots.values()):
             root = reference()
@@ -111,7 +111,7 @@ class AddressOwners:
         return found
 
     def has_gradients(self) -> bool:
-        """Whether a parameter of a known module has a gradient."""
+        """Return whether a parameter of a known module has a gradient."""
         if other_threads_train():
             return True
         for reference in list(self._roots.values()):
@@ -121,7 +121,7 @@ class AddressOwners:
         return False
 
     def module_of(self, parameter: Any) -> str:
-        """The path of the module of a parameter, or "" if unknown."""
+        """Return the path of the module of a parameter, or "" if unknown."""
         return self._module_of(parameter)
 
     # --- collecting addresses
@@ -195,7 +195,7 @@ def _owned_addresses(tick: int, category: Category, tensors: Iterable[tuple[Any,
 
 
 def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors in `value`, including those in nested tuples, lists and mappings."""
+    """Yield the tensors in `value`, including those in nested tuples, lists and mappings."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -131,7 +131,7 @@ class LibraryWorkspaces:
 
 
 def _side(block: BlockLifetime) -> tuple[int, int, bool]:
-    """The key of a workspace. The engine's thread also runs the recomputation of checkpoints."""
+    """Return the key of a workspace. The engine's thread also runs the recomputation of checkpoints."""
     return block.requested, block.stream, block.activity == BACKWARD
 
 
@@ -193,7 +193,7 @@ class ModuleLines:
             self._lines[module] = frame
 
     def find(self, module: str) -> Frame | None:
-        """The line of the module, or of the nearest parent module with a known line."""
+        """Return the line of the module, or of the nearest parent module with a known line."""
         while module:
             line = self._lines.get(module)
             if line is not None:
@@ -224,8 +224,9 @@ def locate_backward_blocks(
 
 
 def _own_location(block: BlockLifetime, freed: bool, lines: ModuleLines) -> CodeLocation | None:
-    """The location of the block itself. For an activation, this is where it was allocated; for a gradient, it is the
-    module of its parameter."""
+    """Return the location of the block itself. For an activation, this is where it was allocated; for a gradient, it is
+    the module of its parameter.
+    """
     if freed:
         return (
             CodeLocation(block.module, block.frame)
@@ -244,6 +245,7 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """The phase of an activity. The loss is computed between the forward and the backward pass. This part is treated as
-    forward."""
+    """Return the phase of an activity. The loss is computed between the forward and the backward pass. This part is
+    treated as forward.
+    """
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

@@ -98,7 +98,7 @@ class BlocksInUse:
                 self.corrected[before] = self._block_sizes[before]
 
     def block_at(self, address: int) -> int | None:
-        """The start of the block in use that contains `address`."""
+        """Return the start of the block in use that contains `address`."""
         if address in self._block_sizes:
             return address
         position = bisect_right(self._addresses, address) - 1
@@ -108,7 +108,7 @@ class BlocksInUse:
         return start if address < start + self._block_sizes[start] else None
 
     def largest_gap(self) -> int:
-        """The largest free block of the segments that are not expandable."""
+        """Return the largest free block of the segments that are not expandable."""
         return max(self._gaps(), default=0)
 
     def _gaps(self) -> Iterator[int]:

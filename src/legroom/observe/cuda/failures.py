@@ -55,7 +55,7 @@ class FailureObserver:
             self._restore()
 
     def take_hidden_failures(self) -> int:
-        """The number of failures since the last call of this method that did not become errors."""
+        """Return the number of failures since the last call of this method that did not become errors."""
         number, self._hidden = self._hidden + (self._last is not None), 0
         self._last = None
         return number
@@ -94,7 +94,7 @@ class FailureObserver:
             return
 
     def _survey_holders(self) -> HolderSurvey | None:
-        """The variables that retain memory; None after `MAX_SURVEYS` calls."""
+        """Return the variables that retain memory; None after `MAX_SURVEYS` calls."""
         if self._surveys >= self.MAX_SURVEYS:
             return None
         self._surveys += 1
@@ -105,7 +105,7 @@ class FailureObserver:
             del frame
 
     def _backward_operation(self) -> tuple[str, str]:
-        """The autograd node that runs on this thread, and the module whose gradient the node computes."""
+        """Return the autograd node that runs on this thread, and the module whose gradient the node computes."""
         node = current_node()
         if node is None:
             return "", ""
@@ -120,14 +120,14 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """The frame of the script, on this thread or otherwise on the main thread."""
+    """Return the frame of the script, on this thread or otherwise on the main thread."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _innermost_frame() -> FrameType | None:
-    """The Python frame whose call failed: the innermost frame outside Legroom."""
+    """Return the Python frame whose call failed: the innermost frame outside Legroom."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename in (__file__, torch_api.__file__):
         frame = frame.f_back
@@ -135,7 +135,7 @@ def _innermost_frame() -> FrameType | None:
 
 
 def operation_at(frame: FrameType | None) -> str:
-    """The name of the function that a frame calls, from its source: `relu` in `layer(x).relu()`.
+    """Return the name of the function that a frame calls, from its source: `relu` in `layer(x).relu()`.
 
     The allocator does not record operations. Returns "" without source code, or for an operator such as `+`.
     """
@@ -158,7 +158,7 @@ def operation_at(frame: FrameType | None) -> str:
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """The address and the bytes of a tensor's storage; None if it is not on a GPU."""
+    """Return the address and the bytes of a tensor's storage, or None if it is not on a GPU."""
     try:
         if not tensor.is_cuda:
             return None

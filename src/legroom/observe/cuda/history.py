@@ -314,7 +314,7 @@ class CudaHistory:
         self._rings.setdefault(device, _Ring()).update(stats.entries, peak_allocated, peak_reserved)
 
     def _devices_in_use(self) -> Sequence[int]:
-        """The devices with reserved memory, updated every 64 steps."""
+        """Return the devices with reserved memory, updated every 64 steps."""
         if not self._rings or self._progress[0] % 64 == 0:
             every = range(self._api.device_count())
             return [device for device in every if self._api.stats(device).reserved] or [0]
@@ -369,7 +369,7 @@ class CudaHistory:
     def _events_of(
         self, snapshot: dict[str, Any], records: Sequence[TickRecord], failure: AllocationFailure | None
     ) -> list[TimedEvent]:
-        """The events of all devices, in order."""
+        """Return the events of all devices, in order."""
         traces = snapshot["device_traces"]
         if any(self._is_overwritten(device, trace) for device, trace in enumerate(traces)):
             self._begin_gap()
@@ -392,13 +392,13 @@ class CudaHistory:
         return events
 
     def _is_overwritten(self, device: int, trace: Sequence[Any]) -> bool:
-        """Whether entries are missing because the ring was full or the script changed the history settings."""
+        """Return whether entries are missing because the ring was full or the script changed the history settings."""
         ring = self._rings.get(device)
         made = 0 if ring is None else self._api.stats(device).entries - ring.read_at
         return len(trace) >= self._entries or made > 64 + len(trace) * 1.02
 
     def _records_by_tick(self) -> list[TickRecord]:
-        """All records since the last reading, in order, and the current address owners."""
+        """Return all records since the last reading, in order, and the current address owners."""
         with torch._C.DisableTorchFunction():
             now = self._owners.everything(self._markers.tick + 1)
         records: list[TickRecord] = [
@@ -471,7 +471,7 @@ class _Ring:
 
 
 def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
-    """The settings of a snapshot that affect block sizes."""
+    """Return the settings of a snapshot that affect block sizes."""
     max_split_size = settings.get("max_split_size", -1)
     divisions = tuple(settings.get("roundup_power2_divisions", {}).values())
     default = AllocatorSettings()
@@ -485,8 +485,9 @@ def parse_settings(settings: dict[str, Any]) -> AllocatorSettings:
 
 
 def _belongs_to(record: TickRecord, device: int) -> bool:
-    """Whether a record belongs to `device`. Addresses are unique. Events without a device belong to the first
-    device."""
+    """Return whether a record belongs to `device`. Addresses are unique. Events without a device belong to the first
+    device.
+    """
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 

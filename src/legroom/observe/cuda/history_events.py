@@ -117,7 +117,7 @@ class DeviceHistory:
         failure: AllocationFailure | None = None,
         after_gap: bool = False,
     ) -> list[TimedEvent]:
-        """The events since the last reading.
+        """Return the events since the last reading.
 
         `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix seconds.
         `records` are in the order of their ticks. `failure` is the failure of the last `oom` entry; a library hid all
@@ -193,7 +193,7 @@ class _Reading:
             self._emit(GapEnded(self._time))
 
     def _is_stale(self, record: TickRecord) -> bool:
-        """Whether a record refers to blocks that were allocated and freed in the lost entries."""
+        """Return whether a record refers to blocks that were allocated and freed in the lost entries."""
         transient = isinstance(record, OwnedAddresses) and record.category in (
             Category.GRADIENT,
             Category.INPUT,
@@ -283,7 +283,7 @@ class _Reading:
             self._history.lines.note(block.module, stack.frame)
 
     def _is_by_engine(self, mark: Marker | None, stack: Stack) -> bool:
-        """Whether a thread of the autograd engine made this allocation."""
+        """Return whether a thread of the autograd engine made this allocation."""
         if mark is None or not self._markers.identifies_threads:
             return stack.from_engine
         return mark.activity == BACKWARD
@@ -367,7 +367,7 @@ class _Reading:
     # --- categories and locations
 
     def events(self) -> list[TimedEvent]:
-        """The events in order, with final categories and locations."""
+        """Return the events in order, with final categories and locations."""
         history = self._history
         for block in history.blocks_by_address.values():
             block.passes_since = history.passes - block.passes_at_allocation
@@ -411,7 +411,7 @@ class _Reading:
         )  # fmt: skip
 
     def _failed_line(self, oom: Oom) -> Frame | None:
-        """The line of the module whose backward operation failed, or the line of the last block in the pass
+        """Return the line of the module whose backward operation failed, or the line of the last block in the pass
         whose location is known.
         """
         line = self._history.lines.find(oom.module)

@@ -37,7 +37,7 @@ class InitialState(NamedTuple):
 
 
 def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]) -> InitialState:
-    """The state before `trace`, given the segments after it."""
+    """Return the state before `trace`, given the segments after it."""
     blocks = blocks_in_use(segments)
     plain = {
         segment["address"]: segment["total_size"] for segment in segments if not segment.get("is_expandable")
@@ -61,7 +61,7 @@ def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]])
 
 
 def blocks_in_use(segments: Sequence[Mapping[str, Any]]) -> dict[int, InitialBlock]:
-    """The blocks in use, by address."""
+    """Return the blocks in use, by address."""
     blocks: dict[int, InitialBlock] = {}
     for segment in segments:
         address = segment["address"]
@@ -77,7 +77,7 @@ def blocks_in_use(segments: Sequence[Mapping[str, Any]]) -> dict[int, InitialBlo
 
 
 def largest_free_block(segments: Sequence[Mapping[str, Any]]) -> int:
-    """The largest free block."""
+    """Return the largest free block."""
     sizes = (
         block["size"] for segment in segments for block in segment["blocks"] if block["state"] == "inactive"
     )

@@ -103,7 +103,7 @@ class Markers:
             self.advance(activity, module)
 
     def read(self, stamp: str, microseconds: int) -> Marker | None:
-        """The marker of an entry; None if its thread has set no stamp."""
+        """Return the marker of an entry, or None if its thread has set no stamp."""
         if self._stamp is None:
             return self._markers[max(bisect_right(self._times, microseconds) - 1, 0)]
         known = self._known.get(stamp)
@@ -117,7 +117,7 @@ class Markers:
         return known
 
     def at(self, tick: int) -> Marker:
-        """The marker of `tick`."""
+        """Return the marker of `tick`."""
         return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
     def clear_stamps(self) -> None:

@@ -74,5 +74,5 @@ def _stem(file: str) -> str:
 
 @lru_cache(maxsize=65536)
 def _is_user_line(file: str) -> bool:
-    """Whether a line belongs to the user's code. Code that torch's compiler generated is not the user's code."""
+    """Return whether a line belongs to the user's code. Code that torch's compiler generated is not the user's code."""
     return is_user_file(file) and "/torchinductor_" not in file

@@ -45,13 +45,13 @@ class StepPeaks:
         self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """The statistics as the script sees them."""
+        """Return the statistics as the script sees them."""
         statistics = self._read(device)
         self._restore_peaks(device, statistics)
         return statistics
 
     def end_step(self, device: int) -> tuple[dict[str, Any], int, int]:
-        """The current statistics, and the peaks of allocated and reserved bytes in the step that ends."""
+        """Return the current statistics, and the peaks of allocated and reserved bytes in the step that ends."""
         statistics = self._read(device)
         saved = self._saved.setdefault(device, {})
         for path, figures in _leaves(statistics):

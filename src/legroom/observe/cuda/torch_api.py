@@ -92,7 +92,9 @@ class CudaApi:
         torch.cuda.memory._record_memory_history("all", **self._options)
 
     def snapshot(self, entries: int) -> dict[str, Any]:
-        """All blocks, and the history since the last call. From now on, the last `entries` entries are recorded."""
+        """Return all blocks, and the history since the last call. From now on, the last `entries` entries are
+        recorded.
+        """
         with _without_compiler_import():
             snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
         self._options["max_entries"] = entries
@@ -108,7 +110,7 @@ class CudaApi:
         torch.cuda.memory._record_memory_history(None)
 
     def stamp_setter(self) -> Callable[[str], None] | None:
-        """The function that sets the string for entries from this thread."""
+        """Return the function that sets the string for entries from this thread."""
         if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
             return None
         stamp: Callable[[str], None] | None = getattr(torch._C, "_cuda_setMemoryMetadata", None)
@@ -117,7 +119,7 @@ class CudaApi:
     # --- statistics
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """The statistics of one device as torch returns them."""
+        """Return the statistics of one device as torch returns them."""
         nested: dict[str, Any] = torch._C._cuda_memoryStats(device)
         return nested
 
@@ -195,7 +197,7 @@ def _without_compiler_import() -> Iterator[None]:
 
 
 def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]:
-    """The sizes of the cuBLAS and cuBLASLt workspaces, which torch allocates in the caching allocator.
+    """Return the sizes of the cuBLAS and cuBLASLt workspaces, which torch allocates in the caching allocator.
 
     For cuBLAS: 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of CUBLAS_WORKSPACE_CONFIG
     (`:KiB:count:KiB:count`). For cuBLASLt: 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.

@@ -89,8 +89,8 @@ def installed(overrides: Overrides) -> Iterator[None]:
 
 
 def _registered(key: str) -> set[str]:
-    """The registered operations. The result is empty without torch's private list of registrations. In that case,
-    autocast follows the CPU's lists.
+    """Return the registered operations. The result is empty without torch's private list of registrations. In that
+    case, autocast follows the CPU's lists.
     """
     registrations = getattr(torch._C, "_dispatch_get_registrations_for_dispatch_key", None)
     if registrations is None:
@@ -109,7 +109,7 @@ class Casts:
         self._cache.clear()
 
     def kernel(self, name: str, operation: Any) -> Callable[..., Any]:
-        """The kernel of `operation` inside a region."""
+        """Return the kernel of `operation` inside a region."""
         change: Callable[[Any, Any], tuple[Any, Any]]
         if name in LOWER:
             change = self._lower

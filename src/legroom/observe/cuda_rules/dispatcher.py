@@ -73,7 +73,7 @@ class Overrides:
 
 
 def overload(name: str) -> Any:
-    """The aten operation `name` or `name.overload`; None if this version of torch has none."""
+    """Return the aten operation `name` or `name.overload`; None if this version of torch has none."""
     base, _, variant = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return getattr(packet, variant or "default", None)

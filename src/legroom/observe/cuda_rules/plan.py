@@ -85,7 +85,7 @@ Rule = Callable[[OpCall], MemoryPlan | None]
 
 
 def scratch(*sizes: int) -> MemoryPlan | None:
-    """A plan that allocates the results, then scratch memory of these sizes until the end of the operation."""
+    """Return a plan that allocates the results, then scratch memory of these sizes until the end of the operation."""
     steps = [ScratchAlloc(str(index), size) for index, size in enumerate(sizes) if size > 0]
     return MemoryPlan(steps) if steps else None
 
@@ -96,6 +96,6 @@ def numbered(name: str, sizes: Sequence[int]) -> list[ScratchAlloc]:
 
 
 def size_of(tensor: Any) -> int:
-    """Bytes of a tensor's elements, without gaps."""
+    """Return the size in bytes of a tensor's elements, without gaps."""
     count: int = tensor.numel() * tensor.element_size()
     return count

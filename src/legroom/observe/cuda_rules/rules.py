@@ -56,13 +56,13 @@ class CudaRules:
         cudnn_process()  # starts here, so that the forks of a traced script share it
 
     def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
-        """The operation that torch would run in place of `func` without a dispatch mode."""
+        """Return the operation that torch would run in place of `func` without a dispatch mode."""
         return self._accumulation.instead_of(func, args, kwargs)
 
     def plan(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any
     ) -> MemoryPlan | None:
-        """The memory plan of an operation; None if it only allocates its results."""
+        """Return the memory plan of an operation, or None if it only allocates its results."""
         try:
             known = self._known[id(func)]
         except KeyError:
@@ -157,7 +157,7 @@ _FAKE_TENSOR_CHECKS = {"transformers.utils.import_utils": "is_fake_tensor"}
 
 
 def _rule_for(func: Any) -> tuple[Rule, list[tuple[str, Any]]] | None:
-    """The rule for an operation, and its parameters with their defaults."""
+    """Return the rule for an operation, and its parameters with their defaults."""
     schema = getattr(func, "_schema", None)
     rule = None if schema is None else _RULES.get(schema.name)
     if rule is None or schema is None:

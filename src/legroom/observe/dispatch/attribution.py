@@ -57,8 +57,9 @@ its `id` is not reused."""
 
 
 def _engine_code() -> CodeType | None:
-    """The code of the Python function that runs the autograd engine. Without it, a custom backward pass written in
-    Python is reported at the line of its forward pass."""
+    """Return the code of the Python function that runs the autograd engine. Without it, a custom backward pass written
+    in Python is reported at the line of its forward pass.
+    """
     function = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return getattr(function, "__code__", None)
 
@@ -68,7 +69,7 @@ ENGINE = _engine_code()
 
 
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
-    """The user's innermost line at or above `frame`, and whether that line runs the autograd engine.
+    """Return the user's innermost line at or above `frame`, and whether that line runs the autograd engine.
 
     If no frame belongs to the user (a library run with `-m`), the innermost library frame is used.
     """
@@ -101,7 +102,9 @@ def _line_of(frame: FrameType, code: CodeType) -> Frame:
 
 
 def user_lines(frame: FrameType | None) -> tuple[list[Frame], Frame | None]:
-    """The user's lines at or above `frame`, innermost first, and the line that called the innermost running backward pass."""
+    """Return the user's lines at or above `frame`, innermost first, and the line that called the innermost running
+    backward pass.
+    """
     lines: list[Frame] = []
     backward: Frame | None = None
     below_engine = False
@@ -210,8 +213,9 @@ class ForwardLocations:
             del self._locations[: self.MAX_ENTRIES // 2]
 
     def find(self, node: Any) -> OpLocation | None:
-        """The location of the forward operation that created `node`. Views record no location, so a view gets the
-        location of the operation before it."""
+        """Return the location of the forward operation that created `node`. Views record no location, so a view gets
+        the location of the operation before it.
+        """
         number = node._sequence_nr()
         if number >= ACCUMULATE_GRAD:
             return self._last

@@ -32,7 +32,7 @@ current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_i
 
 
 def in_backward_pass() -> bool:
-    """Whether the engine is running on this thread.
+    """Return whether the engine is running on this thread.
 
     Without torch's private graph task id, the result is always False. In that case, every operation is treated as part
     of the forward pass, tensors that a backward pass creates are treated as host memory, and gradient accumulation is

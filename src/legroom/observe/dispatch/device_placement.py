@@ -45,7 +45,7 @@ class DevicePlacement:
         self.context = CallContext()
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
-        """The device of a tensor, or None for the host."""
+        """Return the device of a tensor, or None for the host."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is None:
@@ -54,7 +54,7 @@ class DevicePlacement:
         return known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """The key of a tensor's storage and its allocated bytes, or None for the host."""
+        """Return the key of a tensor's storage and its allocated bytes, or None for the host."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         return None if known is None or known.block is None else (storage._cdata, known.block.size)
@@ -62,7 +62,7 @@ class DevicePlacement:
     def device_of_inputs(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, *, in_backward: bool
     ) -> tuple[int | None, set[int]]:
-        """The device of an operation's inputs, and the keys of the host storages among them."""
+        """Return the device of an operation's inputs, and the keys of the host storages among them."""
         device: int | None = None
         hosts: set[int] = set()
         mixed = any_tensor = False

@@ -57,7 +57,7 @@ class OpLocator:
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """The location of the running operation. `depth` is the number of Legroom frames above this one."""
+        """Return the location of the running operation. `depth` is the number of Legroom frames above this one."""
         node = current_node()
         caller = sys._getframe(depth)
         state = self.threads.state
@@ -99,7 +99,9 @@ class OpLocator:
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """The initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes known."""
+        """Return the initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes
+        known.
+        """
         if phase is Phase.BACKWARD:
             node = current_node()
             if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:
@@ -110,7 +112,7 @@ class OpLocator:
 
 
 def _requires_grad(args: Iterable[Any]) -> bool:
-    """Whether a tensor among the arguments requires a gradient."""
+    """Return whether a tensor among the arguments requires a gradient."""
     for item in args:
         if isinstance(item, torch.Tensor):
             if item.requires_grad:

@@ -28,8 +28,9 @@ class ModuleNames:
         return names
 
     def containing(self, module: nn.Module) -> dict[int, str]:
-        """The paths inside the known root that contains the module. If there is none, the paths inside the module
-        itself."""
+        """Return the paths inside the known root that contains the module. If there is none, the paths inside the
+        module itself.
+        """
         for root, names in self._roots.values():
             if id(module) in names and root() is not None:
                 return names
@@ -40,10 +41,10 @@ class ModuleNames:
 
 
 def _without_wrappers(name: str) -> str:
-    """The path as the user wrote it, without the `_orig_mod` that `torch.compile` adds."""
+    """Return the path as the user wrote it, without the `_orig_mod` that `torch.compile` adds."""
     return name.replace("._orig_mod", "").removeprefix("_orig_mod.") if "_orig_mod" in name else name
 
 
 def fraction_entered(entered: int, names: dict[int, str]) -> float | None:
-    """The fraction of a model's modules that were called; None if modules are called repeatedly."""
+    """Return the fraction of a model's modules that were called, or None if modules are called repeatedly."""
     return entered / (len(names) + 1) if entered <= len(names) else None

@@ -59,7 +59,8 @@ def facts_of(func: Any) -> OperationFacts:
 
 
 def _fast_call(func: Any) -> Any:
-    """The fastest function that runs the operation, and no other, with the arguments that a dispatch mode receives.
+    """Return the fastest function that runs the operation, and no other, with the arguments that a dispatch mode
+    receives.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small kernel.
     `_op` is private to torch; it saves a call of a Python function.

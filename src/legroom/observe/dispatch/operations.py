@@ -7,7 +7,7 @@ import torch
 
 
 def overloads(*names: str) -> frozenset[int]:
-    """The `id`s of all overloads of the named aten operations that this torch version has."""
+    """Return the `id`s of all overloads of the named aten operations that this torch version has."""
     packets: list[Any] = [getattr(torch.ops.aten, name, None) for name in names]
     return frozenset(
         id(getattr(packet, overload))

@@ -164,8 +164,9 @@ class Recorder:
                 mode.__class__ = RecordingMode
 
     def is_recording(self) -> bool:
-        """Whether operations of this thread are recorded. Operations inside another operation are not recorded
-        separately."""
+        """Return whether operations of this thread are recorded. Operations inside another operation are not recorded
+        separately.
+        """
         return any(
             isinstance(mode, RecordingMode) and mode._recorder is self
             for mode in _get_current_dispatch_mode_stack()
@@ -244,8 +245,9 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_view_of_host(self, args: Sequence[Any], key: int) -> bool:
-        """Whether the unknown storage `key` belongs to the first argument, which is then in host memory. The indices of
-        a sparse tensor have another storage than its values."""
+        """Return whether the unknown storage `key` belongs to the first argument, which is then in host memory. The
+        indices of a sparse tensor have another storage than its values.
+        """
         if not self._ignores_aliases or self.context.target != INHERIT or not args:
             return False
         storage = storage_of(args[0]) if isinstance(args[0], torch.Tensor) else None
@@ -385,8 +387,9 @@ class Recorder:
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Whether other threads have freed storages, or free some within `seconds`. If so, the memory of these storages
-        is freed. The caller holds the lock, so other threads can only append to `_expired`."""
+        """Return whether other threads have freed storages, or free some within `seconds`. If so, the memory of these
+        storages is freed. The caller holds the lock, so other threads can only append to `_expired`.
+        """
         deadline = time.monotonic() + seconds
         while not self._expired:
             if time.monotonic() >= deadline:
@@ -485,17 +488,17 @@ class Recorder:
         )
 
     def device_of(self, tensor: torch.Tensor) -> int | None:
-        """The device of a tensor, or None for the host."""
+        """Return the device of a tensor, or None for the host."""
         return self.placement.device_of(tensor)
 
     def is_on_device(self, values: Any) -> bool:
-        """Whether a tensor among `values` is on a virtual device."""
+        """Return whether a tensor among `values` is on a virtual device."""
         return not self._host_only and any(
             self.device_of(tensor) is not None for tensor in tensors_in(values)
         )
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """The key of a tensor's storage and its allocated bytes, or None for the host."""
+        """Return the key of a tensor's storage and its allocated bytes, or None for the host."""
         return self.placement.measure(tensor)
 
     def emit(self, event: Event) -> None:
@@ -591,8 +594,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             context.target = outer
 
     def _targets_device(self, func: Any) -> bool:
-        """Whether the results are on a device regardless of the inputs. The result is True if the call requested the
-        device, or if a backward pass runs a factory function."""
+        """Return whether the results are on a device regardless of the inputs. The result is True if the call requested
+        the device, or if a backward pass runs a factory function.
+        """
         context = self._recorder.context
         if context.target >= 0:
             return True
@@ -634,7 +638,7 @@ if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Whether an operation consists of other operations, which are recorded instead of it.
+    """Return whether an operation consists of other operations, which are recorded instead of it.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
     mode. Running such an operation as composite would crash, because there is no composite C++ kernel.
@@ -677,8 +681,9 @@ _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_a
 
 
 def _only_mode() -> Any:
-    """The dispatch mode, if only one and no `torch.func` transform is active: then nothing else sees the operations. Otherwise
-    None."""
+    """Return the dispatch mode, if only one and no `torch.func` transform is active: then nothing else sees the
+    operations. Otherwise None.
+    """
     if (
         _no_dispatch is None
         or _count_modes is None

@@ -25,8 +25,9 @@ class ResultSizes:
         self._known: dict[Any, int] = {}
 
     def new_bytes(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, room: int) -> int:
-        """Bytes of the results that share no memory with an input. The result is 0 if these results certainly fit into
-        `room`, or if their size is unknown."""
+        """Return the size in bytes of the results that share no memory with an input. The result is 0 if these results
+        certainly fit into `room`, or if their size is unknown.
+        """
         if upper_bound(args) * LARGEST_ELEMENT <= room:
             return 0
         kwargs = kwargs or {}
@@ -43,7 +44,7 @@ class ResultSizes:
 
 
 def upper_bound(args: Sequence[Any]) -> float:
-    """An upper bound on the elements that any operation with these arguments creates."""
+    """Return an upper bound on the elements that any operation with these arguments creates."""
     bound: float = 1
     has_tensor = False
     for argument in args:
@@ -74,8 +75,9 @@ def _described(argument: Any) -> Any:
 
 
 def _evaluated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """Bytes of the new storages among the results. The result is 0 if torch cannot evaluate the shapes of this
-    operation."""
+    """Return the size in bytes of the new storages among the results. The result is 0 if torch cannot evaluate the
+    shapes of this operation.
+    """
     inputs: set[int] = set()
 
     def on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ def _in_memory(key: int) -> int:
 
 
 def _is_correct(count: Callable[[int], int]) -> bool:
-    """Whether `count` increases with the tensors that use a storage."""
+    """Return whether `count` increases with the tensors that use a storage."""
     make_storage: Any = torch.UntypedStorage
     storage = make_storage(1)
     counts = [count(storage._cdata)]
@@ -37,7 +37,7 @@ def _first_correct(*functions: Callable[[int], int] | None) -> Callable[[int], i
 
 
 def _can_end_early() -> bool:
-    """Whether the garbage collector ends weak references to a storage that a tensor still uses."""
+    """Return whether the garbage collector ends weak references to a storage that a tensor still uses."""
     tensor = torch.empty(1, dtype=torch.uint8, device="cpu")
     storage = tensor.untyped_storage()
     reference = weakref.ref(storage)

@@ -34,8 +34,9 @@ class LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
 
 def storage_of(tensor: Any) -> Any:
-    """A tensor's storage, or None if it has none (functional wrappers). For a sparse tensor, this is the storage of its
-    values."""
+    """Return a tensor's storage, or None if it has none (functional wrappers). For a sparse tensor, this is the storage
+    of its values.
+    """
     try:
         return tensor.untyped_storage()
     except ValueError:  # a parameter of a lazy module has no storage until its shape is known
@@ -49,7 +50,7 @@ _wrappers: set[type] = set()
 
 
 def is_wrapper(kind: type) -> bool:
-    """Whether tensors of this class store their data in other tensors (`DTensor`, jagged nested tensors)."""
+    """Return whether tensors of this class store their data in other tensors (`DTensor`, jagged nested tensors)."""
     return kind in _wrappers or _can_flatten(kind)
 
 
@@ -67,7 +68,7 @@ def _can_flatten(kind: type) -> bool:
 
 
 def inner_tensor(tensor: Any) -> Any:
-    """The first tensor inside a tensor that contains other tensors; None if it contains none."""
+    """Return the first tensor inside a tensor that contains other tensors, or None if it contains none."""
     kind: Any = type(tensor)
     if kind in _PLAIN or not is_wrapper(kind):
         return None
@@ -84,7 +85,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _storage_of_wrapped(tensor: Any) -> Any:
-    """The storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
+    """Return the storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
 
     Without torch's private functions for this, the result is None, and tensors that such a function creates are treated
     as host memory.
@@ -97,7 +98,7 @@ def _storage_of_wrapped(tensor: Any) -> Any:
 
 
 def _storage_of_values(tensor: Any) -> Any:
-    """The storage of a sparse tensor's values. The indices are not included if an operation created them."""
+    """Return the storage of a sparse tensor's values. The indices are not included if an operation created them."""
     layout = getattr(tensor, "layout", torch.strided)
     if layout is torch.strided:
         return _storage_of_wrapped(tensor)
@@ -109,7 +110,8 @@ def _storage_of_values(tensor: Any) -> Any:
 
 
 def is_shape_inference(out: Any, mode: Any) -> bool:
-    """Whether a result is a fake tensor of a mode other than `mode`, which means that torch only computed its shape.
+    """Return whether a result is a fake tensor of a mode other than `mode`, which means that torch only computed its
+    shape.
 
     For example, torch computes such shapes, with the sizes of the full tensors, to place the results of operations on
     sharded tensors.
@@ -119,7 +121,7 @@ def is_shape_inference(out: Any, mode: Any) -> bool:
 
 
 def tensors_in(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """The tensors in an iterable, and in tuples, lists and mappings inside it, in order."""
+    """Yield the tensors in an iterable, and in tuples, lists and mappings inside it, in order."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -51,7 +51,7 @@ _UNSUPPORTED = re.compile(
 
 
 def is_dtype_error(error: BaseException) -> bool:
-    """Whether an operation failed because the CPU does not support a dtype."""
+    """Return whether an operation failed because the CPU does not support a dtype."""
     return _UNSUPPORTED.search(str(error)) is not None
 
 
@@ -67,17 +67,17 @@ def in_wider_dtype(func: Any, args: Any, kwargs: dict[str, Any] | None, error: B
 
 
 def is_only_on_cuda(name: str, dtype: torch.dtype) -> bool:
-    """Whether CUDA supports the operation `name` for this dtype and the CPU does not."""
+    """Return whether CUDA supports the operation `name` for this dtype and the CPU does not."""
     return name in _ONLY_ON_CUDA.get(dtype, ())
 
 
 def _name(func: Any) -> str:
-    """The name of a torch function or of an operation, without the underscore of its in-place variant."""
+    """Return the name of a torch function or of an operation, without the underscore of its in-place variant."""
     return str(getattr(getattr(func, "overloadpacket", func), "__name__", "")).rstrip("_")
 
 
 def _widenings(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Widening, ...]:
-    """The wider dtypes to try. None if floating dtypes are mixed, because CUDA rejects mixed dtypes too."""
+    """Return the wider dtypes to try. None if floating dtypes are mixed, because CUDA rejects mixed dtypes too."""
     dtypes: dict[torch.dtype, None] = {}
     tree_map_only(Tensor, lambda tensor: dtypes.setdefault(tensor.dtype), (args, kwargs))
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]

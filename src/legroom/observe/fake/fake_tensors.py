@@ -132,12 +132,13 @@ class FakeTensors:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """The device that a fake tensor reports. The result is the same as with `FakeTensorMode`, but without
-        dispatching through it."""
+        """Return the device that a fake tensor reports. The result is the same as with `FakeTensorMode`, but without
+        dispatching through it.
+        """
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
     def to_host(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
-        """A real host copy of a fake tensor: its known values, or ones as a placeholder."""
+        """Return a real host copy of a fake tensor: its known values, or ones as a placeholder."""
         dtype = options.get("dtype") or tensor.dtype
         self.values_read += 1
         known = self._values.of(tensor)
@@ -209,8 +210,9 @@ class FakeTensors:
 
 
 def active_fake_mode() -> Any:
-    """The fake mode that is active on this thread, or None. Without torch's private functions, the result is always
-    None, and copying a fake tensor fails."""
+    """Return the fake mode that is active on this thread, or None. Without torch's private functions, the result is
+    always None, and copying a fake tensor fails.
+    """
     get_mode, keys = (
         getattr(torch._C, "_get_dispatch_mode", None),
         getattr(torch._C, "_TorchDispatchModeKey", None),
@@ -282,7 +284,7 @@ def is_factory(func: Any) -> bool:
 
 
 def _is_in_module_constructor(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the operation is a factory of a large tensor, called in the constructor of a module."""
+    """Return whether the operation is a factory of a large tensor, called in the constructor of a module."""
     if id(func) not in _FACTORIES or _requested_bytes(args, kwargs) < SMALL:
         return False
     frame = sys._getframe(3)

@@ -41,7 +41,7 @@ def run_on_host(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """An uninitialized tensor as the result of a factory function; None if the tensor is small or unusual."""
+    """Return an uninitialized tensor as the result of a factory function, or None if the tensor is small or unusual."""
     options = {name: kwargs[name] for name in ("dtype", "pin_memory") if kwargs.get(name) is not None}
     if kwargs.get("names") is not None or kwargs.get("layout") not in (None, torch.strided):
         return None
@@ -58,7 +58,7 @@ def _empty(shape: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
 
 
 def _beginning(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The first elements of a large floating-point tensor; None if the tensor must be filled."""
+    """Return the first elements of a large floating-point tensor, or None if the tensor must be filled."""
     if (
         tensor.nbytes < LARGE_BYTES
         or not tensor.is_floating_point()

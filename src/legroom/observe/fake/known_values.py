@@ -87,7 +87,7 @@ class KnownValues:
                 self._host_copies.pop(tensor.untyped_storage()._cdata, None)
 
     def evaluate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The result of an operation whose result shape depends on values; None if the values are unknown."""
+        """Return the result of an operation whose result shape depends on values, or None if the values are unknown."""
         if func in _SELECTIONS:
             return self._select(func, args, kwargs)
         values = self._with_values(func, args, kwargs, None)
@@ -133,8 +133,9 @@ class KnownValues:
     def _with_values(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """The arguments, with fake tensors replaced by their values. None if a fake tensor has no values or the result
-        is too large."""
+        """Return the arguments, with fake tensors replaced by their values. None if a fake tensor has no values or the
+        result is too large.
+        """
         if id(func) in _UNINITIALIZED or _communicates(func):
             return None
         fills = id(func) in _FILLS
@@ -166,7 +167,9 @@ class _UnknownError(Exception):
 
 
 def needs_values(func: Any, args: Any) -> bool:
-    """Whether the shape of an operation's result, or the number it returns, depends on the values of its arguments."""
+    """Return whether the shape of an operation's result, or the number it returns, depends on the values of its
+    arguments.
+    """
     if func in _SELECTIONS:
         return func is _BY_MASK or any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
@@ -182,8 +185,9 @@ def _is_dependent(func: Any) -> bool:
 
 @functools.cache
 def _communicates(func: Any) -> bool:
-    """Whether an operation communicates with other ranks, which do not exist in a trace. The fake group of a single rank
-    may return memory that is not a tensor's."""
+    """Return whether an operation communicates with other ranks, which do not exist in a trace. The fake group of a
+    single rank may return memory that is not a tensor's.
+    """
     return "c10d" in getattr(func, "namespace", "")
 
 
@@ -199,7 +203,7 @@ def _computed(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that an operation overwrites."""
+    """Yield the tensors that an operation overwrites."""
     for index, name in _written_arguments(func):
         value = args[index] if index < len(args) else kwargs.get(name)
         yield from _tensors(value)
@@ -223,7 +227,9 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:
-    """Whether a tensor is too large to track. Sparse tensors are never tracked, so they are treated as too large."""
+    """Return whether a tensor is too large to track. Sparse tensors are never tracked, so they are treated as too
+    large.
+    """
     return tensor.layout is not torch.strided or tensor.nbytes > most
 
 

@@ -103,8 +103,9 @@ _REPLACES_STORAGE = overloads("set_", "resize_", "resize_as_")
 
 
 def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """The cache key: an operation and everything that its result shapes depend on. None if these cannot be
-    determined."""
+    """Return the cache key: an operation and everything that its result shapes depend on. None if these cannot be
+    determined.
+    """
     key: list[Any] = [id(func), torch.get_default_dtype()]  # operations are never freed
     if not all(map(functools.partial(_append, key), args)):
         return None
@@ -170,7 +171,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
-    """The size of a storage that contains exactly this tensor; -1 if the tensor has a storage offset."""
+    """Return the size of a storage that contains exactly this tensor; -1 if the tensor has a storage offset."""
     if tensor.storage_offset():
         return -1
     if not tensor.numel():

@@ -92,7 +92,9 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
-    """The results of `saved_by` and `has_pack_hooks`. If the node saved only plain tensors, its variables are read once."""
+    """Return the results of `saved_by` and `has_pack_hooks`. If the node saved only plain tensors, its variables are
+    read once.
+    """
     if not _unpacks_freely and _can_read_saved:
         names = _saved_attributes(type(node))
         if not names:
@@ -117,14 +119,14 @@ def saved_and_packed(node: Any) -> tuple[Iterable[torch.Tensor], bool]:
 
 
 def _saved_variables(node: Any) -> Iterator[Any]:
-    """The saved variables of a node, still packed. Raises `RuntimeError` if the graph was freed."""
+    """Yield the saved variables of a node, still packed. Raises `RuntimeError` if the graph was freed."""
     for name in _saved_attributes(type(node)):
         raw = getattr(node, name)
         yield from raw if isinstance(raw, tuple | list) else (raw,)
 
 
 def _data_of(saved: Any) -> Any:
-    """The content of a saved variable: the tensor itself, or the object that a pack hook returned.
+    """Return the content of a saved variable: the tensor itself, or the object that a pack hook returned.
 
     In versions of torch without `SavedTensor.data`, the result is always None. If a program uses a pack hook with such
     a version, activations are recognized only by their lifetime.
@@ -136,7 +138,7 @@ def _data_of(saved: Any) -> Any:
 
 
 def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
-    """The inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
+    """Yield the inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
 
     The unpack hook of the checkpoint references these tensors. torch stores the inputs in saved variables; before 2.13,
     torch stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose the hook
@@ -164,14 +166,14 @@ def _checkpoint_frames(hook: Any, depth: int = 2) -> Iterator[Any]:
 
 
 def closure_values(function: FunctionType) -> Iterator[Any]:
-    """The values of the variables in a function's closure."""
+    """Yield the values of the variables in a function's closure."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # not yet set, or deleted
             yield cell.cell_contents
 
 
 def has_pack_hooks(node: Any) -> bool:
-    """Whether a pack hook (checkpointing, offloading) hides the tensors that a node saved."""
+    """Return whether a pack hook (checkpointing, offloading) hides the tensors that a node saved."""
     for name in _saved_attributes(type(node)):
         try:
             raw = getattr(node, name)
@@ -184,7 +186,7 @@ def has_pack_hooks(node: Any) -> bool:
 
 
 def can_read_saved() -> bool:
-    """Whether this torch exposes saved tensors without unpacking them."""
+    """Return whether this torch exposes saved tensors without unpacking them."""
     saved_type = getattr(torch._C._autograd, "SavedTensor", None)
     return saved_type is not None and hasattr(saved_type, "data")
 
@@ -194,7 +196,7 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Whether saved tensors can be read now. If not, a graph may save storages that the search does not see."""
+    """Return whether saved tensors can be read now. If not, a graph may save storages that the search does not see."""
     return can_read_saved() or _unpacks_freely
 
 

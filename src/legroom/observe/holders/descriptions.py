@@ -233,7 +233,7 @@ def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
 
 
 def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate]) -> bool:
-    """Whether one of the containers inside the growing container is bounded."""
+    """Return whether one of the containers inside the growing container is bounded."""
     if growing is None:
         return False
     position = next(number for number, each in enumerate(candidates) if each is growing)
@@ -259,8 +259,9 @@ def _has_models(container: Any) -> bool:
 
 
 def _has_keys_by_value(cache: Any) -> bool:
-    """Whether a later call can find an entry of the cache. A later call never finds an entry whose arguments include a
-    tensor."""
+    """Return whether a later call can find an entry of the cache. A later call never finds an entry whose arguments
+    include a tensor.
+    """
     entries = next((each for each in gc.get_referents(cache) if isinstance(each, dict)), {})
     return not any(
         isinstance(part, torch.Tensor)
@@ -331,10 +332,10 @@ def _attribute(owner: Any, following: Any) -> _Step | None:
 
 
 def _is_module_dict(item: Any, owner: Any) -> bool:
-    """Whether a dict contains the parameters, buffers or submodules of a module."""
+    """Return whether a dict contains the parameters, buffers or submodules of a module."""
     return isinstance(owner, nn.Module) and any(item is owner.__dict__.get(name) for name in _MODULE_DICTS)
 
 
 def _is_namespace_of(item: Any, owner: Any) -> bool:
-    """Whether a dict contains the attributes of an instance, so it is not a container that the user created."""
+    """Return whether a dict contains the attributes of an instance, so it is not a container that the user created."""
     return isinstance(item, dict) and owner is not None and attributes_of(owner) is item

@@ -81,7 +81,7 @@ class HolderSurvey(NamedTuple):
     def holders(
         self, allocated: Iterable[StepStorage] = (), module: str = "", most: int = 24
     ) -> LargestHolders:
-        """The largest holders.
+        """Return the largest holders.
 
         A storage in `allocated` that no variable retains belongs to the call that allocated it, if that call is still
         running (in `module`). Otherwise, the storage belongs to the graph of the running backward pass.
@@ -106,7 +106,7 @@ class HolderSurvey(NamedTuple):
         return LargestHolders(holders[:most], sum(total.values()))
 
     def _describe_call(self, line: Frame, module: str) -> str:
-        """The text shown instead of a variable name."""
+        """Return the text shown instead of a variable name."""
         where = module if module and line == self.lines[0] else ""
         if line == self.backward_line:
             return f"(intermediate in the backward pass of {where})" if where else "(intermediate in the backward pass)"  # fmt: skip
@@ -114,7 +114,7 @@ class HolderSurvey(NamedTuple):
 
 
 def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
-    """The user's variables in `frame` and its callers that retain the most device memory, largest first."""
+    """Return the user's variables in `frame` and its callers that retain the most device memory, largest first."""
     return survey_holders(frame, measure).holders(most=most).largest
 
 
@@ -140,8 +140,9 @@ def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
-    """The tensors that are values of local variables of `frame` and its callers, or items of lists and tuples in these
-    variables."""
+    """Yield the tensors that are values of local variables of `frame` and its callers, or items of lists and tuples in
+    these variables.
+    """
     while frame is not None:
         variables = frame.f_locals
         for value in list(variables.values()):

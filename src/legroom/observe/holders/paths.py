@@ -43,9 +43,9 @@ def find_path(
     min_length: int = 0,
     created_in: Mapping[int, int] = _UNKNOWN_ITERATIONS,
 ) -> HolderPath:
-    """The path that keeps `target` alive. A container with fewer than `min_length` items is returned only if no other
-    path exists. `created_in` maps the `id` of a tensor to the iteration in which it was created, if known. A container
-    with tensors from several iterations is the one that grows.
+    """Return the path that keeps `target` alive. A container with fewer than `min_length` items is returned only if no
+    other path exists. `created_in` maps the `id` of a tensor to the iteration in which it was created, if known. A
+    container with tensors from several iterations is the one that grows.
 
     The caller may reference the target in local variables of plain functions, but not in a list or a generator.
     """
@@ -109,8 +109,9 @@ class _Search:
         return fallback or self._being_built() or self._unrooted(target)
 
     def _can_grow(self, path: HolderPath) -> bool:
-        """Whether the path names an object that can grow. A function or generator cannot grow, but may be stored in an
-        object that can."""
+        """Return whether the path names an object that can grow. A function or generator cannot grow, but may be stored
+        in an object that can.
+        """
         if path.how in ("cache", "exception"):
             return True
         if path.names and not any(name.file is None or is_user_file(name.file) for name in path.names):
@@ -126,7 +127,7 @@ class _Search:
         return self._candidates([each for each in tasks if _task_result_in(each, level) is not None], level)
 
     def _candidates(self, referrers: list[Any], level: list[Any]) -> list[Any]:
-        """The referrers that may lead to a name, most likely first."""
+        """Return the referrers that may lead to a name, most likely first."""
         found: list[Any] = []
         for referrer in referrers:
             if (
@@ -328,13 +329,13 @@ def _suspended(generator: Any, child: Any) -> Root | None:
 
 
 def _task_result_in(item: Any, level: list[Any]) -> Any:
-    """The member of `level` that is the result of a finished task."""
+    """Return the member of `level` that is the result of a finished task."""
     result = item._result if issubclass(type(item), asyncio.Future) else None
     return next((each for each in level if each is result), None) if result is not None else None
 
 
 def _referenced_in(referrer: Any, level: list[Any]) -> Any:
-    """The member of `level` that `referrer` references."""
+    """Return the member of `level` that `referrer` references."""
     if len(level) == 1:
         return level[0]
     wanted = {id(item): item for item in level}
@@ -348,9 +349,10 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """Whether a referrer is a Python object that holds the tensor. Autograd nodes do not count, because they retain
-    tensors on behalf of the tensors that own the graph. However, a list that references such a node (the `ctx` of a
-    user's function) does count."""
+    """Return whether a referrer is a Python object that holds the tensor. Autograd nodes do not count, because they
+    retain tensors on behalf of the tensors that own the graph. However, a list that references such a node (the `ctx`
+    of a user's function) does count.
+    """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 
 

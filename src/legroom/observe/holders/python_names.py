@@ -93,8 +93,9 @@ class Variables:
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The local variables of a frame. Up to CPython 3.12, reading them creates a copy in the frame, which is cleared
-    again."""
+    """Yield the local variables of a frame. Up to CPython 3.12, reading them creates a copy in the frame, which is
+    cleared again.
+    """
     variables = frame.f_locals
     try:
         for name in list(variables):
@@ -106,7 +107,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
-    """The attributes of an instance. No code of its class runs."""
+    """Return the attributes of an instance. No code of its class runs."""
     if isinstance(item, (*CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
         return None
     try:
@@ -129,7 +130,7 @@ def attributes_of(item: Any) -> dict[str, Any] | None:
 
 
 def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
-    """The key under which a mapping stores this object."""
+    """Return the key under which a mapping stores this object."""
     for key, each in list(mapping.items()):
         if each is value and isinstance(key, str):
             return key
@@ -137,7 +138,7 @@ def key_of(mapping: dict[Any, Any], value: Any) -> str | None:
 
 
 def file_of(kind: type) -> str | None:
-    """The source file of a class."""
+    """Return the source file of a class."""
     module = sys.modules.get(getattr(kind, "__module__", "") or "")
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) else None

@@ -140,8 +140,9 @@ class RetainedStorages:
 
 
 def _is_legroom_class(kind: type) -> bool:
-    """Whether a class belongs to Legroom and only observes tensors. Modules of Legroom are excluded, because they are
-    part of the model that contains them."""
+    """Return whether a class belongs to Legroom and only observes tensors. Modules of Legroom are excluded, because
+    they are part of the model that contains them.
+    """
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
 
 

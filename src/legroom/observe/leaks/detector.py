@@ -171,8 +171,9 @@ class LeakDetector:
         self._timed(self._scan, iteration)
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
-        """Whether a symptom opens a window. A symptom that has opened many windows, such as a heap that also grows without a
-        leak, opens another only while scans have used a small fraction of the run time."""
+        """Return whether a symptom opens a window. A symptom that has opened many windows, such as a heap that also
+        grows without a leak, opens another only while scans have used a small fraction of the run time.
+        """
         if iteration < self._not_before[symptom]:
             return False
         if self._windows_opened[symptom] < MAX_DELAY_EXPONENT:
@@ -224,7 +225,7 @@ class LeakDetector:
         self._next_scheduled = iteration + FIRST_SCAN
 
     def _is_busy(self, iteration: int) -> bool:
-        """Whether this iteration must be sampled."""
+        """Return whether this iteration must be sampled."""
         return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
@@ -280,7 +281,7 @@ class LeakDetector:
     def _judge(
         self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
     ) -> bool:
-        """Whether the suspect is a leak that was reported, or will be reported after tracing."""
+        """Return whether the suspect is a leak that was reported, or will be reported after tracing."""
         leak = suspect.leak
         if suspect.may_be_warming_up:
             first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
@@ -334,8 +335,9 @@ class LeakDetector:
 
 
 def _is_limited(leak: DetectedLeak, line: Frame) -> bool:
-    """Whether the source limits the length of the container in which this line stores tensors. The container is
-    identified by the name that it has at that line."""
+    """Return whether the source limits the length of the container in which this line stores tensors. The container is
+    identified by the name that it has at that line.
+    """
     found = usage_at_line(line.file, line.line)
     return found.limited or (found.emptied and leak.kind != "graph")
 
@@ -345,8 +347,9 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is on a device, or on a virtual GPU if one is active. If a virtual GPU is active, its module is
-    loaded."""
+    """Return whether a tensor is on a device, or on a virtual GPU if one is active. If a virtual GPU is active, its
+    module is loaded.
+    """
     module = sys.modules.get("legroom.observe.virtual.gpu")
     virtual = module.VirtualGPU._active if module is not None else None
     if virtual is not None:

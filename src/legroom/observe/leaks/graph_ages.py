@@ -35,7 +35,9 @@ class NodeNumbers:
             del self._iterations[: -self.MAX_ITERATIONS], self._ends[: -self.MAX_ITERATIONS]
 
     def iteration_of(self, number: int) -> int | None:
-        """The iteration in which a node was created; None if the node is older than the recorded iterations."""
+        """Return the iteration in which a node was created, or None if the node is older than the recorded
+        iterations.
+        """
         position = bisect_right(self._ends, number)  # ends[i] is the first number after iteration i
         if not self._iterations or (position == 0 and self._iterations[0] > 0):
             return None
@@ -72,7 +74,7 @@ class BackwardRoots:
             tokens.append(weakref.ref(token))
 
     def retained_iterations(self) -> int:
-        """The number of iterations, excluding the last two, that still have a live marked node."""
+        """Return the number of iterations, excluding the last two, that still have a live marked node."""
         if len(self._tokens) > self.MAX_ITERATIONS:
             del self._tokens[next(iter(self._tokens))]
         retained = 0
@@ -126,20 +128,20 @@ class NodesByIteration:
                 stack.extend(following for following, _ in node.next_functions if following is not None)
 
     def iteration_of(self, node: Any) -> int | None:
-        """The iteration in which a node was created; None for AccumulateGrad nodes and nodes older than the
+        """Return the iteration in which a node was created, or None for AccumulateGrad nodes and nodes older than the
         recorded iterations.
         """
         number = node._sequence_nr()
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
     def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
-        """The number of iterations that have nodes below this one."""
+        """Return the number of iterations that have nodes below this one."""
         alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
 
     def iterations(self, before: int) -> list[int]:
-        """The iterations before `before` that still have nodes."""
+        """Return the iterations before `before` that still have nodes."""
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
@@ -163,7 +165,9 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Bytes that the nodes of one iteration saved and the nodes of the other did not. This excludes the weights."""
+        """Return the number of bytes that the nodes of one iteration saved and the nodes of the other did not. This
+        excludes the weights.
+        """
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)
 

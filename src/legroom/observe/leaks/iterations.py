@@ -144,8 +144,9 @@ class IterationTracker:
             self._on_iteration()
 
     def _is_in_loop(self, *, trains: bool) -> bool:
-        """Whether a signal of the calling thread belongs to the watched loop. `trains` means that the signal is a
-        backward pass or an optimizer step."""
+        """Return whether a signal of the calling thread belongs to the watched loop. `trains` means that the signal is
+        a backward pass or an optimizer step.
+        """
         if trains:
             register_training_thread()
         serial = thread_serial()
@@ -167,7 +168,7 @@ class IterationTracker:
             self.optimizers.append(weakref.ref(optimizer))
 
     def _ends_iteration(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether this optimizer is, or becomes, the main optimizer, whose steps end the iterations."""
+        """Return whether this optimizer is, or becomes, the main optimizer, whose steps end the iterations."""
         main = self._main_optimizer() if self._main_optimizer is not None else None
         if main is optimizer:
             self._steps_of_others = 0
@@ -232,7 +233,7 @@ class IterationTracker:
             self._on_iteration()
 
     def _nothing_trains(self) -> bool:
-        """Whether a model in training mode is called repeatedly although no optimizer exists."""
+        """Return whether a model in training mode is called repeatedly although no optimizer exists."""
         self._training_calls += 1
         if self._training_calls == self.CALLS_ALONE:
             self._is_untrained = not has_optimizer()

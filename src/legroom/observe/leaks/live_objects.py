@@ -55,7 +55,7 @@ def _with_memory(kinds: set[type]) -> set[type]:
 
 
 def _subclasses(kind: type) -> set[type]:
-    """A class and all its subclasses."""
+    """Return a class and all its subclasses."""
     kinds, unread = {kind}, [kind]
     while unread:
         derived: set[type] = set(type.__subclasses__(unread.pop())) - kinds
@@ -73,7 +73,7 @@ class StorageTracker:
     def update(
         self, tensors: Iterable[torch.Tensor], excluded: set[int], scan: int
     ) -> dict[int, list[torch.Tensor]]:
-        """The live tensors, one per storage, grouped by the scan in which their storage was first seen."""
+        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen."""
         before, self._known = self._known, {}
         by_first_scan: dict[int, list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -98,8 +98,9 @@ class StorageTracker:
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Keys of the storages of gradients and optimizer state. A loop without a leak may add these at any time, once per
-    parameter."""
+    """Return the keys of the storages of gradients and optimizer state. A loop without a leak may add these at any
+    time, once per parameter.
+    """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):
         storage = storage_of(tensor)
@@ -111,7 +112,9 @@ def gradients_and_optimizer_state(
 def trained_parameters_and_buffers(
     modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]
 ) -> set[int]:
-    """Keys of the storages of parameters that an optimizer has trained, and of the buffers of the same modules."""
+    """Return the keys of the storages of parameters that an optimizer has trained, and of the buffers of the same
+    modules.
+    """
     alive = {key for key, reference in trained.items() if reference() is not None}
     keys: set[int] = set()
     for each in modules:

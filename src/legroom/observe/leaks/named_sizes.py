@@ -24,7 +24,7 @@ class NamedTensor(NamedTuple):
 
 
 def named_sizes(frame: FrameType | None) -> dict[NamedTensor, int]:
-    """Bytes of each tensor in the variables of running functions and of the user's modules."""
+    """Return the size in bytes of each tensor in the variables of running functions and of the user's modules."""
     sizes: dict[NamedTensor, int] = {}
     for named, value in _variables(frame):
         for each, tensor in _tensors_within(named, value, 3):

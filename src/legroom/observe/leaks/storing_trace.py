@@ -81,7 +81,7 @@ class StoringTrace:
         return self._trace
 
     def _measure(self) -> Any:
-        """The length of the container, or the identities and versions of its tensors."""
+        """Return the length of the container, or the identities and versions of its tensors."""
         if not self._replaced:
             return len(self._container)
         values = self._container.values() if isinstance(self._container, dict) else self._container

@@ -186,7 +186,7 @@ def _how(path: HolderPath, usage: NameUsage) -> LeakHolder:
 
 
 def _candidates(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
-    """The statements that may have stored the tensor, best first."""
+    """Return the statements that may have stored the tensor, best first."""
     if path.how == "cache":
         return []  # the cached function itself is named
     candidates = usage.candidates(path.keys)
@@ -248,9 +248,10 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 
 def can_accumulate(holder: FoundHolder) -> bool:
-    """Whether a holder can retain tensors of many iterations. A plain variable retains the tensors of one iteration,
-    unless it is computed from itself. The same applies to a container that is reassigned in every iteration, such as a
-    sample of a buffer."""
+    """Return whether a holder can retain tensors of many iterations. A plain variable retains the tensors of one
+    iteration, unless it is computed from itself. The same applies to a container that is reassigned in every iteration,
+    such as a sample of a buffer.
+    """
     path, usage, _ = holder
     if usage.is_reassigned_in_loop:
         return False
@@ -260,13 +261,16 @@ def can_accumulate(holder: FoundHolder) -> bool:
 
 
 def min_length_at(iteration: int) -> int:
-    """The minimum length of a container that grows in every iteration. The minimum is smaller if the container started
-    to grow late."""
+    """Return the minimum length of a container that grows in every iteration. The minimum is smaller if the container
+    started to grow late.
+    """
     return min(max(iteration - 1, 3), 64)
 
 
 def is_temporary(holder: FoundHolder) -> bool:
-    """Whether tensors are retained only temporarily: until the next epoch, the end of a call, or the next sample."""
+    """Return whether tensors are retained only temporarily: until the next epoch, the end of a call, or the next
+    sample.
+    """
     path, usage, _ = holder
     if path.described.startswith("tuple") and not any(each.uses_itself for each in usage.statements):
         return True
@@ -278,8 +282,9 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 
 def is_local_to_call(root: StoredName | NamedTensor) -> bool:
-    """Whether a local variable belongs to a function that is called, directly or indirectly, from a loop. Such a
-    variable is freed when the call ends."""
+    """Return whether a local variable belongs to a function that is called, directly or indirectly, from a loop. Such a
+    variable is freed when the call ends.
+    """
     frame: FrameType | None = sys._getframe(1)
     inside = from_enclosing = False
     while frame is not None:

@@ -142,8 +142,8 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Whether no earlier symptom reported this leak. A list of tensors with graphs has two symptoms. The first one,
-        retained graphs, has more complete numbers.
+        """Return whether no earlier symptom reported this leak. A list of tensors with graphs has two symptoms. The
+        first one, retained graphs, has more complete numbers.
         """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
@@ -230,7 +230,9 @@ class ScanWindow:
         return seen
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """The live tensors first seen in each of the last scans, newest first; empty if there are too few scans."""
+        """Return the live tensors first seen in each of the last scans, newest first; empty if there are too few
+        scans.
+        """
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
             return [
@@ -243,16 +245,18 @@ class ScanWindow:
         return [by_first_scan.get(self.scans - back, []) for back in range(1, TENSOR_SCANS + 1)]
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
-        """Whether graphs of enough iterations are alive, and the newest one is recent. The newest graph must be from
-        the last two iterations, or slightly older if a graph is retained only every few iterations."""
+        """Return whether graphs of enough iterations are alive, and the newest one is recent. The newest graph must be
+        from the last two iterations, or slightly older if a graph is retained only every few iterations.
+        """
         if len(retained) < MIN_ITERATIONS:
             return False
         apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
         return iteration - retained[-1] <= 1.5 * apart + 1 and self._is_conclusive(evaluating)
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Whether retained graphs indicate a leak. Before the first step, they may belong to the batches of that
-        step."""
+        """Return whether retained graphs indicate a leak. Before the first step, they may belong to the batches of that
+        step.
+        """
         if (
             self._iterations.has_stepped
             or self._iterations.without_optimizer
@@ -349,8 +353,9 @@ class ScanWindow:
         return suspects
 
     def _has_grown(self, holder: FoundHolder) -> bool:
-        """Whether a container has tensors from several scans, or is longer than before if its tensors are too deeply
-        nested to be found."""
+        """Return whether a container has tensors from several scans, or is longer than before if its tensors are too
+        deeply nested to be found.
+        """
         path = holder.path
         before = self._lengths.setdefault((path.name, path.file), path.length)
         return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
@@ -389,7 +394,7 @@ class ScanWindow:
 
 
 def _is_ensemble(holder: FoundHolder) -> bool:
-    """Whether the container contains only a few models, so the program may keep them on purpose."""
+    """Return whether the container contains only a few models, so the program may keep them on purpose."""
     return holder.path.contains_models and holder.path.length < MAX_ENSEMBLE
 
 

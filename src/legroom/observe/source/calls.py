@@ -143,7 +143,7 @@ def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
 
 
 def _is_called_externally(module: ModuleType | None, kind: ast.ClassDef, method: str) -> bool:
-    """Whether Python or a library calls a method: a special method, or one that overrides a library's method."""
+    """Return whether Python or a library calls a method: a special method, or one that overrides a library's method."""
     if method.startswith("__") and method.endswith("__"):
         return method not in CONSTRUCTORS
     found = getattr(module, "__dict__", {}).get(kind.name)

@@ -17,7 +17,7 @@ _MAX_SOURCE_BYTES = 2_000_000
 
 @lru_cache(maxsize=64)
 def tree_of(file: str) -> ast.Module | None:
-    """The parsed source of a file; None if it has none."""
+    """Return the parsed source of a file, or None if it has none."""
     source = _source(file)
     try:
         return ast.parse(source) if source else None
@@ -26,7 +26,7 @@ def tree_of(file: str) -> ast.Module | None:
 
 
 def contains(file: str, name: str) -> bool:
-    """Whether a name occurs in the text of a file. This is much faster than parsing the file."""
+    """Return whether a name occurs in the text of a file. This is much faster than parsing the file."""
     return name.encode() in _source(file)
 
 
@@ -41,13 +41,13 @@ def _source(file: str) -> bytes:
 
 
 def user_files() -> list[str]:
-    """The user's source files that are loaded now."""
+    """Return the user's source files that are loaded now."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return [file for file in files if isinstance(file, str) and file.endswith(".py") and is_user_file(file)]
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions and classes inside it."""
+    """Yield the nodes of a function, without those of functions and classes inside it."""
     stack = list(ast.iter_child_nodes(function))
     while stack:
         node = stack.pop()
@@ -81,7 +81,7 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
 
 @lru_cache(maxsize=256)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions and methods of a file by name. If a name occurs several times, the first one is used."""
+    """Return the functions and methods of a file by name. If a name occurs several times, the first one is used."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
@@ -91,7 +91,7 @@ def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def function_at(file: str, line: int) -> str:
-    """The name of the innermost function around a line; "" outside any function."""
+    """Return the name of the innermost function around a line, or "" outside any function."""
     tree = tree_of(file)
     functions = [
         node
@@ -103,7 +103,7 @@ def function_at(file: str, line: int) -> str:
 
 
 def related_classes_at(file: str, line: int) -> frozenset[str]:
-    """The class around a line, with its base classes and subclasses in the file; empty outside any class."""
+    """Return the class around a line, with its base classes and subclasses in the file; empty outside any class."""
     tree = tree_of(file)
     classes = [
         node for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.ClassDef)
@@ -122,7 +122,7 @@ def related_classes_at(file: str, line: int) -> frozenset[str]:
 
 
 def line_of_function(file: str, name: str, first: int) -> int:
-    """The line of `def name`, for a function whose first line including decorators is known."""
+    """Return the line of `def name`, for a function whose first line including decorators is known."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -133,7 +133,7 @@ def line_of_function(file: str, name: str, first: int) -> int:
 
 
 def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
-    """Whether the statement on this line is in a loop or, with `itself`, contains a comprehension."""
+    """Return whether the statement on this line is in a loop or, with `itself`, contains a comprehension."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0):

@@ -44,7 +44,7 @@ class SourceName:
         return isinstance(node, ast.Subscript) and (self.is_it(node.value) or self.is_item(node.value))
 
     def is_default_item(self, node: ast.AST) -> bool:
-        """Whether an expression is an item of the name: `name.setdefault(key, [])`, `name.get(key)`."""
+        """Return whether an expression is an item of the name: `name.setdefault(key, [])`, `name.get(key)`."""
         return (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -53,8 +53,9 @@ class SourceName:
         )
 
     def is_truncated(self, value: ast.expr) -> bool:
-        """Whether the value that is assigned to the name is limited: a slice of the old value or of a value computed
-        from it, its largest items, or its recent items."""
+        """Return whether the value that is assigned to the name is limited: a slice of the old value or of a value
+        computed from it, its largest items, or its recent items.
+        """
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
             return True
         for inner in ast.walk(value):
@@ -84,8 +85,10 @@ class SourceName:
         )
 
     def is_length(self, side: ast.expr) -> bool:
-        """Whether an expression is the length: `len(name)`, `len(self)` in its class, `name.qsize()`, `name.shape[0]`,
-        `name.size(0)`. `len(name) % 100` is not the length, because it is zero for every hundredth item."""
+        """Return whether an expression is the length: `len(name)`, `len(self)` in its class, `name.qsize()`,
+        `name.shape[0]`, `name.size(0)`. `len(name) % 100` is not the length, because it is zero for every hundredth
+        item.
+        """
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
         if called_name(side) == "sum" and self.is_within(side):
@@ -101,8 +104,9 @@ class SourceName:
         return False
 
     def tests_for_it(self, test: ast.expr) -> bool:
-        """Whether a test checks that there is no value yet: `bank is None`, `not hasattr(self, "bank")`, `"bank" not in
-        store`, `not bank`, `bank.numel() == 0`."""
+        """Return whether a test checks that there is no value yet: `bank is None`, `not hasattr(self, "bank")`, `"bank"
+        not in store`, `not bank`, `bank.numel() == 0`.
+        """
         for node in ast.walk(test):
             if isinstance(node, ast.Compare):
                 sides = [node.left, *node.comparators]

@@ -372,7 +372,7 @@ class NameReader:
         ]
 
     def _is_start(self, test: ast.expr) -> bool:
-        """Whether the test is `step == 0`, where `step` is the variable of the outermost loop."""
+        """Return whether the test is `step == 0`, where `step` is the variable of the outermost loop."""
         if not (
             isinstance(test, ast.Compare)
             and isinstance(test.ops[0], ast.Eq)
@@ -386,7 +386,7 @@ class NameReader:
         )
 
     def _is_of_inner_loop(self, key: ast.expr | None) -> bool:
-        """Whether a key is the variable of a loop inside another loop."""
+        """Return whether a key is the variable of a loop inside another loop."""
         return isinstance(key, ast.Name) and any(
             isinstance(target, ast.Name) and target.id == key.id
             for loop in self._loops[1:]
@@ -442,7 +442,7 @@ class NameReader:
 
 
 def is_storing_call(node: ast.AST) -> bool:
-    """Whether a node is a call of a method that stores something."""
+    """Return whether a node is a call of a method that stores something."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

@@ -55,8 +55,8 @@ class NameUsage(NamedTuple):
         return any(each.constructs and each.in_loop for each in self.statements)
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
-        """The statements that may have stored a tensor, most likely first. Statements that are less likely than the
-        first one are omitted.
+        """Return the statements that may have stored a tensor, most likely first. Statements that are less likely than
+        the first one are omitted.
 
         The most likely statements add instead of replace, do not store a number, use one of `keys` (if known), and are
         in a loop or a function.
@@ -121,7 +121,7 @@ def find_feeding_calls(root: str, file: str | None, function: str, line: int) ->
 
 @lru_cache(maxsize=64)
 def class_limits_itself(file: str, class_name: str) -> bool:
-    """Whether a user's class that is derived from list or dict removes items from itself."""
+    """Return whether a user's class that is derived from list or dict removes items from itself."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.ClassDef) and node.name == class_name:
@@ -132,7 +132,7 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """The uses of the container in which a line stores items, under the name that the container has there."""
+    """Return the uses of the container in which a line stores items, under the name that the container has there."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if getattr(node, "lineno", 0) != line:
@@ -221,7 +221,7 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """The usage without statements that run only once, after the storing loop."""
+        """Return the usage without statements that run only once, after the storing loop."""
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [each for each in that_run(occurrences) if each.in_loop or each.function not in loops_once]
 

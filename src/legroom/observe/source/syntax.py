@@ -26,8 +26,9 @@ _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter
 
 
 def is_same(attribute: str, name: str) -> bool:
-    """Whether two attribute names are equal, even if Python mangles one of them: `self.__values` is
-    `_Tracker__values`."""
+    """Return whether two attribute names are equal, even if Python mangles one of them: `self.__values` is
+    `_Tracker__values`.
+    """
     return attribute == name or (
         attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
     )
@@ -38,7 +39,9 @@ def is_self(node: ast.AST) -> bool:
 
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
-    """Whether a filter drops items over time: `age < 10`, `step - started <= 10`, `not item.done()`; not `item is not None`."""
+    """Return whether a filter drops items over time: `age < 10`, `step - started <= 10`, `not item.done()`; not `item
+    is not None`.
+    """
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
         (
@@ -51,8 +54,8 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """Whether a test requires that a counter is below a limit: `if step < 10:`, or the same condition as a part of a
-    longer test. `if loss < best:` is not such a test.
+    """Return whether a test requires that a counter is below a limit: `if step < 10:`, or the same condition as a part
+    of a longer test. `if loss < best:` is not such a test.
     """
     return any(
         isinstance(part, ast.Compare)
@@ -63,19 +66,20 @@ def is_below(node: ast.If) -> bool:
 
 
 def _is_counter(node: ast.AST) -> bool:
-    """Whether an expression is a counter: a name that suggests a counter (`global_step`, `self.seen`, `i`), or a
-    length."""
+    """Return whether an expression is a counter: a name that suggests a counter (`global_step`, `self.seen`, `i`), or a
+    length.
+    """
     name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
     return 0 < len(name) <= 2 or any(word in name.lower() for word in _COUNTERS)
 
 
 def is_zero_or_one(value: ast.expr) -> bool:
-    """Whether an expression is 0 or 1. A comparison with 0 or 1 tests for emptiness, not for a size."""
+    """Return whether an expression is 0 or 1. A comparison with 0 or 1 tests for emptiness, not for a size."""
     return isinstance(value, ast.Constant) and value.value in (0, 1)
 
 
 def literal_keys(target: ast.AST | None) -> tuple[str, ...]:
-    """The literal keys of `name["a"]["b"]` or `name.setdefault("a", [])`."""
+    """Return the literal keys of `name["a"]["b"]` or `name.setdefault("a", [])`."""
     keys: list[str] = []
     while True:
         if isinstance(target, ast.Subscript):
@@ -89,8 +93,9 @@ def literal_keys(target: ast.AST | None) -> tuple[str, ...]:
 
 
 def replaces_contents(target: ast.expr) -> bool:
-    """Whether an assignment replaces the contents: `name[:] = ...`, `name[:n] = ...`. `name[len(name):] = ...` adds
-    items. For a tensor, `name[a:b] = ...` only writes values."""
+    """Return whether an assignment replaces the contents: `name[:] = ...`, `name[:n] = ...`. `name[len(name):] = ...`
+    adds items. For a tensor, `name[a:b] = ...` only writes values.
+    """
     if not isinstance(target, ast.Subscript):
         return False
     if isinstance(target.slice, ast.BinOp):
@@ -104,7 +109,7 @@ def index_of(target: ast.expr) -> ast.expr | None:
 
 
 def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
-    """Whether a counter is reset: `i = (i + 1) % size`, `if i == size: i = 0`."""
+    """Return whether a counter is reset: `i = (i + 1) % size`, `if i == size: i = 0`."""
     if not isinstance(index, ast.Name | ast.Attribute):
         return False
     counter = ast.dump(index).replace("Store()", "Load()")
@@ -132,7 +137,7 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Whether the sliced variable is itself shortened, so the slices become empty: `pool = pool[8:]`."""
+    """Return whether the sliced variable is itself shortened, so the slices become empty: `pool = pool[8:]`."""
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False
     name = part.value.id
@@ -154,7 +159,7 @@ def is_sliced(node: ast.Subscript) -> bool:
 
 
 def assigns_local(function: ast.AST, variable: str) -> bool:
-    """Whether a function assigns to a local variable of that name, which hides the outer variable."""
+    """Return whether a function assigns to a local variable of that name, which hides the outer variable."""
     own = list(own_nodes(function))
     declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
     return not any(variable in names for names in declared) and any(
@@ -195,7 +200,7 @@ def called_name(node: ast.AST) -> str:
 
 
 def is_empty(value: ast.expr) -> bool:
-    """Whether an expression is an empty or initial value: `[]`, `{}`, `list()`, `deque(maxlen=3)`,
+    """Return whether an expression is an empty or initial value: `[]`, `{}`, `list()`, `deque(maxlen=3)`,
     `defaultdict(list)`, `0`, `None`.
     """
     if isinstance(value, ast.List | ast.Tuple | ast.Set):

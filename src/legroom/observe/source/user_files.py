@@ -22,7 +22,7 @@ def kind_of(file: str) -> int:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
+    """Return whether a source file belongs to the user, not to torch, a library, Python or Legroom."""
     return kind_of(file) == USER
 
 
@@ -38,8 +38,9 @@ def _kind_of(file: str) -> int:
 
 
 def _folders(*paths: str | Path | None) -> tuple[str, ...]:
-    """Each folder as given, and with symbolic links resolved, because a code object contains the path that was used to
-    import it."""
+    """Return each folder as given, and with symbolic links resolved, because a code object contains the path that was
+    used to import it.
+    """
     given = [Path(path) for path in paths if path]
     return tuple({f"{each}/" for path in given for each in (path.absolute(), path.resolve())})
 

@@ -113,7 +113,7 @@ class VirtualGPU:
         self._exit = contextlib.ExitStack()
 
     def _room(self) -> int:
-        """The number of unallocated bytes on the fullest device."""
+        """Return the number of unallocated bytes on the fullest device."""
         return min(
             (device.allocator.limit or device.spec.usable) - device.allocator.allocated
             for device in self.devices

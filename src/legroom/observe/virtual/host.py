@@ -53,7 +53,7 @@ class VirtualHost(Protocol):
     def current(self, index: int) -> None: ...
 
     def device_of(self, value: torch.Tensor | torch.UntypedStorage) -> int | None:
-        """The device of a tensor or storage; None for host memory."""
+        """Return the device of a tensor or storage, or None for host memory."""
 
     def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
         """Record a storage that was allocated on the CPU as memory of a device. May raise

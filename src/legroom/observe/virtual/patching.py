@@ -33,7 +33,7 @@ class Replacement(NamedTuple):
 
 
 def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[Replacement]:
-    """Replacements in one module or class; empty if `owner` is None."""
+    """Return replacements in one module or class; empty if `owner` is None."""
     return (
         [Replacement(owner, name, value, add) for name, value in values.items()] if owner is not None else []
     )
@@ -79,7 +79,7 @@ def optional_module(name: str) -> Any:
 
 
 def answer(value: Any = None) -> Callable[..., Any]:
-    """A function that accepts any arguments and returns `value`."""
+    """Return a function that accepts any arguments and returns `value`."""
 
     def answered(*_arguments: Any, **_options: Any) -> Any:
         return value
@@ -88,7 +88,7 @@ def answer(value: Any = None) -> Callable[..., Any]:
 
 
 def once_warner() -> Callable[[str], None]:
-    """A function that issues each warning once."""
+    """Return a function that issues each warning once."""
 
     @functools.cache
     def warn(message: str) -> None:
@@ -98,7 +98,7 @@ def once_warner() -> Callable[[str], None]:
 
 
 def _frames_to_user() -> int:
-    """The stack level of the first caller outside this package, which is the line that the warning is about."""
+    """Return the stack level of the first caller outside this package, which is the line that the warning is about."""
     depth, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("legroom.observe.virtual"):
         depth, frame = depth + 1, frame.f_back
@@ -106,7 +106,9 @@ def _frames_to_user() -> int:
 
 
 def _while_active(value: Callable[..., Any], original: Callable[..., Any], is_active: list[bool]) -> Any:
-    """A function with the name and docstring of `original` that calls `value` while the replacement is active."""
+    """Return a function with the name and docstring of `original` that calls `value` while the replacement is
+    active.
+    """
 
     @functools.wraps(original)
     def replacement(*arguments: Any, **options: Any) -> Any:

@@ -381,7 +381,7 @@ class PlacementMode(TorchFunctionMode):
         return _kind_of(named) in ("cuda", "cpu")
 
     def _index(self, named: Any) -> int | None:
-        """The index of a device that a call names in any form; None for the host."""
+        """Return the index of a device that a call names in any form, or None for the host."""
         if isinstance(named, int):
             index: int | None = named
         else:
@@ -442,7 +442,7 @@ def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def _kind_of(named: Any) -> str:
-    """The type of a device that a call names as a string or a device."""
+    """Return the type of a device that a call names as a string or a device."""
     kind: str = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
     return kind
 
@@ -520,12 +520,12 @@ def _without_results() -> list[Any]:
 
 
 def _constructors() -> Any:
-    """The functions that torch's default device applies to."""
+    """Return the functions that torch's default device applies to."""
     return _device_module._device_constructors()
 
 
 def is_placement_active() -> bool:
-    """Whether a `PlacementMode` handles the next torch call of this thread."""
+    """Return whether a `PlacementMode` handles the next torch call of this thread."""
     stack = getattr(overrides, "_get_current_function_mode_stack", None)
     return stack is not None and any(isinstance(mode, PlacementMode) for mode in stack())
 

@@ -50,7 +50,8 @@ def other_processes(
 
 
 def _spawned_processes(gpus: object) -> Iterable[Replacement]:
-    """Replacements that give the GPUs to spawned processes (`torch.multiprocessing.spawn`, spawned DataLoader workers).
+    """Return replacements that give the GPUs to spawned processes (`torch.multiprocessing.spawn`, spawned DataLoader
+    workers).
 
     A spawned process needs its GPUs before it imports the script again. Before the import, the process unpickles a
     dictionary of preparation data. The replacement adds an entry to that dictionary, and unpickling the entry enters
@@ -100,8 +101,9 @@ def _other_folders() -> list[str]:
 
 
 def inherited_gpus() -> list[GpuSpec]:
-    """The GPUs that this process inherits: the GPUs of its parent, without those that CUDA_VISIBLE_DEVICES
-    hides."""
+    """Return the GPUs that this process inherits: the GPUs of its parent, without those that CUDA_VISIBLE_DEVICES
+    hides.
+    """
     text = os.environ.get(VARIABLE)
     if not text:
         return []

@@ -32,8 +32,9 @@ def is_enabled() -> bool:
 
 
 def modules_of_groups() -> tuple[Any, ...]:
-    """The modules that contain the functions of process groups: first the module that defines them, then the
-    modules that import them. A module that this build of torch lacks is None."""
+    """Return the modules that contain the functions of process groups: first the module that defines them, then the
+    modules that import them. A module that this build of torch lacks is None.
+    """
     names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
     return tuple(optional_module(f"torch.{name}") for name in names)
 
@@ -49,7 +50,7 @@ _early_names: dict[str, Any] = {}
 
 
 def early_name(name: str) -> Any:
-    """The function that replaces `name` if the script has imported the name before; None if there is none."""
+    """Return the function that replaces `name` if the script has imported the name before, or None if there is none."""
     return _early_names.get(name)
 
 

@@ -26,7 +26,7 @@ BEFORE_TORCH = 0
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """The methods by which a storage is copied, moved and resized."""
+    """Return the methods by which a storage is copied, moved and resized."""
     original_clone: Any = torch.UntypedStorage.clone
     original_to = torch.UntypedStorage.to
     original_resize: Any = torch.UntypedStorage.resize_

@@ -172,7 +172,7 @@ class LiveLine:
 
 
 def can_repaint(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that supports clearing a line."""
+    """Return whether a stream is a terminal that supports clearing a line."""
     try:
         return stream.isatty() and os.environ.get("TERM", "") != "dumb"
     except (AttributeError, ValueError):

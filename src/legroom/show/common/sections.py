@@ -17,7 +17,7 @@ TOP_LINES = 6
 
 
 def section(title: str, remark: str = "") -> Iterator[RenderableType]:
-    """A heading, with an optional remark next to it."""
+    """Yield a heading, with an optional remark next to it."""
     heading = Text(f"\n{title}", style="bold")
     if remark:
         heading.append(f"  {remark}", style="not bold dim")
@@ -25,7 +25,7 @@ def section(title: str, remark: str = "") -> Iterator[RenderableType]:
 
 
 def top_lines(holdings: Sequence[Holding], sources: Sources) -> Iterator[RenderableType]:
-    """The lines that allocated the most live memory, each with its source code."""
+    """Yield the lines that allocated the most live memory, each with its source code."""
     if not holdings:
         return
     yield from section("Memory by line")

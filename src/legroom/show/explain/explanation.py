@@ -58,7 +58,7 @@ def render_explanation(explanation: Explanation) -> RenderableType:
 
 
 def render_page(page: CodePage) -> RenderableType:
-    """The page of a code."""
+    """Return the page of a code."""
     return Group(
         Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_wrap_comments(page.body))
     )

@@ -220,7 +220,7 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """The sort key: reserved memory, then allocated memory, because PyTorch reserves memory in large blocks."""
+    """Return the sort key: reserved memory, then allocated memory, because PyTorch reserves memory in large blocks."""
     exit_record = rank.exit_record
     return (
         (0.0, 0)
@@ -281,5 +281,5 @@ def _shortened(error: str) -> str:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two errors differ only in numbers such as ranks, addresses and sizes."""
+    """Return whether two errors differ only in numbers such as ranks, addresses and sizes."""
     return re.sub(r"\d+", "0", one) == re.sub(r"\d+", "0", other)

@@ -61,7 +61,7 @@ def _table(predictions: Sequence[RankPrediction]) -> Table:
 
 
 def _reasons(predictions: Sequence[RankPrediction]) -> dict[str, list[int]]:
-    """The ranks without a prediction, by reason."""
+    """Return the ranks without a prediction, by reason."""
     reasons: dict[str, list[int]] = {}
     for prediction in predictions:
         if prediction.estimate is None:

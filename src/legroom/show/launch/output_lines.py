@@ -117,12 +117,12 @@ class _Log:
 
 
 def _visible(line: str) -> str:
-    """The visible part of a line that contains carriage returns."""
+    """Return the visible part of a line that contains carriage returns."""
     return next((part for part in reversed(line.split("\r")) if part.strip()), "")
 
 
 def _writer(stream: TextIO, rank: int) -> Callable[[str], None]:
-    """A function that writes a line with its rank as a prefix, colored on a terminal."""
+    """Return a function that writes a line with its rank as a prefix, colored on a terminal."""
     prefix = f"[{rank}] "
     if stream.isatty():
         prefix = f"\x1b[{_COLORS[rank % len(_COLORS)]}m{prefix}\x1b[0m"

@@ -69,7 +69,7 @@ def _full(finding: LintFinding) -> list[RenderableType]:
 
 
 def _frame(finding: LintFinding) -> Text:
-    """The line with carets under the problem, and the lines around it."""
+    """Return the line with carets under the problem, and the lines around it."""
     digits = len(str(finding.source[-1][0])) if finding.source else 1
     texts = {number: clean(text.replace("\t", "    ")).rstrip() for number, text in finding.source}
     indent = min((len(text) - len(text.lstrip()) for text in texts.values() if text.strip()), default=0)
@@ -124,7 +124,7 @@ def _summary(report: LintReport, *, fixing: bool) -> Text:
 
 
 def _github(finding: LintFinding) -> str:
-    """A workflow command that GitHub shows as an annotation on the line."""
+    """Return a workflow command that GitHub shows as an annotation on the line."""
     message = f"{finding.message}. {finding.fix}."
     for character, escape in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         message = message.replace(character, escape)

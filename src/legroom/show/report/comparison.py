@@ -61,7 +61,7 @@ def _line(what: str) -> str:
 
 
 def comparison_as_dict(difference: Difference) -> dict[str, Any]:
-    """The comparison for JSON output."""
+    """Return the comparison for JSON output."""
     return {
         "allocated": _change_as_dict(difference.allocated),
         "reserved": _change_as_dict(difference.reserved),

@@ -37,7 +37,7 @@ TOP_REMARKS = 3
 
 
 def render_report(report: RunReport) -> RenderableType:
-    """The complete output of `legroom report`."""
+    """Return the complete output of `legroom report`."""
     if report.failed_with_oom:
         parts = [render_oom(report)]
         if report.ending.traceback:
@@ -47,18 +47,20 @@ def render_report(report: RunReport) -> RenderableType:
 
 
 def render_run(report: RunReport) -> RenderableType:
-    """The report of a run that did not fail with an out-of-memory error."""
+    """Return the report of a run that did not fail with an out-of-memory error."""
     return Group(*_run_parts(report))
 
 
 def render_oom(report: RunReport) -> RenderableType:
-    """The report of a run that failed with an out-of-memory error: the request, the memory in use, suggested changes."""
+    """Return the report of a run that failed with an out-of-memory error: the request, the memory in use, suggested
+    changes.
+    """
     assert report.oom is not None
     return Group(*_oom_parts(report, report.oom))
 
 
 def render_footer(report: RunReport, *, warning: str = "") -> RenderableType:
-    """The path of the capture and the next commands."""
+    """Return the path of the capture and the next commands."""
     return Group(*_footer_parts(report, warning))
 
 

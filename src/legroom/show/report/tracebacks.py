@@ -18,12 +18,12 @@ _FOLDED = "\0folded"
 
 
 def format_short_traceback(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
-    """The traceback, with consecutive frames outside the user's code folded into one line."""
+    """Return the traceback, with consecutive frames outside the user's code folded into one line."""
     return _render(error, lambda stack: _fold(stack, is_user_file))
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, without Legroom's frames."""
+    """Return the traceback as Python prints it, without Legroom's frames."""
     return _render(error, lambda stack: (frame for frame in stack if not _is_legroom(frame)))
 
 
@@ -82,7 +82,7 @@ def _is_legroom(frame: FrameSummary) -> bool:
 
 
 def _package(file: str) -> str:
-    """The package of a file; `Python` for the standard library."""
+    """Return the package of a file; `Python` for the standard library."""
     for folder in _PACKAGES:
         if folder in file:
             return file.split(folder, 1)[1].split("/", 1)[0].removesuffix(".py")

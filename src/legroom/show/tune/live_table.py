@@ -122,7 +122,9 @@ def live_view(
     max_rows: int = 20,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """The progress of the study and its most relevant trials. `trials` is the total number of trials, if known."""
+    """Return the progress of the study and its most relevant trials. `trials` is the total number of trials, if
+    known.
+    """
     best = best_of(records, metric, mode)
     rows = shown(records, best, max_rows)
     return Group(

@@ -27,8 +27,9 @@ _ENDS = {
 def summary(
     study: Study, command: Sequence[str] = (), written: Sequence[Path] = ()
 ) -> Iterator[RenderableType]:
-    """The summary for the terminal. `command` is the command line, which the summary repeats with `--resume`. `written`
-    are the files with the results."""
+    """Yield the summary for the terminal. `command` is the command line, which the summary repeats with `--resume`.
+    `written` are the files with the results.
+    """
     yield Text(_first_sentence(study))
     yield Text(_second_sentence(study))
     yield from _table(study)

@@ -56,7 +56,7 @@ def trial_table(
 
 
 def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRecord | None:
-    """The record with the best value so far."""
+    """Return the record with the best value so far."""
     best: TrialRecord | None = None
     value: float | None = None
     for record in records:
@@ -90,7 +90,7 @@ def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dic
 
 
 def _best(record: TrialRecord, metric: str, mode: Mode) -> str:
-    """The best value that the trial reported."""
+    """Return the best value that the trial reported."""
     value = record.value(metric, mode)
     return "" if value is None else f"{value:.4g}"
 

@@ -25,8 +25,9 @@ class ProgressStats:
 
 
 def bar_text(stats: ProgressStats, columns: int) -> str:
-    """One line of at most `columns` characters. The bar is dropped first, then the speed. Memory and its trend are
-    always shown."""
+    """Return one line of at most `columns` characters. The bar is dropped first, then the speed. Memory and its trend
+    are always shown.
+    """
     parts = _parts(stats)
     for dropped in (
         (),

@@ -44,7 +44,7 @@ class AttentionCall:
 
 
 def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backend:
-    """The kernel that torch `release` selects on `gpu`."""
+    """Return the kernel that torch `release` selects on `gpu`."""
     tests: dict[Backend, Callable[[], bool]] = {
         Backend.CUDNN: lambda: _cudnn(call, gpu, release),
         Backend.FLASH: lambda: _flash(call, gpu),
@@ -58,7 +58,7 @@ def choose(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> Backe
 
 
 def _order(gpu: GpuSpec, release: tuple[int, int]) -> list[Backend]:
-    """The order that `sdpa_kernel(..., set_priority=True)` set, or CUDA's default order.
+    """Return the order that `sdpa_kernel(..., set_priority=True)` set, or CUDA's default order.
 
     The default order is also used in versions of torch without the private getter. One case is not modeled: builds of
     torch 2.10 with cuDNN 9.15 or older try flash first on every GPU.
@@ -78,7 +78,7 @@ _TORCH_DEFAULT = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
 
 
 def _enabled(backend: Backend) -> bool:
-    """Whether `sdpa_kernel` and `torch.backends.cuda` allow a kernel."""
+    """Return whether `sdpa_kernel` and `torch.backends.cuda` allow a kernel."""
     is_enabled: dict[Backend, Any] = {
         Backend.FLASH: torch.backends.cuda.flash_sdp_enabled,
         Backend.EFFICIENT: torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -107,8 +107,9 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
 
 
 def _cudnn_width(gpu: GpuSpec, release: tuple[int, int]) -> int:
-    """The maximum width of a head: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow only 128,
-    because the backward pass failed for wider heads."""
+    """Return the maximum width of a head: 256 on Hopper, as measured with torch 2.11. Later releases of torch allow
+    only 128, because the backward pass failed for wider heads.
+    """
     return 256 if gpu.capability == (9, 0) and release < (2, 13) else 128
 
 
@@ -149,8 +150,9 @@ def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
 
 
 def _dense(call: AttentionCall) -> bool:
-    """Whether all tensors, including the mask, have four dimensions, the same batch size, the same dtype and contiguous
-    rows, and no tensor is empty. Heads may be grouped if `enable_gqa` is set."""
+    """Return whether all tensors, including the mask, have four dimensions, the same batch size, the same dtype and
+    contiguous rows, and no tensor is empty. Heads may be grouped if `enable_gqa` is set.
+    """
     tensors = (call.query, call.key, call.value)
     if any(tensor.dim() != 4 or not tensor.numel() for tensor in tensors):
         return False

@@ -76,8 +76,8 @@ def _notes(guess: WorkspaceGuess) -> tuple[str, ...]:
 def _workspaces(
     c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> WorkspaceGuess:
-    """The workspaces of a convolution. For depthwise convolutions that torch computes itself, the sizes come from
-    rules. For all other convolutions, they are the workspaces of cuDNN.
+    """Return the workspaces of a convolution. For depthwise convolutions that torch computes itself, the sizes come
+    from rules. For all other convolutions, they are the workspaces of cuDNN.
     """
     if c.depthwise and not c.channels_last and input.dtype != torch.float16:
         return by_rules(c, gpu)
@@ -95,22 +95,23 @@ def _workspaces(
 
 
 def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
-    """A setting with one number per dimension. Operations also accept a single number for all dimensions."""
+    """Return a setting with one number per dimension. Operations also accept a single number for all dimensions."""
     numbers: tuple[int, ...] = tuple(values)
     return numbers * dimensions if len(numbers) == 1 else numbers
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Whether cuDNN computes a depthwise convolution. cuDNN computes it for channels-last tensors, and otherwise only
-    for float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient
-    first."""
+    """Return whether cuDNN computes a depthwise convolution. cuDNN computes it for channels-last tensors, and otherwise
+    only for float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient
+    first.
+    """
     if c.channels_last:
         return True
     return input.dtype == torch.float16 and c.stride == 1 and weight.shape[-1] in (1, 3, 5) and c.inputs >= 32
 
 
 def _result_index(mask: Any, index: int) -> int:
-    """The index of a gradient among the results. Gradients that are not needed are not results."""
+    """Return the index of a gradient among the results. Gradients that are not needed are not results."""
     return sum(bool(is_needed) for is_needed in mask[:index])
 
 
@@ -142,7 +143,7 @@ def _sizes_of(arguments: dict[str, Any], input: Any, weight: Any, output: Any) -
 
 
 def _copies(c: Convolution, **tensors: Any) -> list[ScratchAlloc]:
-    """Copies of tensors that do not have the memory format of the convolution."""
+    """Return the copies of tensors that do not have the memory format of the convolution."""
     steps: list[ScratchAlloc] = []
     for name, tensor in tensors.items():
         memory_format = torch.contiguous_format
@@ -164,7 +165,8 @@ MAX_DEFORMABLE_IMAGES = 32
 
 
 def _deformable_columns(call: OpCall) -> ScratchAlloc:
-    """The columns of torchvision's deformable convolution: the pixels for every weight, for up to 32 images at once.
+    """Return the columns of torchvision's deformable convolution: the pixels for every weight, for up to 32 images at
+    once.
 
     Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates these columns once for each
     of its two halves.

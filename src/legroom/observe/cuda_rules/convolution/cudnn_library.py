@@ -121,7 +121,7 @@ def int_values(*values: int) -> AttributeValue:
 
 
 def enum_value(type: AttributeType, value: int) -> AttributeValue:
-    """One member of a C enumeration."""
+    """Return one member of a C enumeration."""
     return type, (ctypes.c_int * 1)(value)
 
 
@@ -146,7 +146,7 @@ class DescriptorSet:
         self._descriptors: list[int] = []
 
     def create(self, kind: int, attributes: Mapping[int, AttributeValue]) -> int:
-        """A finalized descriptor with these attributes."""
+        """Return a finalized descriptor with these attributes."""
         descriptor = self._new(kind)
         for name, (type, values) in attributes.items():
             status = self._functions.cudnnBackendSetAttribute(
@@ -163,7 +163,7 @@ class DescriptorSet:
         return found[: min(most, self._read(of, name, AttributeType.DESCRIPTOR, buffer))]
 
     def enums(self, of: int, name: Attribute, type: AttributeType, most: int = 32) -> list[int]:
-        """The enumeration members of an attribute."""
+        """Return the enumeration members of an attribute."""
         buffer = (ctypes.c_int * most)()
         return list(buffer[: self._read(of, name, type, buffer)])
 
@@ -246,7 +246,7 @@ _INFORMATION = 1 << 3
 
 
 def skipped_kernels(messages: list[str]) -> list[SkippedKernel]:
-    """The skipped kernels in these log messages, in cuDNN's order."""
+    """Return the skipped kernels in these log messages, in cuDNN's order."""
     return [
         SkippedKernel(int(found[1]), found[2])
         for message in messages
@@ -289,7 +289,7 @@ def load_library(paths: Sequence[str]) -> Any | None:
 
 
 def _loads_cublas(cuda: int, paths: Sequence[str]) -> bool:
-    """Whether cuBLASLt can be loaded. cuDNN needs cuBLASLt, and aborts the process if cuBLASLt is missing."""
+    """Return whether cuBLASLt can be loaded. cuDNN needs cuBLASLt, and aborts the process if cuBLASLt is missing."""
     name = f"{CUBLAS_LT}.{cuda}"
     for path in (*(path for path in paths if name in path), name):
         with suppress(OSError):

@@ -21,8 +21,8 @@ _LOADED = Path("/proc/self/maps")
 
 
 def library_paths() -> list[str]:
-    """Files that may be the cuDNN and cuBLASLt libraries, best first. The result is empty if cuDNN is not installed or
-    is disabled.
+    """Return the files that may be the cuDNN and cuBLASLt libraries, best first. The result is empty if cuDNN is not
+    installed or is disabled.
 
     Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a file.
     """
@@ -46,7 +46,7 @@ def library_paths() -> list[str]:
 
 
 def packaged_version() -> str | None:
-    """The version of NVIDIA's cuDNN package in this environment, if there is one."""
+    """Return the version of NVIDIA's cuDNN package in this environment, if there is one."""
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package)
@@ -54,7 +54,7 @@ def packaged_version() -> str | None:
 
 
 def _loaded(name: str) -> list[str]:
-    """Libraries that this process has already loaded, for example because torch is a CUDA build."""
+    """Return the libraries that this process has already loaded, for example because torch is a CUDA build."""
     try:
         maps = _LOADED.read_text()
     except OSError:
@@ -63,7 +63,7 @@ def _loaded(name: str) -> list[str]:
 
 
 def _packaged(package: str, library: str) -> Iterator[str]:
-    """Libraries of NVIDIA's Python packages."""
+    """Yield the libraries of NVIDIA's Python packages."""
     try:
         found = importlib.util.find_spec("nvidia")
     except (ImportError, ValueError):

@@ -83,7 +83,7 @@ class CudnnProcess:
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
     def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:
-        """The workspaces of one convolution; None if cuDNN crashed in this query, or too often before."""
+        """Return the workspaces of one convolution, or None if cuDNN crashed in this query, or too often before."""
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
@@ -163,8 +163,8 @@ class CudnnProcess:
 
 
 def _worker_command(paths: Sequence[str]) -> list[str]:
-    """The command that starts the worker. With `-I`, modules in the script's folder cannot replace those of
-    the standard library.
+    """Return the command that starts the worker. With `-I`, modules in the script's folder cannot replace those of the
+    standard library.
     """
     root = str(Path(__file__).parents[4])
     return [sys.executable, "-I", "-c", _WORKER, root, json.dumps(list(paths))]
@@ -181,7 +181,7 @@ main(json.loads(sys.argv[2]), int(sys.argv[3]))
 
 @lru_cache(maxsize=1)
 def cudnn_process() -> CudnnProcess | None:
-    """The process that this trace and its forks share. None if cuDNN is not installed or is disabled."""
+    """Return the process that this trace and its forks share. None if cuDNN is not installed or is disabled."""
     paths = library_paths()
     if not paths or sys.platform != "linux":
         return None
@@ -192,7 +192,7 @@ def cudnn_process() -> CudnnProcess | None:
 
 
 def installed_cudnn() -> str | None:
-    """The version of the cuDNN library that is installed, whether it is queried or not."""
+    """Return the version of the cuDNN library that is installed, whether it is queried or not."""
     process = cudnn_process()
     return (process.version if process else None) or packaged_version()
 

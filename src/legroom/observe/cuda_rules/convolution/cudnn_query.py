@@ -86,7 +86,7 @@ class Cudnn:
         self._description = description or describe_gpu(gpu)
 
     def select(self, query: ConvQuery, operation: ConvOperation) -> KernelChoice | None:
-        """The kernel that torch would run; None if cuDNN has no answer."""
+        """Return the kernel that torch would run, or None if cuDNN has no answer."""
         try:
             with descriptor_set(self._functions) as descriptors:
                 return next(self.candidates(descriptors, query, operation), None)
@@ -94,13 +94,14 @@ class Cudnn:
             return None
 
     def workspace(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> int | None:
-        """The most likely size in bytes; None if cuDNN has no answer."""
+        """Return the most likely size in bytes, or None if cuDNN has no answer."""
         sizes = self.workspaces(query, operation, c)
         return sizes[0] if sizes else None
 
     def workspaces(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> tuple[int, ...]:
-        """The most likely size and its alternatives; empty if cuDNN has no answer. `c` is the same convolution in the
-        form that the rules use."""
+        """Return the most likely size and its alternatives; empty if cuDNN has no answer. `c` is the same convolution
+        in the form that the rules use.
+        """
         choice, skipped = self.select_kernel(query, operation)
         return self.sizes_of(choice, skipped, query, operation, c) if choice else ()
 
@@ -136,9 +137,10 @@ class Cudnn:
     def select_kernel(
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
-        """The kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there is no
-        GPU. cuDNN logs the skipped kernels while it builds the list. Usually the first kernel is used, so a single
-        query returns both results."""
+        """Return the kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there
+        is no GPU. cuDNN logs the skipped kernels while it builds the list. Usually the first kernel is used, so a
+        single query returns both results.
+        """
         try:
             with descriptor_set(self._functions) as descriptors:
                 heuristic = self._heuristic(descriptors, query, operation, _INSTANT)
@@ -162,7 +164,7 @@ class Cudnn:
     def candidates(
         self, descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation
     ) -> Iterator[KernelChoice]:
-        """The kernels that torch would try, in order."""
+        """Yield the kernels that torch would try, in order."""
         for mode, first, most in ((_INSTANT, 0, _FIRST), (_INSTANT, _FIRST, _ALL), (_FALLBACK, 0, _ALL)):
             heuristic = self._heuristic(descriptors, query, operation, mode)
             listed = descriptors.descriptors(
@@ -176,7 +178,9 @@ class Cudnn:
     def _built(
         self, descriptors: DescriptorSet, query: ConvQuery, configuration: int, rank: int
     ) -> KernelChoice | None:
-        """A kernel of the list with its workspace; None if torch does not allow it, or if no plan can be built."""
+        """Return a kernel of the list with its workspace, or None if torch does not allow it, or if no plan can be
+        built.
+        """
         engine = descriptors.descriptors(
             configuration, Attribute.CONFIGURATION_ENGINE, DescriptorType.ENGINE, 1
         )[0]
@@ -201,7 +205,7 @@ class Cudnn:
     def _heuristic(
         self, descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation, mode: int
     ) -> int:
-        """The descriptor that lists the kernels for an operation."""
+        """Return the descriptor that lists the kernels for an operation."""
         operation_descriptor = _operation(descriptors, query, operation)
         graph_attributes, heuristic_attributes, _ = self._device_attributes(descriptors)
         graph = descriptors.create(
@@ -218,7 +222,7 @@ class Cudnn:
     def _device_attributes(
         self, descriptors: DescriptorSet
     ) -> tuple[Mapping[int, AttributeValue], Mapping[int, AttributeValue], Mapping[int, AttributeValue]]:
-        """The attributes that identify the GPU, for a graph, a heuristic and a plan."""
+        """Return the attributes that identify the GPU, for a graph, a heuristic and a plan."""
         gpu = descriptor_values(
             descriptors.create(
                 DescriptorType.DEVICE, {Attribute.DEVICE_JSON: string_value(self._description)}
@@ -229,9 +233,10 @@ class Cudnn:
 
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
-    """Whether this library logs the kernels that it skips without a GPU. On a machine with a GPU, it is enough if the
-    library offers these kernels. The test is a convolution for which the library prefers such a kernel. If the library
-    does not log these kernels, its answers are unreliable for convolutions that such kernels might compute."""
+    """Return whether this library logs the kernels that it skips without a GPU. On a machine with a GPU, it is enough
+    if the library offers these kernels. The test is a convolution for which the library prefers such a kernel. If the
+    library does not log these kernels, its answers are unreliable for convolutions that such kernels might compute.
+    """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
     cudnn = Cudnn(functions, find_gpu("h200"))
@@ -265,7 +270,7 @@ _FIRST, _ALL = 4, 100
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:
-    """Whether torch allows the kernel (`filterEngineConfigs` in Conv_v8.cpp)."""
+    """Return whether torch allows the kernel (`filterEngineConfigs` in Conv_v8.cpp)."""
     if _ROUNDS_INPUTS in notes or (query.deterministic and _NOT_DETERMINISTIC in notes):
         return False
     return not (query.layer.dtype == "float32_strict" and _TENSOR_CORE in notes)
@@ -276,7 +281,7 @@ _TENSOR_CORE, _ROUNDS_INPUTS, _NOT_DETERMINISTIC = 0, 1, 4
 
 
 def _operation(descriptors: DescriptorSet, query: ConvQuery, operation: ConvOperation) -> int:
-    """The descriptor of the operation. For 1D convolutions, torch uses images of height 1."""
+    """Return the descriptor of the operation. For 1D convolutions, torch uses images of height 1."""
     layer = query.layer
     input = (query.batch, layer.inputs, *_2d(layer.sizes, 1))
     output = (query.batch, layer.outputs, *_2d(query.output_sizes, 1))
@@ -345,7 +350,7 @@ def _2d(values: Sequence[int], before: int) -> tuple[int, ...]:
 
 
 def describe_gpu(gpu: GpuSpec) -> str:
-    """The device properties of a GPU in cuDNN's JSON format.
+    """Return the device properties of a GPU in cuDNN's JSON format.
 
     Clock rates, cache size and driver version are required, but had no effect on any tested answer.
     """

@@ -38,7 +38,9 @@ class Vote(NamedTuple):
 
 
 def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
-    """The votes of the trees, most votes first, then closest to the median. The result is empty without a forest."""
+    """Return the votes of the trees, most votes first, then closest to the median. The result is empty without a
+    forest.
+    """
     forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:
         return []
@@ -57,8 +59,9 @@ def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vot
 
 
 def features(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[float]:
-    """The features of an operation. A transposed convolution is treated as the gradient of an ordinary convolution. The
-    height is 1 for 1D convolutions."""
+    """Return the features of an operation. A transposed convolution is treated as the gradient of an ordinary
+    convolution. The height is 1 for 1D convolutions.
+    """
     layer = query.layer
     problem = kernel_problem(operation, layer, c, query.output_sizes)
     inner, outer, kernel = (_3d(sizes) for sizes in (problem.input_size, problem.output_size, problem.kernel))
@@ -96,7 +99,7 @@ def _tiles(rows: int, columns: int, height: int, width: int) -> int:
 
 
 def _power_of_two(number: int) -> int:
-    """The largest power of two that divides a number, at most 64."""
+    """Return the largest power of two that divides a number, at most 64."""
     return min(number & -number, 64)
 
 
@@ -121,7 +124,7 @@ class _Forest:
         self._right = right
 
     def predict(self, inputs: list[float]) -> Iterator[str]:
-        """The formula that each tree votes for."""
+        """Yield the formula that each tree votes for."""
         feature_indices, values, thresholds, right = (
             self._feature_indices,
             self._values,

@@ -100,7 +100,7 @@ def kernel_problem(
 
 
 def first_gpu_only(problem: KernelProblem, skipped: list[SkippedKernel]) -> Algorithm | None:
-    """The algorithm of the first skipped kernel that a real GPU would run."""
+    """Return the algorithm of the first skipped kernel that a real GPU would run."""
     for kernel in skipped:
         algorithm = ALGORITHMS.get((problem.operation, kernel.engine))
         if algorithm is not None and _CAN_RUN[algorithm](problem, kernel):
@@ -161,7 +161,7 @@ def _has_unit_steps(problem: KernelProblem) -> bool:
 
 
 def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """The size in bytes; None if unknown."""
+    """Return the size in bytes, or None if unknown."""
     if algorithm == Algorithm.COMPILED:
         return 0
     if algorithm == Algorithm.SUMMED:
@@ -189,8 +189,9 @@ def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | N
 
 
 def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Bytes of the workspace of a kernel without group support. Several groups run at once, and FFT kernels copy their
-    groups."""
+    """Return the workspace size in bytes of a kernel without group support. Several groups run at once, and FFT kernels
+    copy their groups.
+    """
     c = one_group(problem.c)
     single = problem._replace(
         c=c, inputs=problem.inputs // problem.c.groups, outputs=problem.outputs // problem.c.groups
@@ -204,8 +205,9 @@ def _in_groups(algorithm: Algorithm, problem: KernelProblem) -> int | None:
 
 
 def _summed(problem: KernelProblem) -> int:
-    """Bytes of the partial sums of depthwise convolutions. There are eight partial sums per image, with channels padded
-    to 32."""
+    """Return the size in bytes of the partial sums in a depthwise convolution. There are eight partial sums per image,
+    with channels padded to 32.
+    """
     return (
         0
         if not problem.c.depthwise
@@ -214,13 +216,14 @@ def _summed(problem: KernelProblem) -> int:
 
 
 def _contiguous_copies(problem: KernelProblem) -> int:
-    """Bytes of contiguous copies of all inputs and outputs."""
+    """Return the size in bytes of contiguous copies of all inputs and outputs."""
     return problem.c.converted() + 16
 
 
 def _winograd(problem: KernelProblem) -> int:
-    """Bytes of the transformed tiles of all images and of the transformed weights, in float32. For 3 × 3 kernels, a
-    tile of 6 × 6 yields 4 × 4 pixels; for 5 × 5 kernels, a tile of 13 × 13 yields 9 × 9."""
+    """Return the size in bytes of the transformed images and weights, in float32. For 3 × 3 kernels, a tile of 6 × 6
+    yields 4 × 4 pixels; for 5 × 5 kernels, a tile of 13 × 13 yields 9 × 9 pixels.
+    """
     side, step = (6, 4) if problem.kernel == (3, 3) else (13, 9)
     sizes = problem.input_size if problem.operation == ConvOperation.INPUT_GRADIENT else problem.output_size
     batch = problem.c.batch
@@ -231,8 +234,9 @@ def _winograd(problem: KernelProblem) -> int:
 
 
 def _fourier(problem: KernelProblem) -> int:
-    """Bytes of the frequencies and of a float32 copy of the weights or the gradient. The frequencies of the inputs or
-    the outputs, whichever are more, are stored twice, because they are transposed."""
+    """Return the size in bytes of the Fourier transforms and of a float32 copy of the weights or the gradient. The
+    larger transform, of the inputs or the outputs, is stored twice because it is transposed.
+    """
     side = 16
     while side < max(_padded(problem)):
         side *= 2
@@ -247,7 +251,9 @@ def _fourier(problem: KernelProblem) -> int:
 
 
 def _fourier_tiles(problem: KernelProblem) -> int:
-    """Bytes of the frequencies of one tile of each tensor, or of two tiles for images with several tiles."""
+    """Return the size in bytes of the Fourier transforms of one tile per tensor, or of two tiles if an image has
+    several.
+    """
     tiles = 1 if max(_padded(problem)) <= TILE else 2
     return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)
 
@@ -256,7 +262,7 @@ TILE = 32
 
 
 def _frequencies(side: int) -> int:
-    """Bytes of the frequencies of one real image. Only half of the frequencies are stored."""
+    """Return the size in bytes of the Fourier transform of one real image. Only half of the frequencies are stored."""
     return 8 * side * (side // 2 + 1)
 
 

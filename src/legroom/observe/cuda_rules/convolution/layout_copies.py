@@ -8,7 +8,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 
 def copy_bytes(layout: str, c: Convolution) -> int:
-    """Bytes of all copies of a kernel with this layout."""
+    """Return the size in bytes of all copies of a kernel with this layout."""
     inputs, outputs, weights = tuple(LAYOUTS[layout][c.channels_last])
     near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
     if c.transposed:
@@ -18,7 +18,9 @@ def copy_bytes(layout: str, c: Convolution) -> int:
 
 
 def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
-    """The number of copied elements of one tensor. `pixels` is the number of pixels of all images of the batch."""
+    """Return the number of copied elements of one tensor. `pixels` is the number of pixels of all images of the
+    batch.
+    """
     padded = _padded(channels, c)
     match rule:
         case "A":
@@ -35,14 +37,14 @@ def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
 
 
 def _padded(channels: int, c: Convolution) -> int:
-    """The number of channels, padded to 16 bytes or to the width of a group."""
+    """Return the number of channels, padded to 16 bytes or to the width of a group."""
     if c.groups == 1:
         return round_up(channels, 16 // c.element)
     return c.groups * group_width(c)
 
 
 def copied_weights(c: Convolution, rule: str) -> int:
-    """The number of copied weights, by a rule of `LAYOUTS`."""
+    """Return the number of copied weights, by a rule of `LAYOUTS`."""
     inputs, outputs = (c.outputs, c.inputs) if c.transposed else (c.inputs, c.outputs)
     padded = _padded(inputs, c) // c.groups * _padded(outputs, c) * c.kernel_area
     is_padded = padded > c.weights

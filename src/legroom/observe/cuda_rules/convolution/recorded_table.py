@@ -86,13 +86,13 @@ def kind_bytes(kind: WorkspaceKind, c: Convolution) -> int:
 
 
 def recorded_workspaces(row: Row, c: Convolution) -> ConvWorkspaces:
-    """The workspaces of a layer from its row in the table."""
+    """Return the workspaces of a layer from its row in the table."""
     sizes = [kind_bytes(WORKSPACE_KINDS[row[index]], c) + row[index + 1] * UNIT for index in (1, 3, 5)]
     return ConvWorkspaces(*sizes)
 
 
 def look_up(layer: ConvLayer, c: Convolution) -> ConvWorkspaces | None:
-    """The recorded workspaces of this layer at this batch size; None if this case was not measured."""
+    """Return the recorded workspaces of this layer at this batch size, or None if this case was not measured."""
     known = family_rows(family_of(layer))
     rows = [*known.get(layer, []), *known.get(layer._replace(padding=None), [])]
     return next((recorded_workspaces(row, c) for row in rows if row[0] == c.batch), None)
@@ -151,15 +151,16 @@ def family_of(layer: ConvLayer) -> LayerFamily:
 
 
 def table() -> Iterator[tuple[ConvLayer, list[Row]]]:
-    """Every recorded layer with its rows."""
+    """Yield every recorded layer with its rows."""
     for family in _lines():
         yield from family_rows(family).items()
 
 
 @lru_cache(maxsize=256)
 def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
-    """The recorded layers of one family. Families are parsed on demand, because a network needs only a few of them, and
-    parsing all of them takes seconds."""
+    """Return the recorded layers of one family. Families are parsed on demand, because a network needs only a few of
+    them, and parsing all of them takes seconds.
+    """
     line = _lines().get(family)
     found: dict[ConvLayer, list[Row]] = {}
     for dtype, inputs, outputs, sizes, dilation, groups, padding, measured in (
@@ -188,7 +189,7 @@ def _lines() -> dict[LayerFamily, str]:
 
 
 def table_text(layers: Iterable[tuple[ConvLayer, list[Row]]]) -> str:
-    """The text of the file for these layers, in a canonical order."""
+    """Return the text of the file for these layers, in a canonical order."""
     lines: dict[LayerFamily, list[list[object]]] = {}
     for layer, rows in layers:
         fields = [

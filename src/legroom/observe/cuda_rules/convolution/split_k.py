@@ -34,7 +34,7 @@ class MatrixProduct(NamedTuple):
 
 
 def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """The matrix product of an operation."""
+    """Return the matrix product of an operation."""
     near, far = (c.inputs, c.batch * c.input_area), (c.outputs, c.batch * c.output_area)
     (inputs, before), (outputs, after) = (far, near) if c.transposed else (near, far)
     operation = actual_operation(operation, c.transposed)
@@ -58,7 +58,9 @@ def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct
 
 
 def actual_operation(operation: ConvOperation, transposed: bool) -> ConvOperation:
-    """The operation that is computed. A transposed convolution is the input gradient of an ordinary convolution."""
+    """Return the operation that is computed. A transposed convolution is the input gradient of an ordinary
+    convolution.
+    """
     return _TRANSPOSED.get(operation, operation) if transposed else operation
 
 
@@ -69,8 +71,9 @@ _TRANSPOSED = {
 
 
 def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dtype: str) -> int:
-    """Bytes of the partial sums. `tile` is the number that cuDNN assigns to the tile. `dtype` has the form that the
-    recorded table uses."""
+    """Return the size in bytes of the partial sums. `tile` is the number that cuDNN assigns to the tile. `dtype` has
+    the form that the recorded table uses.
+    """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
         return 0
@@ -94,8 +97,9 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """The number of bytes if the remaining tiles keep all blocks busy. Larger sizes were rarely measured. Returns None
-    if the tiles of the kernel are unknown."""
+    """Return the number of bytes if the remaining tiles keep all blocks busy. Larger sizes were rarely measured.
+    Returns None if the tiles of the kernel are unknown.
+    """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
         return 0
@@ -104,7 +108,7 @@ def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[in
 
 
 def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
-    """The number of tiles."""
+    """Return the number of tiles."""
     height, width = TILES[tile]
     return round_up(ceil_div(product.rows, height), cluster[0]) * round_up(
         ceil_div(product.columns, width) * product.column_taps, cluster[1]
@@ -117,7 +121,7 @@ _MIN_DEPTH = 1024
 
 
 def _split_cost(dtype: str, tile: int, waves: int) -> float:
-    """The cost of doubling the number of parts, in steps. It is lower after a full wave."""
+    """Return the cost of doubling the number of parts, in steps. It is lower after a full wave."""
     costs = (_SPLIT_COST_LATER if waves else _SPLIT_COST)[dtype]
     return costs.get(tile, costs[0])
 

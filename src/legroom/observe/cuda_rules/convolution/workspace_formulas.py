@@ -49,7 +49,7 @@ NO_BYTES = "0"
 
 
 def formula_bytes(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
-    """The bytes of a formula for one convolution, which is given as a query and by its sizes."""
+    """Return the bytes of a formula for one convolution, which is given as a query and by its sizes."""
     if formula == NO_BYTES:
         return 0
     if formula[0] == "R":
@@ -95,8 +95,9 @@ _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 
 
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
-    """The workspace size in bytes: `count` copies of the result, padded to whole tiles, and one semaphore for each tile
-    in the result and in each copy."""
+    """Return the workspace size in bytes: `count` copies of the result, padded to whole tiles, and one semaphore for
+    each tile in the result and in each copy.
+    """
     height, width = _TILES[tile]
     if c.groups > 1:
         product = product_in_groups(c, operation)
@@ -116,8 +117,9 @@ def formula_for(
     c: Convolution,
     operation: ConvOperation,
 ) -> str:
-    """The formula for a kernel with this workspace. If the formula for the number and settings of the kernel results in
-    that size, this formula is returned. Otherwise, the closest formula is returned."""
+    """Return the formula for a kernel with this workspace. If the formula for the number and settings of the kernel
+    results in that size, this formula is returned. Otherwise, the closest formula is returned.
+    """
     if size < _NEGLIGIBLE:
         return NO_BYTES
     known = kernel_formula(engine, knobs, c, operation)
@@ -139,7 +141,7 @@ _MAX_COPIES = 1000
 
 
 def kernel_formula(engine: int, knobs: Mapping[int, int], c: Convolution, operation: ConvOperation) -> str:
-    """The formula of a kernel, from its number and its settings."""
+    """Return the formula of a kernel, from its number and its settings."""
     kernel = (actual_operation(operation, c.transposed), engine)
     algorithm = ALGORITHMS.get(kernel)
     if algorithm is not None:

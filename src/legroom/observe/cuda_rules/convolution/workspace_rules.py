@@ -51,11 +51,11 @@ class Convolution:
         return self.kernel_area == 1
 
     def padded_weights(self, to: int = 1) -> int:
-        """The number of weights, with channels padded to a multiple of `to`."""
+        """Return the number of weights, with channels padded to a multiple of `to`."""
         return round_up(self.inputs, to) * round_up(self.outputs, to) * self.kernel_area // self.groups
 
     def converted(self, *, input: bool = True, weight: bool = True, output: bool = True, to: int = 1) -> int:
-        """Bytes of converted copies, with channels padded to a multiple of `to`."""
+        """Return the size in bytes of converted copies, with channels padded to a multiple of `to`."""
         size = 0
         if input:
             size += self.batch * round_up(self.inputs, to) * self.input_area
@@ -75,9 +75,10 @@ class ConvWorkspaces(NamedTuple):
 
 
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
-    """The workspaces if all tensors are converted: input, weights and output with padded channels, and partial sums for
-    the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more, because of further copies
-    of the weights. Channels-last tensors are only padded."""
+    """Return the workspaces if all tensors are converted: input, weights and output with padded channels, and partial
+    sums for the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more, because of further
+    copies of the weights. Channels-last tensors are only padded.
+    """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
     to = 16 // c.element
@@ -170,12 +171,12 @@ def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def one_group(c: Convolution) -> Convolution:
-    """The sizes of one group, for kernels without group support."""
+    """Return the sizes of one group, for kernels without group support."""
     return replace(c, inputs=c.inputs // c.groups, outputs=c.outputs // c.groups, groups=1)
 
 
 def group_width(c: Convolution) -> int:
-    """The number of channels per group for kernels that support groups, the same for input and output."""
+    """Return the number of channels per group for kernels that support groups, the same for input and output."""
     return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 
 
@@ -184,7 +185,7 @@ PARALLEL_GROUPS = 8
 
 
 def tensor_bytes(c: Convolution) -> int:
-    """Bytes of the input, the weights and the output."""
+    """Return the size in bytes of the input, the weights and the output."""
     return c.converted() + (c.weights * c.element if c.pointwise else 0)
 
 
@@ -198,7 +199,7 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """The number of copies of the weights that is needed to keep all SMs busy."""
+    """Return the number of copies of the weights that is needed to keep all SMs busy."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)

@@ -79,7 +79,7 @@ def _operation_sizes(
     answer: Answer | None,
     recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
-    """The workspace of one of `OPERATIONS`. Returns None if only the rules have an answer."""
+    """Return the workspace of one of `OPERATIONS`. Returns None if only the rules have an answer."""
     answered = answer.sizes[index] if answer and answer.sizes else ()
     if answered and answer and answer.logs_skipped_kernels:
         sizes = answered if recorded is None else (*answered, recorded[index])
@@ -115,7 +115,9 @@ HUGE = 4
 
 
 def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
-    """Whether the convolution probably uses a kernel that a library without a log of skipped kernels does not offer."""
+    """Return whether the convolution probably uses a kernel that a library without a log of skipped kernels does not
+    offer.
+    """
     return c.pointwise or any(
         one.share > MAJORITY and one.formula[0] in GPU_ONLY and one.size > answered for one in candidates[:1]
     )
@@ -128,7 +130,7 @@ OLDEST_CAPABILITY = (7, 5)
 
 
 def by_rules(c: Convolution, gpu: GpuSpec) -> WorkspaceGuess:
-    """The workspaces according to rules that were fitted to a few thousand convolutions."""
+    """Return the workspaces according to rules that were fitted to a few thousand convolutions."""
     sizes = ConvWorkspaces(
         workspace_rules.forward(c), workspace_rules.input_gradient(c), workspace_rules.weight_gradient(c, gpu)
     )

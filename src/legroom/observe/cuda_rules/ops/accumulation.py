@@ -59,7 +59,9 @@ class Accumulation:
         """The backward pass and the sequence number of the last `_IN_PLACE_FORMULA` node."""
 
     def instead_of(self, func: Any, args: Any, kwargs: dict[str, Any] | None) -> Any:
-        """The operation to run: the in-place variant if the engine would add in place, or if a formula writes into its zeros."""
+        """Return the operation to run: the in-place variant if the engine would add in place, or if a formula writes
+        into its zeros.
+        """
         if func in _INTO_ZEROS:
             return _INTO_ZEROS[func] if _in_final_backward_pass() and _writes_into_zeros(func, args) else func
         if func in _IN_A_FORMULA:
@@ -79,8 +81,9 @@ class Accumulation:
         return _ADD_IN_PLACE
 
     def _changes_in_place(self, func: Any) -> bool:
-        """Whether a formula changes its own tensor in place. The multiplication by the weights comes first and creates
-        that tensor."""
+        """Return whether a formula changes its own tensor in place. The multiplication by the weights comes first and
+        creates that tensor.
+        """
         node = current_node()
         if node is None or node.name() != _IN_PLACE_FORMULA:
             return False
@@ -89,7 +92,9 @@ class Accumulation:
         return not (begins and func is torch.ops.aten.mul.Tensor)
 
     def _adds_two_gradients(self) -> bool:
-        """Whether a formula adds its two gradients out of place, before the engine adds the sum to other gradients."""
+        """Return whether a formula adds its two gradients out of place, before the engine adds the sum to other
+        gradients.
+        """
         node = current_node()
         if node is None or node.name() not in _TWO_GRADIENTS or node._sequence_nr() == self._added_up:
             return False
@@ -98,7 +103,9 @@ class Accumulation:
 
 
 def _writes_into_zeros(func: Any, args: Any) -> bool:
-    """Whether the operation is called by a formula of torch, and not by an autograd function written in Python."""
+    """Return whether the operation is called by a formula of torch, and not by an autograd function written in
+    Python.
+    """
     if func is torch.ops.aten.index_put.default and not (len(args) > 3 and args[3]):
         return False  # zeroes a part of a gradient
     node = current_node()
@@ -108,12 +115,12 @@ def _writes_into_zeros(func: Any, args: Any) -> bool:
 
 
 def _in_final_backward_pass() -> bool:
-    """Whether this is a backward pass without `create_graph`."""
+    """Return whether this is a backward pass without `create_graph`."""
     return in_backward_pass() and not torch.is_grad_enabled()
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill the memory without gaps and overlaps, in any order."""
+    """Return whether the elements fill the memory without gaps and overlaps, in any order."""
     expected = 1
     for stride, size in sorted(
         (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
@@ -125,7 +132,7 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """The reference counts of a tensor and of its storage."""
+    """Return the reference counts of a tensor and of its storage."""
     counted: Any = tensor
     assert count_references is not None
     return counted._use_count(), count_references(counted.untyped_storage()._cdata)
@@ -146,8 +153,8 @@ class _CountAtAddition(TorchDispatchMode):
 
 @lru_cache(maxsize=1)
 def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
-    """The reference counts of a gradient that nothing else references; None if this version of torch does
-    not expose them.
+    """Return the reference counts of a gradient that nothing else references, or None if this version of torch does not
+    expose them.
     """
     if count_references is None or not hasattr(torch.Tensor, "_use_count"):
         return None
@@ -173,7 +180,7 @@ def _view(call: OpCall) -> MemoryPlan | None:
 
 
 def _precedes_copy_slices() -> bool:
-    """Whether the next node writes the gradient of a changed view into the gradient of its base."""
+    """Return whether the next node writes the gradient of a changed view into the gradient of its base."""
     node = current_node()
     after = node.next_functions[0][0] if node is not None and node.next_functions else None
     return after is not None and str(after.name()).endswith("CopySlices")

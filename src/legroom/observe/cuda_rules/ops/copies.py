@@ -24,7 +24,7 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def contiguous(name: str) -> Rule:
-    """The rule for kernels that need this argument contiguous, and copy it after the results are allocated."""
+    """Return the rule for kernels that need this argument contiguous, and copy it after the results are allocated."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
@@ -48,7 +48,7 @@ def contiguous_in_any_format(name: str) -> Rule:
 
 
 def _in_format_of_input(*names: str) -> Rule:
-    """The rule for operations that convert these arguments to the memory format of the input."""
+    """Return the rule for operations that convert these arguments to the memory format of the input."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         layout = format_of(call.arguments["self"])
@@ -59,8 +59,8 @@ def _in_format_of_input(*names: str) -> Rule:
 
 
 def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
-    """The rule for operations that allocate the copy before the result. `channels_last` means that the kernel also
-    supports that format.
+    """Return the rule for operations that allocate the copy before the result. `channels_last` means that the kernel
+    also supports that format.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -80,7 +80,7 @@ def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
 
 
 def format_of(tensor: Any) -> torch.memory_format:
-    """The memory format of a tensor's strides."""
+    """Return the memory format of a tensor's strides."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1:
         return last

@@ -41,7 +41,7 @@ def _transform(call: OpCall) -> MemoryPlan | None:
 
 
 def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
-    """Whether the dimensions that are not transformed have one common stride."""
+    """Return whether the dimensions that are not transformed have one common stride."""
     transformed = {dim % tensor.dim() for dim in dims}
     others = [
         (tensor.stride(dim), tensor.shape[dim])
@@ -68,7 +68,7 @@ def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
 
 
 def _largest_prime(number: int) -> int:
-    """The largest prime factor."""
+    """Return the largest prime factor."""
     largest = 1
     for factor in range(2, math.isqrt(number) + 1):
         while number % factor == 0:

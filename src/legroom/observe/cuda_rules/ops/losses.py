@@ -85,7 +85,7 @@ def _reduces(call: OpCall) -> bool:
 
 
 def _staged(call: OpCall) -> list[ScratchAlloc]:
-    """The staging buffers of the reduction."""
+    """Return the staging buffers of the reduction."""
     sizes = reductions.of_tensor(_flat(call.arguments["self"]), None, call.gpu, accumulator=4)
     return numbered("part", sizes)
 

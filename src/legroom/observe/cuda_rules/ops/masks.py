@@ -71,12 +71,12 @@ def _index(call: OpCall) -> MemoryPlan | None:
 
 
 def _true_values(tensor: Any, mask: Any, values: Any) -> int:
-    """The number of true values of a mask, from the number of elements that it selected."""
+    """Return the number of true values of a mask, from the number of elements that it selected."""
     return int(values.numel() // max(1, tensor.numel() // max(1, mask.numel())))
 
 
 def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
-    """Copies of the indices that are expanded to the common shape."""
+    """Return the copies of the indices that are expanded to the common shape."""
     shape = torch.broadcast_shapes(*(t.shape for t in indices))  # type: ignore[no-untyped-call]
     return [
         ScratchAlloc(f"index {number}", math.prod(shape) * t.element_size())

@@ -34,8 +34,9 @@ from legroom.units import KiB, MiB
 
 
 def workspace(gpu: GpuSpec, config: str | None = None) -> int:
-    """Bytes of one cuBLAS workspace. `config` is the value of `CUBLAS_WORKSPACE_CONFIG`, such as `:4096:2:16:8` (KiB
-    and counts)."""
+    """Return the size in bytes of one cuBLAS workspace. `config` is the value of `CUBLAS_WORKSPACE_CONFIG`, such as
+    `:4096:2:16:8` (KiB and counts).
+    """
     pairs = re.findall(r":(\d+):(\d+)", config or "")
     if pairs:
         return sum(int(size) * int(count) for size, count in pairs) * KiB
@@ -43,7 +44,7 @@ def workspace(gpu: GpuSpec, config: str | None = None) -> int:
 
 
 def cublas_workspace(call: OpCall) -> PersistentAlloc:
-    """The cuBLAS workspace of the thread that runs the operation."""
+    """Return the cuBLAS workspace of the thread that runs the operation."""
     return PersistentAlloc(
         f"cublas {_thread(call)}", workspace(call.gpu, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
     )
@@ -54,7 +55,7 @@ def _thread(call: OpCall) -> str:
 
 
 def _product(*operands: str, bias: str | None = None) -> Rule:
-    """The rule for an operation that multiplies the named matrices and adds `bias`."""
+    """Return the rule for an operation that multiplies the named matrices and adds `bias`."""
 
     def rule(call: OpCall) -> MemoryPlan | None:
         if any(call.arguments[name].layout is not torch.strided for name in operands):
@@ -74,14 +75,15 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
 
 def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
-    """Whether cuBLASLt is used. cuBLASLt adds a bias per column, unless there is a single column
-    (`isInputCompliesAddmmCudaLt` in Blas.cpp)."""
+    """Return whether cuBLASLt is used. cuBLASLt adds a bias per column, unless there is a single column
+    (`isInputCompliesAddmmCudaLt` in Blas.cpp).
+    """
     return bool(bias.dim() == 1 and min(matrix.shape) > 1)
 
 
 def _is_readable(matrix: Any) -> bool:
-    """Whether cuBLAS can read a matrix, or a batch of matrices, without a copy. This requires that rows or columns have
-    no gaps.
+    """Return whether cuBLAS can read a matrix, or a batch of matrices, without a copy. This requires that rows or
+    columns have no gaps.
 
     Source: `prepare_matrix_for_cublas` in ATen/native/cuda/Blas.cpp.
     """
@@ -141,7 +143,7 @@ def _trilinear(call: OpCall) -> MemoryPlan:
 
 
 def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
-    """The sizes of a tensor with size 1 in each of the `new` dimensions."""
+    """Return the sizes of a tensor with size 1 in each of the `new` dimensions."""
     sizes = list(tensor.shape)
     for dim in sorted(new):
         sizes.insert(dim, 1)
@@ -220,7 +222,7 @@ def _linear(
 
 
 def sparse_product(call: OpCall) -> MemoryPlan | None:
-    """The plan of a product whose first operand is sparse.
+    """Return the plan of a product whose first operand is sparse.
 
     Source: `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. cuSPARSE needs indices of 32 bits and writes
     columns, so the result is computed into a copy. A matrix that is not coalesced is coalesced in each product.

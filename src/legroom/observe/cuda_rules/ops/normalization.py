@@ -46,8 +46,9 @@ def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> An
 
 
 def _uses_cudnn(input: Any, weight: Any) -> bool:
-    """Whether cuDNN computes the norm. bfloat16 inputs, norms without weights and weights in half precision use torch's
-    own kernel."""
+    """Return whether cuDNN computes the norm. bfloat16 inputs, norms without weights and weights in half precision use
+    torch's own kernel.
+    """
     return (
         input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
     )
@@ -229,7 +230,7 @@ def _group_norm_backward(call: OpCall) -> MemoryPlan:
 
 
 def _bytes_per_channel(call: OpCall) -> int:
-    """Bytes of one float32 value per channel of each image."""
+    """Return the size in bytes of one float32 value per channel of each image."""
     return int(call.arguments["N"] * call.arguments["C"]) * 4
 
 

@@ -49,7 +49,7 @@ def buffers(
     accumulator: int,
     vector: int = 4,
 ) -> tuple[int, int]:
-    """Bytes of the staging buffer and of its semaphores; zeros if one block per output is enough.
+    """Return the size in bytes of the staging buffer and of its semaphores; zeros if one block per output is enough.
 
     `accumulator` is the number of bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is
     the number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
@@ -100,7 +100,7 @@ def _merged(dimensions: list[tuple[int, int]]) -> list[Dimension]:
 
 
 def _output_vector(inner: list[Dimension], outer: list[Dimension]) -> int:
-    """The number of adjacent outputs per thread: 4, 2 or 1, depending on alignment."""
+    """Return the number of adjacent outputs per thread: 4, 2 or 1, depending on alignment."""
     width = 4
     for value in (outer[0].size, *(d.stride for d in (*inner, *outer[1:]))):
         while value % width:
@@ -134,8 +134,9 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
-    """The rule for operations that consist of one reduction. `accumulator` is the number of bytes of a partial result
-    for inputs of 4 bytes or fewer, or None if partial results have the dtype of the inputs."""
+    """Return the rule for operations that consist of one reduction. `accumulator` is the number of bytes of a partial
+    result for inputs of 4 bytes or fewer, or None if partial results have the dtype of the inputs.
+    """
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments["self"]
@@ -175,8 +176,9 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Bytes of a flattened copy. The copy is needed because the index of the largest of all values refers to contiguous
-    elements."""
+    """Return the size in bytes of a flattened copy. The copy is needed because the index of the largest of all values
+    refers to contiguous elements.
+    """
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (
         tensor.numel() * tensor.element_size()
@@ -186,7 +188,9 @@ def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
 
 
 def _widened(call: OpCall, tensor: Any) -> int:
-    """Bytes of an int64 copy, which sums and products of booleans and small integers need (`make_reduction`)."""
+    """Return the size in bytes of an int64 copy, which sums and products of booleans and small integers need
+    (`make_reduction`).
+    """
     is_sum = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")
     narrow = not tensor.is_floating_point() and not tensor.is_complex() and tensor.element_size() < 8
     return tensor.numel() * 8 if is_sum and narrow else 0

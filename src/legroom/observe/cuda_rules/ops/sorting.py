@@ -42,7 +42,7 @@ def _sort(call: OpCall) -> MemoryPlan | None:
 
 
 def _has_contiguous_rows(tensor: Any, dim: int) -> bool:
-    """Whether the rows are contiguous and adjacent."""
+    """Return whether the rows are contiguous and adjacent."""
     is_dense = tensor.is_contiguous() or tensor.transpose(dim, -1).is_contiguous()
     return bool(is_dense and tensor.stride(dim) == 1)
 
@@ -58,8 +58,9 @@ def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
 
 
 def _sort_buffer(count: int, pairs: int) -> int:
-    """Bytes of cub's buffer: a second copy of the pairs, and about three bytes for each 16 pairs for the digit
-    counts."""
+    """Return the size in bytes of cub's buffer: a second copy of the pairs, and about three bytes for each 16 pairs for
+    the digit counts.
+    """
     return pairs + count * 3 // 16
 
 

@@ -98,8 +98,9 @@ def _gru_backward_shapes(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> 
 
 
 def _bias_sums(*sums: tuple[int, int]) -> Rule:
-    """The rule for pairs (gates, bias) of result indices. The gradient of the bias is the sum over the rows of the
-    gates."""
+    """Return the rule for pairs (gates, bias) of result indices. The gradient of the bias is the sum over the rows of
+    the gates.
+    """
 
     def rule(call: OpCall) -> MemoryPlan | None:
         steps: list[MemoryStep] = []

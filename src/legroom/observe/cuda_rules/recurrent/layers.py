@@ -102,7 +102,7 @@ def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """The kernel for sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
+    """Return the kernel for sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
 
     def run(
         original: Any,
@@ -126,7 +126,7 @@ def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
 
 
 def _packed(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """The kernel for packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
+    """Return the kernel for packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
 
     def run(
         original: Any,
@@ -184,7 +184,7 @@ def _call(
 
 
 def _buffer_of(weights: Sequence[Tensor]) -> Tensor | None:
-    """The buffer of all weights; None if they are not in one buffer."""
+    """Return the buffer of all weights, or None if they are not in one buffer."""
     if len({w.untyped_storage()._cdata for w in weights}) > 1:
         return None
     return weights[0].detach().as_strided((sum(w.numel() for w in weights),), (1,), 0)
@@ -308,8 +308,9 @@ def _backward_shapes(*args: Any) -> tuple[Any, ...]:
 
 
 def _has_biases(arguments: dict[str, Any]) -> bool:
-    """Whether a layer has biases. A layer has two matrices (three with a projection), and two biases unless
-    `bias=False`."""
+    """Return whether a layer has biases. A layer has two matrices (three with a projection), and two biases unless
+    `bias=False`.
+    """
     return int(arguments["weight_stride0"]) > (3 if arguments["proj_size"] else 2)
 
 
@@ -388,13 +389,13 @@ def _biases(layer: RecurrentLayer) -> int:
 
 
 def _reordered(arguments: dict[str, Any]) -> bool:
-    """Whether the input is copied so that the steps come first."""
+    """Return whether the input is copied so that the steps come first."""
     is_batch_first = bool(arguments["batch_first"]) and not arguments["batch_sizes"]
     return is_batch_first and min(arguments["input"].shape[:2]) > 1
 
 
 def _has_steps_first(arguments: dict[str, Any]) -> bool:
-    """Whether the steps come first in the memory of the outputs' gradient, regardless of its shape."""
+    """Return whether the steps come first in the memory of the outputs' gradient, regardless of its shape."""
     gradient = arguments["grad_output"]
     return gradient is not None and bool(gradient.transpose(0, 1).is_contiguous())
 

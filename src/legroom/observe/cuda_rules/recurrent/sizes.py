@@ -69,8 +69,9 @@ class RecurrentLayer:
 
 
 def reserve(layer: RecurrentLayer) -> int:
-    """Bytes of the gates and cells of every step and layer, the outputs between layers, and dropout masks of one bit
-    per value."""
+    """Return the size in bytes of the gates and cells of every step and layer, the outputs between layers, and dropout
+    masks of one bit per value.
+    """
     if not layer.training:
         return 0
     per_layer = {"lstm": 5, "gru": 6, "rnn": 1}[layer.kind] * layer.hidden
@@ -158,7 +159,7 @@ CHUNK = 256
 
 
 def workspace(layer: RecurrentLayer, *, backward: bool = False) -> int:
-    """Bytes of the workspace of one call."""
+    """Return the size in bytes of the workspace of one call."""
     is_persistent = persistent(layer, backward=backward)
     parts = _parts(layer, is_persistent)
     width = parts.hidden * layer.hidden + parts.inputs * layer.inputs + layer.directions * layer.projected
@@ -192,20 +193,20 @@ def _parts(layer: RecurrentLayer, is_persistent: bool) -> WorkspaceParts:
 
 
 def _has_dropout_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Whether the outputs after dropout have a separate buffer."""
+    """Return whether the outputs after dropout have a separate buffer."""
     if layer.layers == 1 or layer.directions == 2:
         return False
     return layer.kind == "lstm" or (layer.kind == "gru" and not is_persistent)
 
 
 def _shares_buffer(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Whether wide inputs and the outputs after dropout use the same buffer."""
+    """Return whether wide inputs and the outputs after dropout use the same buffer."""
     is_standard = layer.training and not (is_persistent or layer.rows or layer.projected)
     return is_standard and layer.kind == "lstm" and layer.directions == 1 and layer.layers > 1
 
 
 def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
-    """Whether gates are copied in chunks, as in an LSTM for long sequences and in a GRU with several layers."""
+    """Return whether gates are copied in chunks, as in an LSTM for long sequences and in a GRU with several layers."""
     if layer.directions == 2 or is_persistent or layer.rows:
         return False
     if layer.projected and layer.training and layer.inputs > layer.hidden:
@@ -214,8 +215,9 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
-    """The number of values that are copied in chunks: the gates of one chunk in the forward pass, or all steps with
-    fewer copies in the backward pass. In training, the workspace is the larger of the two."""
+    """Return the number of values that are copied in chunks: the gates of one chunk in the forward pass, or all steps
+    with fewer copies in the backward pass. In training, the workspace is the larger of the two.
+    """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
     forward = (hidden + inputs + projected + masked) * layer.outputs + gates
@@ -233,8 +235,9 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Whether torch selects an algorithm that keeps the weights in registers. torch always selects it for small layers.
-    On Ampere and newer GPUs, torch also selects it for a single wide layer in float16 at some batch sizes."""
+    """Return whether torch selects an algorithm that keeps the weights in registers. torch always selects it for small
+    layers. On Ampere and newer GPUs, torch also selects it for a single wide layer in float16 at some batch sizes.
+    """
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False
     small = {False: {"rnn": 384}, True: {"rnn": 256}}[backward].get(layer.kind, 128 if backward else 192)
@@ -249,5 +252,7 @@ def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
 
 
 def dropout_state(gpu: GpuSpec) -> int:
-    """Bytes of the random states of cuDNN's dropout: 24 for each thread that the GPU runs at once."""
+    """Return the size in bytes of the random states of cuDNN's dropout: 24 for each thread that the GPU runs at
+    once.
+    """
     return gpu.sm_count * gpu.threads_per_sm * 24

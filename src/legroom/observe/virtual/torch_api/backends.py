@@ -19,7 +19,7 @@ CUDNN_VERSION = 91002
 
 
 def replacements() -> Iterable[Replacement]:
-    """Functions of each library, under the names that its module looks up."""
+    """Return the functions of each library, under the names that its module looks up."""
     yield from table(
         optional_module("torch.backends.cudnn"),
         {
@@ -46,7 +46,7 @@ def replacements() -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
-    """Replacements that keep the math attention kernel allowed, regardless of which CUDA kernels a script allows.
+    """Yield replacements that keep the math attention kernel allowed, regardless of which CUDA kernels a script allows.
 
     The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail
     if all others were disabled. The script still reads its own setting, which is applied when the virtual GPU

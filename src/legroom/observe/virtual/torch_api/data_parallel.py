@@ -15,7 +15,7 @@ from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 
 def replacements() -> Iterable[Replacement]:
-    """The C functions behind `torch.nn.parallel.comm`, and the threads of `parallel_apply`."""
+    """Return the C functions behind `torch.nn.parallel.comm`, and the threads of `parallel_apply`."""
     yield from table(
         torch._C,
         {

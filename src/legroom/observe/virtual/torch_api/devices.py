@@ -27,7 +27,7 @@ CUDA_VERSION = "12.8"
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Functions for the number, the selection and the properties of devices."""
+    """Return the functions for the number, the selection and the properties of devices."""
     functions = _DeviceFunctions(host)
     cuda = optional_module("torch.cuda")
     accelerator = torch.device("cuda")
@@ -113,7 +113,7 @@ def _call_now(function: Callable[[], object], **options: Any) -> None:
 
 
 def invalid_ordinal() -> Exception:
-    """The error that CUDA raises for a device that does not exist."""
+    """Return the error that CUDA raises for a device that does not exist."""
     kind = getattr(torch, "AcceleratorError", RuntimeError)
     error: Exception = kind(
         "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?"
@@ -122,7 +122,9 @@ def invalid_ordinal() -> Exception:
 
 
 def index_of(host: VirtualHost, device: Any) -> int:
-    """The index of a device given as None, a number, a string or a torch.device. Raises CUDA's error if there is no such device."""
+    """Return the index of a device given as None, a number, a string or a torch.device. Raises CUDA's error if there is
+    no such device.
+    """
     index = torch.cuda._utils._get_device_index(device, optional=True)
     if not 0 <= index < len(host.devices):
         raise invalid_ordinal()
@@ -155,7 +157,7 @@ class _DeviceFunctions:
         self._is_initialized = True
 
     def is_initialized(self) -> bool:
-        """Whether the program has used a device. Libraries select the device of a rank only if it has not."""
+        """Return whether the program has used a device. Libraries select the device of a rank only if it has not."""
         return self._is_initialized or any(device.allocator.peak_reserved for device in self._host.devices)
 
     def current(self) -> int:

@@ -24,7 +24,7 @@ streams, so there is no such delay on a real GPU."""
 
 
 def is_rank() -> bool:
-    """Whether this process belongs to a process group."""
+    """Return whether this process belongs to a process group."""
     distributed: Any = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized())
 

@@ -30,7 +30,7 @@ class _DLDevice(ctypes.Structure):
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Replacements for the C functions that create and read capsules."""
+    """Return replacements for the C functions that create and read capsules."""
     original_to: Any = getattr(torch._C, "_to_dlpack", None)
     original_from: Any = getattr(torch._C, "_from_dlpack", None)
     if original_to is None or original_from is None:
@@ -56,7 +56,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def with_device(capsule: Any, index: int | None) -> Any:
-    """The capsule, with a virtual device as its device."""
+    """Return the capsule, with a virtual device as its device."""
     device = None if index is None else _device_of(capsule)
     if device is not None:
         device.device_type, device.device_id = CUDA, index

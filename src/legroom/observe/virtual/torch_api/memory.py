@@ -123,7 +123,9 @@ class _MemoryFunctions:
         return free_bytes(device), device.capacity
 
     def statistic(self, name: str) -> Callable[..., int]:
-        """A function with the signature of `torch.cuda.memory_allocated` that returns one of the allocator's statistics."""
+        """Return a function with the signature of `torch.cuda.memory_allocated` that returns one of the allocator's
+        statistics.
+        """
 
         def read(device: Any = None) -> int:
             # Without a device, torch does not initialize CUDA here.
@@ -189,6 +191,6 @@ class _MemoryFunctions:
 
 
 def _segment_for_torch(device: int, segment: dict[str, Any]) -> dict[str, Any]:
-    """A segment with all keys of torch's own snapshot, so that its viewers can read it."""
+    """Return a segment with all keys of torch's own snapshot, so that its viewers can read it."""
     blocks = [{**block, "frames": []} for block in segment["blocks"]]
     return {**segment, "device": device, "segment_pool_id": (0, 0), "frames": [], "blocks": blocks}

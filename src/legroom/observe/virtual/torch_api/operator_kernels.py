@@ -190,7 +190,7 @@ def _is_alive(library: Any) -> bool:
 
 
 def _has_kernel(name: str) -> bool:
-    """Whether the operator already has a kernel for the CPU, as torch's own operators do."""
+    """Return whether the operator already has a kernel for the CPU, as torch's own operators do."""
     has = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
     try:
         return bool(has is not None and has(name, "CPU"))
@@ -199,7 +199,9 @@ def _has_kernel(name: str) -> bool:
 
 
 def _kernel_before(name: str) -> Any:
-    """The kernel for the CPU that the program replaces; None if there is none, or in versions of torch without `get_kernel`."""
+    """Return the kernel for the CPU that the program replaces, or None if there is none, or in versions of torch
+    without `get_kernel`.
+    """
     get: Any = getattr(torch.library, "get_kernel", None)
     if get is None or not _has_kernel(name):
         return None

@@ -23,7 +23,7 @@ def count_as_pinned(tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def pinned_memory(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
-    """Replacements for the methods of tensors. The methods of storages call these methods."""
+    """Yield replacements for the methods of tensors. The methods of storages call these methods."""
     global _active
     pinned = _active = _Pinned(host)
 

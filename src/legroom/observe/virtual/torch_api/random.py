@@ -25,7 +25,7 @@ DEFAULT_SEED = 67280421310721
 
 @contextlib.contextmanager
 def generators(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
-    """Replacements for the default generators and for `torch.Generator`."""
+    """Yield replacements for the default generators and for `torch.Generator`."""
     defaults = tuple(_DefaultGenerator.for_device(device.index) for device in host.devices)
     is_active = [True]
     try:
@@ -47,7 +47,7 @@ class _OnDevice(torch.Generator):
         return torch.device("cuda", self._index)
 
     def get_offset(self) -> int:
-        """The number of drawn values, which only CUDA's generator counts."""
+        """Return the number of drawn values, which only CUDA's generator counts."""
         return 0
 
     def set_offset(self, offset: int) -> "_OnDevice":

@@ -30,7 +30,7 @@ POOL_SIZE = 32
 
 
 def current_stream_id(index: int) -> int:
-    """The current stream of this thread on a device. 0 is the default stream."""
+    """Return the current stream of this thread on a device. 0 is the default stream."""
     return _active.current.get(index, 0) if _active is not None else 0
 
 
@@ -248,7 +248,7 @@ class Stream(GenericStream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The lowest and the highest priority."""
+        """Return the lowest and the highest priority."""
         return 0, -1
 
     def __repr__(self) -> str:
@@ -368,7 +368,7 @@ def _external_stream(*_arguments: Any, **_options: Any) -> NoReturn:
 
 
 def _creating(replacement: type) -> Any:
-    """A `__new__` that creates an object of another class."""
+    """Return a `__new__` that creates an object of another class."""
 
     def make(_cls: type, *arguments: Any, **options: Any) -> Any:
         return replacement(*arguments, **options)

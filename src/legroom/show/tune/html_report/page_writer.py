@@ -44,7 +44,7 @@ def write_page(study: StudyFigures, path: Path) -> Path:
 
 
 def page(study: StudyFigures) -> str:
-    """The page as text."""
+    """Return the page as text."""
     return Template(_part("page.html")).substitute(
         title=escape(study.title),
         metric=escape(study.metric),
@@ -63,7 +63,7 @@ def page(study: StudyFigures) -> str:
 
 
 def _embedded(study: StudyFigures) -> str:
-    """The data of the charts as JSON. `<` is escaped, so that no value can close the script element."""
+    """Return the data of the charts as JSON. `<` is escaped, so that no value can close the script element."""
     content = {
         "metric": study.metric,
         "mode": study.mode,
@@ -92,7 +92,9 @@ def _trial(trial: TrialFigures) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can represent. Objects of the user's classes are shown by their class, never by their `repr`."""
+    """Return a value that JSON can represent. Objects of the user's classes are shown by their class, never by their
+    `repr`.
+    """
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

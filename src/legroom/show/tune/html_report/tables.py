@@ -30,7 +30,7 @@ def _lost_text(study: StudyFigures) -> str:
 
 
 def _ran(study: StudyFigures) -> int:
-    """The number of trials, without configurations that could never fit."""
+    """Return the number of trials, without configurations that could never fit."""
     return len(study.trials) - study.count("rejected")
 
 
@@ -92,7 +92,7 @@ def memory_text(study: StudyFigures) -> str:
 
 
 def memory_legend(study: StudyFigures) -> str:
-    """The legend for the elements that the chart shows."""
+    """Return the legend for the elements that the chart shows."""
     drawn = _with_memory(study)
     marks = [
         ("○ predicted", any(trial.predicted is not None for trial in drawn)),
@@ -151,7 +151,7 @@ def trials_table(study: StudyFigures) -> str:
 
 
 def figure(value: Any) -> str:
-    """A value as text: floats with four digits, objects of the user's classes by their class."""
+    """Return a value as text: floats with four digits, objects of the user's classes by their class."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -179,7 +179,7 @@ def _row(trial: TrialFigures, names: list[str]) -> str:
 
 
 def _cell(text: str, value: Any) -> str:
-    """A table cell that is sorted by the value, not by its text."""
+    """Return a table cell that is sorted by the value, not by its text."""
     if value is None:
         return '<td data-sort="">–</td>'
     number = isinstance(value, int | float) and not isinstance(value, bool)
