@@ -46,7 +46,7 @@ class CheckpointError(LegroomError):
 
 
 class MissingExtra(LegroomError, ImportError):  # noqa: N818
-    """An optional dependency is not installed."""
+    """Raised if an optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed: {install_command(extra)}")
@@ -64,7 +64,7 @@ SOURCES = Path(__file__).resolve().parents[2]
 
 
 def install_command(extra: str) -> str:
-    """The `pip install` command, quoted for a shell."""
+    """Return the `pip install` command, quoted for a shell."""
     if (SOURCES / "pyproject.toml").is_file():
         return f"pip install -e {_quoted(SOURCES, extra)}"
     origin = _origin()
@@ -87,7 +87,8 @@ def _quoted(folder: Path, extra: str) -> str:
 
 
 def _origin() -> dict[str, Any]:
-    """The path or URL of the installation, as recorded by pip; empty for a package index."""
+    """Return the path or URL of the installation, as recorded by pip, or "" for an installation from a package
+    index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

@@ -15,7 +15,7 @@ class Finding:
     code: str
     """The code, for example `LG101`. Codes are stable and documented."""
     message: str
-    """One sentence: what happens, and how much memory it uses."""
+    """One sentence about the problem and the memory that it uses."""
     fix: str
     """The suggested change, with the user's line or variable if known."""
     file: str | None = None
@@ -25,7 +25,7 @@ class Finding:
     saves: int = 0
     """The estimated bytes that the fix frees; 0 if unknown."""
     evidence: dict[str, Any] = field(default_factory=dict)
-    """Values for programs, in JSON types."""
+    """Machine-readable values in JSON types."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,4 +1,5 @@
-"""One-line messages: the logger `legroom` for messages during the user's program, and `say` for the command line.
+"""One-line messages. The logger `legroom` reports messages during the user's program, and `say` prints messages of
+the command line.
 
 Without logging configuration, Python prints a warning without its source. If no handler of the program processes a
 message, Legroom therefore prints it with the prefix `legroom: `. With a logging configuration, the program's own
@@ -12,7 +13,7 @@ import sys
 import textwrap
 
 MAX_COLUMNS = 100
-"""Longer lines are hard to read."""
+"""The maximum width of wrapped messages, because longer lines are hard to read."""
 
 
 def say(message: str) -> None:

@@ -18,7 +18,8 @@ _OFF = ("", "0", "no", "off", "false")
 
 
 def begin() -> None:
-    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script. Called by `legroom.pth`."""
+    """Restart the interpreter under `legroom run` if LEGROOM is set and there is a script. `legroom.pth` calls this
+    function."""
     command = legroom_command(sys.orig_argv, os.environ.get(VARIABLE, ""))
     if command is None:
         return
@@ -40,7 +41,7 @@ def legroom_command(arguments: list[str], value: str) -> list[str] | None:
 
 
 def _script_position(arguments: list[str]) -> int | None:
-    """The index of the script, or of `-m`, after the options of the interpreter."""
+    """Return the index of the script, or of `-m`, after the options of the interpreter."""
     position = 1
     while position < len(arguments):
         word = arguments[position]

@@ -20,7 +20,8 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(text: str | int) -> int:
-    """The number of bytes of `"8GiB"`, `"512 MiB"`, `"24g"`, `"24GB"` (decimal) or a plain number.
+    """Return the number of bytes for a size such as `"8GiB"`, `"512 MiB"`, `"24g"`, `"24GB"` (decimal) or a plain
+    number.
 
     >>> parse_size("1.5GiB") == 3 * 512 * MiB
     True
@@ -44,7 +45,7 @@ def parse_size(text: str | int) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Whether `text` is a number with a unit, such as `8GiB`. `8` and `train.py` are not sizes."""
+    """Return True if `text` is a number with a unit, such as `8GiB`. `8` and `train.py` are not sizes."""
     match = _SIZE.fullmatch(text)
     return match is not None and match.group(2) != "" and match.group(2).lower() in _UNITS
 

@@ -1,8 +1,9 @@
-"""All codes that Legroom can report, each with its page: `LG101`, a title, the meaning and the fix.
+"""All codes that Legroom can report, such as `LG101`. The page of a code contains its title, its meaning and the fix.
 
-The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of a
-page is the docstring of the lint rule's module, or a Markdown file in `code_pages`. The docstring is read without
-importing the module, so that libcst is not required. This command generates `docs/codes` from these sources:
+The linter, the leak detector, the out-of-memory advice, the explainer and the doctor share these codes. The source of
+a page is the docstring of the lint rule's module, or a Markdown file in `code_pages`. Legroom reads the docstring
+without importing the module, so reading a page does not require libcst. This command generates `docs/codes` from
+these sources:
 
     python -m legroom.diagnose.codes docs/codes
 """
@@ -40,15 +41,15 @@ class CodePage:
 
     code: str
     title: str
-    """A sentence without a final period: `Memory grows with every step`."""
+    """The title of the page, without a final period, for example `Memory grows with every step`."""
     body: str
-    """Markdown, without the heading."""
+    """The page as Markdown, without the heading."""
     is_lint_rule: bool
-    """Whether `legroom lint` can find it in source code."""
+    """True if `legroom lint` can find the problem in source code."""
 
     @property
     def kind(self) -> str:
-        """`retention`, `inference`, ..."""
+        """The kind of problem, for example `retention` or `inference`."""
         return KINDS.get(self.code[2], "other")
 
     @property
@@ -58,7 +59,7 @@ class CodePage:
 
 
 def find_page(code: str) -> CodePage:
-    """Return the page of a code, which may be in upper or lower case."""
+    """Return the page of a code. The code may be in upper or lower case."""
     page = all_pages().get(code.strip().upper())
     if page is None:
         raise UsageError(f"unknown code {code}. Codes range from LG101 to {max(all_pages())}.")
@@ -67,13 +68,13 @@ def find_page(code: str) -> CodePage:
 
 @cache
 def all_pages() -> dict[str, CodePage]:
-    """All pages by code, in order."""
+    """Return all pages by code, in order."""
     pages = [*_rule_pages(), *_markdown_pages()]
     return {page.code: page for page in sorted(pages, key=lambda page: page.code)}
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Write every page to `folder/LGnnn.md` and remove obsolete pages. Returns the files that changed."""
+    """Write every page to `folder/LGnnn.md`, remove obsolete pages, and return the files that changed."""
     folder.mkdir(parents=True, exist_ok=True)
     changed = []
     for old in folder.glob("LG*.md"):

@@ -24,7 +24,7 @@ class DoctorCheck:
 
     name: str
     value: str
-    """The finding of the check, for the table of results."""
+    """The text that the table of results shows for this check."""
     findings: tuple[Finding, ...] = ()
 
 
@@ -134,7 +134,7 @@ def _cudnn(number: str) -> str:
 
 
 def library_path(machine: Machine) -> DoctorCheck:
-    """CUDA libraries on LD_LIBRARY_PATH, which are loaded instead of torch's own libraries."""
+    """Check for CUDA libraries on LD_LIBRARY_PATH. Such libraries are loaded instead of torch's own libraries."""
     path = machine.environ.get("LD_LIBRARY_PATH", "")
     found = sorted(
         {name for folder in path.split(os.pathsep) if folder for name in _cuda_libraries(Path(folder))}
@@ -359,7 +359,7 @@ def limits(machine: Machine) -> DoctorCheck:
 
 
 def allocator(machine: Machine) -> DoctorCheck:
-    """The allocator settings as torch reads them. Torch uses the first variable that is set."""
+    """Check the allocator settings. If several environment variables are set, torch uses the first one."""
     settings = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
     similar = [
@@ -412,7 +412,7 @@ _DEBUG_SETTINGS = {
 
 
 def debug_settings(machine: Machine) -> DoctorCheck:
-    """Debug settings that slow training down."""
+    """Check for debug settings that slow training down."""
     active = [name for name in _DEBUG_SETTINGS if machine.environ.get(name, "0") not in ("0", "")]
     return DoctorCheck(
         name="debug settings",
@@ -456,7 +456,7 @@ def computation(torch: TorchFacts) -> DoctorCheck:
 
 
 def _has_kernels(capability: tuple[int, int] | None, architectures: tuple[str, ...]) -> bool:
-    """Whether the build has kernels for a GPU. A binary runs on GPUs with the same major version and the same or a
+    """Return True if the build has kernels for a GPU. A binary runs on GPUs with the same major version and the same or a
     higher minor version. PTX (`compute_`) runs on all newer GPUs."""
     if capability is None:
         return True

@@ -1,4 +1,4 @@
-"""`legroom doctor`: all checks of this machine, including torch in a separate process."""
+"""Implements `legroom doctor`: runs all checks of this machine, and tests torch in a separate process."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +22,7 @@ class Diagnosis:
 
     @property
     def is_ok(self) -> bool:
-        """Whether no check found a problem."""
+        """True if no check found a problem."""
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Diagnosis:
 
 
 def diagnose(machine: Machine | None = None, torch: TorchFacts | None = None) -> Diagnosis:
-    """Run all checks. Most of the time is needed to import torch and to create a CUDA context on each GPU."""
+    """Run all checks. Importing torch and creating a CUDA context on each GPU take most of the time."""
     facts = machine if machine is not None else inspect_machine()
     torch_facts = torch if torch is not None else check_torch()
     return Diagnosis(

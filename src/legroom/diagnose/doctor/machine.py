@@ -18,12 +18,12 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """Facts about a GPU that only `legroom doctor` uses."""
+    """Properties of a GPU that only `legroom doctor` uses."""
 
     uncorrected_errors: Count = NA
-    """Uncorrected memory errors since the last restart."""
+    """The number of uncorrected memory errors since the last restart."""
     is_exclusive: bool = False
-    """Whether at most one process may use the GPU."""
+    """True if at most one process may use the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class Machine:
     driver_cuda: tuple[int, int] | None = None
     """The newest CUDA version that the driver supports."""
     driver_error: str = ""
-    """Why the driver's library did not respond, if a driver is loaded; otherwise ""."""
+    """The reason why the driver's library did not respond, or "" if it responded or no driver is loaded."""
     gpus: tuple[Gpu, ...] = ()
     states: tuple[GpuState, ...] = ()
-    """One entry per GPU, in the same order."""
+    """One entry per GPU, in the order of `gpus`."""
     host: HostUsage = field(
         default_factory=lambda: HostUsage(total=NA, available=NA, resident=NA, limit=NA, used_of_limit=NA)
     )
@@ -91,7 +91,8 @@ def _driver_cuda() -> tuple[int, int] | None:
 
 
 def _driver_error() -> str:
-    """The error of the driver library, if the kernel driver is loaded but the library does not respond."""
+    """Return the error message of the driver library if the kernel driver is loaded but the library does not
+    respond."""
     if not Path("/proc/driver/nvidia/version").exists():
         return ""
     try:
@@ -146,7 +147,7 @@ def _limit(name: str) -> Count:
 
 
 def _torch_as_installed() -> tuple[str, str]:
-    """Torch's version and CUDA version, read from its version file without importing torch."""
+    """Return torch's version and CUDA version from its version file, without importing torch."""
     with contextlib.suppress(Exception):  # not installed, or without a version file
         spec = find_spec("torch")
         if spec is not None and spec.origin is not None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""Timeout. Allows for importing torch from a slow disk and creating CUDA contexts on several GPUs."""
+"""The timeout in seconds. It allows for importing torch from a slow disk and creating CUDA contexts on several
+GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,11 @@ class DeviceResult:
     """The result of a test computation on one device."""
 
     device: str
-    """`cpu`, `cuda:0`."""
+    """The name of the device, for example `cpu` or `cuda:0`."""
     name: str = ""
     capability: tuple[int, int] | None = None
     error: str = ""
-    """Why the computation failed; "" if it succeeded."""
+    """The reason why the computation failed, or "" if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class TorchFacts:
     device_count: int = 0
     devices: tuple[DeviceResult, ...] = ()
     error: str = ""
-    """Why the test process failed: torch cannot be imported, crashed or hung; "" if it succeeded."""
+    """The reason why the test process failed, or "" if it succeeded. Torch may be impossible to import, crash or
+    hang."""
     hung: bool = False
 
 
@@ -99,7 +101,7 @@ def _report(**facts: Any) -> None:
 
 
 def main() -> int:
-    """The entry point of the test process."""
+    """Run the test computations and print their results. This function is the entry point of the test process."""
     import torch
 
     cudnn = torch.backends.cudnn.version() if torch.version.cuda else None  # type: ignore[no-untyped-call]
@@ -139,8 +141,8 @@ def _try(device: str, name: str, capability: tuple[int, int] | None, work: Calla
 
 
 def compute(device: str) -> str:
-    """Compare a matrix product, a convolution and their gradients with the results on the CPU. Returns an error message
-    or ""."""
+    """Compare a matrix product, a convolution and their gradients with the results on the CPU. Return an error
+    message or ""."""
     import torch
 
     torch.manual_seed(0)

@@ -1,9 +1,9 @@
-"""The CUDA status codes by family: number, name, message, and the code of the page that explains them.
+"""The CUDA status codes, grouped by the page that explains them. Each status has a number, a name and a message.
 
-CUDA's list is fixed, so every status is recognized. A status appears in logs in five forms: `cudaErrorIllegalAddress`
-(runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number (`error=700`), and its
-message. A message that is specific to CUDA matches anywhere in a log. A generic message matches only after a prefix
-such as `CUDA error:`. `oom.known_messages` has the out-of-memory statuses.
+CUDA has a fixed list of status codes, and this table contains all of them. A status appears in logs in five forms:
+`cudaErrorIllegalAddress` (runtime), `CUDA_ERROR_ILLEGAL_ADDRESS` (driver), `hipErrorIllegalAddress` (AMD), its number
+(`error=700`), and its message. A message that is specific to CUDA matches anywhere in a log. A generic message
+matches only after a prefix such as `CUDA error:`. `oom.known_messages` has the out-of-memory statuses.
 """
 
 import re
@@ -133,7 +133,7 @@ STATUSES: dict[str, tuple[CudaStatus, ...]] = {
 
 
 def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
-    """A pattern that matches any of these statuses in a log."""
+    """Return a pattern that matches any of these statuses in a log."""
     variants = []
     for status in statuses:
         driver = status.driver or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", status.name).upper()

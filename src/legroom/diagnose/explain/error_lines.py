@@ -1,7 +1,7 @@
-"""Finds the line that names the error: the last line of a traceback, or a line that reads like an error.
+"""Finds the line that names the error. This is the last line of a traceback, or a line that looks like an error.
 
-Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes: a rank, a
-time, a level, a frame. `without_prefix` removes these prefixes, so the result is the line as Python printed it.
+Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes such as
+a rank, a time or a level. `without_prefix` removes these prefixes and returns the line as Python printed it.
 """
 
 import re
@@ -12,10 +12,10 @@ from legroom.diagnose.explain.plain_text import lines_before
 
 TRACEBACK = "traceback (most recent call last)"
 _MAX_TRACEBACK = 1 << 16
-"""Characters after the first line of a traceback in which its last line is searched for."""
+"""The last line of a traceback is searched within this many characters after its first line."""
 _MAX_SHOWN = 400
 _FEW_LINES = 3
-"""A text of at most this many lines is a pasted message, not a log."""
+"""A text of at most this many lines is treated as a pasted message, not as a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +25,15 @@ class ErrorLine:
     line: int
     """The line number, from 1."""
     kind: str
-    """`KeyError`, `torch.OutOfMemoryError`; "" if the line names no class."""
+    """The exception class, for example `torch.OutOfMemoryError`, or "" if the line names no class."""
     text: str
     frames: str = ""
     """The traceback above the line, in lower case; its files show which library raised the error."""
 
 
 def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
-    """Return the error line of the last traceback, ignoring consequences of other errors and reports about other
-    processes."""
+    """Return the error line of the last traceback. Consequences of other errors and reports about other processes are
+    ignored."""
     position = lowered.rfind(TRACEBACK)
     for _ in range(4):
         if position < 0:
@@ -48,8 +48,8 @@ def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
-    """In a short text without a traceback, the last line that is a Python error, is marked as an error, or reads like
-    an error."""
+    """Return the error line of a short text without a traceback. This is the last line that is a Python error, is
+    marked as an error, or looks like an error."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     warned = () if sum(map(bool, lines)) > _FEW_LINES else (_WARNING,)  # in a log, a warning is not the error
@@ -68,7 +68,7 @@ def _is_informational(line: str, pattern: re.Pattern[str]) -> bool:
 
 
 def without_prefix(line: str) -> str:
-    """A line without the prefixes of launchers, loggers and containers."""
+    """Return a line without the prefixes of launchers, loggers and containers."""
     return _PREFIX.sub("", line, count=1)
 
 
@@ -78,9 +78,9 @@ def shorten(line: str) -> str:
 
 
 def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
-    """The first line after a traceback's first line that is neither indented nor a decoration.
+    """Return the first line after a traceback's first line that is neither indented nor a decoration.
 
-    A notebook names the exception class in the first line.
+    In a notebook, the first line of a traceback contains the exception class.
     """
     number = here = lines_before(text, position) + 1
     before = text[begin:position]
@@ -107,9 +107,9 @@ def _join_frames(frames: list[str]) -> str:
 
 
 _WRAPPERS = {"ChildFailedError", "CalledProcessError", "ProcessRaisedException", "ProcessExitedException"}
-"""Errors that only report an error in another process."""
+"""Exception classes that only report an error in another process."""
 _CONSEQUENCE = re.compile(r"exception ignored in[^\n]*\n?[^\n]*$|error in atexit[^\n]*\n?[^\n]*$")
-"""Precedes a traceback of the cleanup after an error."""
+"""A line with this text precedes a traceback of the cleanup after an error."""
 
 _TIME = r"\d{1,4}[-/:]\d\d(?:[-/:]\d\d){0,2}(?:[T ]\d\d:\d\d:\d\d)?(?:[.,]\d+)?Z?"
 _LEVEL = r"(?:INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|DEBUG)"
@@ -129,11 +129,11 @@ _PREFIX = re.compile(
     r"|E(?=\s{2})"  # pytest
     r") ?){1,8}"
 )
-"""Prefixes of a line; several may occur in any order."""
+"""Prefixes of a line. A line may have several prefixes in any order."""
 
 _NAME = r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Failure|Invalid|NotMet)"
 _RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
-"""The last line of a traceback, with any exception name."""
+"""Matches the last line of a traceback, with any exception name."""
 _RAISED_ANYWHERE = re.compile(
     rf"^(?:\S{{0,40}}\]:?\s*)?((?:{_NAME}|StopIteration))(?:: ?(?:.*))?$|(?!)", re.DOTALL
 )
@@ -144,18 +144,18 @@ _MARKED = re.compile(
     r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^(?:unable|failed) to |^(?:could not|cannot) ",
     re.IGNORECASE,
 )
-"""A line that a program marks as an error, but not one that reports a numeric error."""
+"""Matches a line that a program marks as an error, but not a line that reports a numeric error."""
 _ERROR_LIKE = re.compile(
     r"\b(?:error|exception|fail|failure)\s*:+\s*[A-Za-z'\"\[(<`]|\berror <class|\w(?:Error|Exception)\b|\bnot found\b|\bdoes(?: not|n't) exist\b|\bassertion\b[^\n]{0,200}\bfailed\b"
     r"|\b(?:failed|aborted|unsupported|incompatible)\b|\bnot (?:supported|compatible|implemented)\b|\b(?:could not|cannot|can't|unable to)\b|\bexit(?:s|ed|ing)? (?:with|due)\b|\bKilling subprocess\b",
     re.IGNORECASE,
 )
-"""A line that reads like an error."""
+"""Matches a line that looks like an error."""
 _INFORMATIONAL = re.compile(
     r"\b(?:INFO|DEBUG|WARN|WARNING|WRN|note|hint)\b|\b(?:no|0|without|zero) (?:errors?|failures?|exceptions?)\b|\b0 failed\b|\[[IWV]\b|handler|\bif\b|avoid|falling back|fallback|skipp",
     re.IGNORECASE,
 )
-"""Words in informational lines and in advice."""
+"""Matches words that occur in informational lines and in advice."""
 
 _DECORATION = (" ", "\t", "|", "+", "│", "╭", "╰", "❱", "┃", "-", "<", "~", "File ", "Cell ", "/", "Input ")
 """Prefixes of traceback lines in Python, rich and notebooks."""

@@ -69,18 +69,18 @@ class Explanation:
     code: str = ""
     """The code of the page that explains the error; "" if there is none."""
     sentence: str
-    """What happened, in one sentence."""
+    """One sentence about the error."""
     meaning: str = ""
     message: str = ""
     """The line of the log that was recognized."""
     line: int | None = None
     """The line number in the log; None without a log."""
     causes: tuple[Cause, ...] = ()
-    """Most likely cause first."""
+    """Possible causes, most likely first."""
     figures: dict[str, int] = field(default_factory=dict)
     """Sizes in the error message, in bytes, and the device index."""
     here: tuple[str, ...] = ()
-    """Results of the checks on this machine."""
+    """The results of the checks on this machine."""
     earlier: EarlierError | None = None
     """An earlier error in the log, often the original cause."""
 
@@ -172,7 +172,8 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
 
 
 def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | None) -> Explanation:
-    """Explain an error that matches no pattern, by its class and its wording."""
+    """Explain an error that matches no pattern. The explanation is based on the class and the wording of the
+    error."""
     kind, code = classify_python_error(last)
     name = last.kind.rpartition(".")[2]
     if code:
@@ -264,13 +265,14 @@ def _build(
 
 
 def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
-    """The causes of a page; causes that the message names come first."""
+    """Return the causes of a page. Causes that the error message names come first."""
     named = {number for page, number, pattern in CAUSE_PATTERNS if page == code and pattern.search(message)}
     return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in named))
 
 
 def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cause, ...]:
-    """The causes of a page that cannot be derived from sizes, such as tensors that are retained from step to step."""
+    """Return the causes of a page that do not follow from memory sizes, such as tensors that are retained from step
+    to step."""
     if len(more) == 1 and "(LG601)" in more[0].cause:
         return ()
     return tuple(cause for cause in causes if "from step to step" in cause.cause)
@@ -278,7 +280,7 @@ def _remaining_causes(causes: tuple[Cause, ...], more: list[Cause]) -> tuple[Cau
 
 @cache
 def page_parts(code: str) -> tuple[str, tuple[Cause, ...]]:
-    """The meaning and the causes on a code's page."""
+    """Return the meaning and the causes on a code's page."""
     meaning, _, listed = find_page(code).body.partition("## Causes")
     causes = []
     for item in re.split(r"(?m)^\d+\. ", listed)[1:]:
@@ -342,7 +344,7 @@ def _code_of(classified: ErrorClassification) -> str:
 
 
 def _headlines(error: BaseException) -> Iterator[str]:
-    """The error lines of an exception and of all exceptions in its chain."""
+    """Yield the error lines of an exception and of all exceptions in its chain."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -380,7 +382,7 @@ class _Readable(Protocol):
 
 
 def _decoded(stream: _Readable, name: str, progress: Callable[[int], None]) -> Iterator[str]:
-    """The text of a file in chunks. Rejects binary files."""
+    """Yield the text of a file in chunks. Rejects binary files."""
     chunk = stream.read(_CHUNK)
     encoding = "utf-16" if chunk[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in chunk[:8192]:

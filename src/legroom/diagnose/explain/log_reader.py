@@ -22,12 +22,13 @@ from legroom.diagnose.explain.rules import RULES, memory_code
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
 _CHUNK, _OVERLAP = 1 << 20, 1 << 14
-"""Characters per chunk, and characters that are searched again with the next chunk, because an error may span both."""
+"""The number of characters per chunk, and the number that is searched again with the next chunk. An error may span
+two chunks."""
 _BEFORE, _AFTER = 500, 5000
 _MAX_TRIES = 25
 _CHAIN_MESSAGES = ("during handling of the above exception", "direct cause of the following exception")
 _CHAIN_LINES = 400
-"""Lines before a chain message in which the chained error may be."""
+"""The chained error is searched within this many lines before a chain message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +40,10 @@ class LogMatch:
     """The line number, from 1."""
     text: str
     around: str
-    """The text around the match; sizes may be on the following lines."""
+    """The text around the match, because sizes may be on the following lines."""
     priority: int
-    """The position in the tables. If several entries match one line, the one with the lowest position is used."""
+    """The position of the entry in the tables. If several entries match one line, the entry with the lowest position
+    is used."""
     weak: bool
     pattern: MessagePattern | None = None
 
@@ -54,7 +56,7 @@ class LogResult:
     unknown: ErrorLine | None
     """A Python error that matches no pattern, if it is the last error."""
     first: LogMatch | None
-    """The first error of another kind, if there was one earlier."""
+    """The first error of another kind, if the log contains one before `error`."""
     lines: int
     is_cut: bool = False
     """True if nothing was found and the log ends inside a traceback."""
@@ -89,7 +91,7 @@ _DIGITS = b"0123456789"
 
 @cache
 def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
-    """All variants of known messages, each with its literal in the form that `_distinct_lines` returns."""
+    """Return all variants of known messages, each with its literal in the form that `_distinct_lines` returns."""
     return tuple((variant, variant[1].encode().translate(None, _DIGITS)) for variant in _variants())
 
 
@@ -101,7 +103,7 @@ def _distinct_lines(lowered: str) -> bytes:
 
 
 def _variants() -> Iterator[_Variant]:
-    """All variants in order of priority; informal messages about memory come last."""
+    """Yield all variants in order of priority. Informal messages about memory come last."""
     known = [each for each in MESSAGE_PATTERNS if each.certainty is not Certainty.NOT_MEMORY]
     table = [
         *(
@@ -121,7 +123,7 @@ class _Search:
     def __init__(self) -> None:
         self._carried = ""
         self._lines_before = 0
-        """Lines before the carried text."""
+        """The number of lines before the carried text."""
         self._first: dict[int, LogMatch] = {}
         self._last: dict[int, LogMatch] = {}
         self._error_line: ErrorLine | None = None
@@ -207,7 +209,7 @@ class _Search:
         return max(faults, key=lambda found: (found.line, -found.priority), default=None)
 
     def _unknown(self, error: LogMatch | None, latest: list[LogMatch]) -> ErrorLine | None:
-        """The error line of the last traceback, if no known message explains it."""
+        """Return the error line of the last traceback if no known message explains the error."""
         last = self._error_line
         if last is None:
             return None
@@ -239,20 +241,20 @@ class _Search:
 
 
 def _may_follow_fault(pattern: MessagePattern) -> bool:
-    """Whether this message may be a consequence of an earlier kernel failure. After such a failure, allocations of the
+    """Return True if this message may be a consequence of an earlier kernel failure. After such a failure, allocations of the
     library fail too."""
     return pattern.certainty is Certainty.DISGUISED or pattern.source in _LIBRARIES
 
 
 def _is_memory(found: LogMatch) -> bool:
-    """Whether memory certainly ran out and the log does not say that the error was handled."""
+    """Return True if memory certainly ran out and no line of the log reports that the error was handled."""
     if found.pattern is None or found.pattern.certainty is Certainty.DISGUISED:
         return False
     return _HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
 
 
 def _counts(found: LogMatch, lines: int) -> bool:
-    """Whether a match is an error. An informal message is treated as an error only on a line that looks like an
+    """Return True if a match is an error. An informal message is treated as an error only on a line that looks like an
     error."""
     if any(marker in found.text for marker in _NOT_ERRORS):
         return False
@@ -264,7 +266,7 @@ def _counts(found: LogMatch, lines: int) -> bool:
 
 
 def _is_reported_as_error(found: LogMatch) -> bool:
-    """Whether an informal message names the kind of memory, on a line that looks like an error."""
+    """Return True if an informal message names the kind of memory, on a line that looks like an error."""
     pattern = found.pattern
     if pattern is None or not pattern.informal or pattern.certainty is Certainty.DISGUISED:
         return False
@@ -272,7 +274,7 @@ def _is_reported_as_error(found: LogMatch) -> bool:
 
 
 def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
-    """Whether a launcher only reports the exit of a process whose traceback comes earlier."""
+    """Return True if a launcher only reports the exit of a process whose traceback comes earlier."""
     return found.code == _EXIT_CODES[0] and found.line > error.line and bool(error.frames)
 
 
@@ -281,17 +283,17 @@ def _informativeness(found: LogMatch) -> int:
 
 
 _NOT_ERRORS = ("NCCL INFO", "could not destroy")
-"""Markers of informational lines and of cleanup after an error."""
+"""Words of informational lines and of reports about the cleanup after an error."""
 _IN_WORKER = "LG741"
 _EXIT_CODES = ("LG734", "LG729")
-"""Reports that a process exited or crashed. Any other known error is more informative."""
+"""Codes of errors which only report that a process exited or crashed. Any other known error is more informative."""
 _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"
 _NCCL_LINES = 200
-"""Lines before NCCL's failure in which it reports the failed call."""
+"""NCCL reports the failed call within this many lines before its failure."""
 _FOLLOWUP_LINES = 60
-"""An uninformative error within this many lines after another is its consequence."""
+"""An uninformative error within this many lines after another error is treated as its consequence."""
 _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )
@@ -306,7 +308,7 @@ _MENTIONED = re.compile(
 
 
 class _Window:
-    """A chunk of the log, preceded by the end of the previous one."""
+    """A chunk of the log, preceded by the end of the previous chunk."""
 
     def __init__(self, text: str, lowered: str, lines_before: int) -> None:
         self._text, self._lowered, self._lines_before = text, lowered, lines_before
@@ -362,6 +364,6 @@ class _Window:
         return begin, min(ends, default=len(self._text))
 
     def error_line(self) -> ErrorLine | None:
-        """The error line of the last traceback."""
+        """Return the error line of the last traceback."""
         found = last_traceback_error(self._text, self._lowered)
         return replace(found, line=self._lines_before + found.line) if found is not None else None

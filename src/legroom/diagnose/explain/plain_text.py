@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 INNER = "\v\n"
-"""A line break that is not a line break in the file."""
+"""Marks a line break that is not a line break in the file."""
 _COLORS = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[A-Za-z]")
 _ESCAPES = re.compile(r"\\(?:n|t|r|\")")
 _UNESCAPED = {r"\n": INNER, r"\t": "\t", r"\r": "", r"\"": '"'}
@@ -19,7 +19,7 @@ _MAX_NOTEBOOK = 100_000_000
 
 
 def strip_log_formatting(text: str) -> str:
-    """A chunk of a log as the program printed it."""
+    """Return a chunk of a log as the program printed it."""
     if "\x1b" in text or "\\u001b" in text or "\\x1b" in text or "\\033" in text:
         text = _COLORS.sub("", text)
     if "\\n" in text:
@@ -28,12 +28,12 @@ def strip_log_formatting(text: str) -> str:
 
 
 def lines_before(text: str, position: int) -> int:
-    """The number of line breaks of the file before a position in a stripped text."""
+    """Return the number of line breaks of the original file that precede a position in a stripped text."""
     return text.count("\n", 0, position) - text.count(INNER, 0, position)
 
 
 def printed_chunks(chunks: Iterable[str]) -> tuple[Iterable[str], bool]:
-    """Return the chunks of a log, or the cell outputs of a notebook, and whether the file is a notebook."""
+    """Return the chunks of a log, or the cell outputs of a notebook. The second item is True for a notebook."""
     rest = iter(chunks)
     read = [next(rest, "")]
     if not (read[0].lstrip()[:1] == "{" and '"cells"' in read[0]):
@@ -58,7 +58,8 @@ def _printed(output: dict[str, Any]) -> str:
 
 
 def _is_escaped(line: str) -> bool:
-    """Whether a line is JSON or the `repr` of a string. In a Windows path, the same characters are not escapes."""
+    """Return True if a line is JSON or the `repr` of a string. The same characters in a Windows path are not
+    escapes."""
     return "\\n" in line and (line.lstrip()[:1] in ("{", "[", '"', "'") or "last):\\n" in line)
 
 

@@ -1,8 +1,9 @@
 """Classifies Python errors that match no known message, by class, wording and library.
 
-Torch and related libraries report a few problems in many wordings. Examples are mismatched sizes, types or devices, and
-an index out of range. The wording shows the family of an error but not its exact cause, so the certainty is `likely`.
-If a message mentions memory, the error stays unknown, because a wrong classification would be worse.
+Torch and related libraries report a few problems in many wordings. Examples are mismatched sizes, types or devices,
+and an index out of range. The wording shows the kind of an error but not its exact cause, so the certainty is
+`likely`. An error whose message mentions memory is not classified, because a wrong classification would be worse than
+none.
 """
 
 import builtins
@@ -12,7 +13,7 @@ from typing import Literal
 from legroom.diagnose.explain.error_lines import ErrorLine
 
 ErrorFamily = tuple[Literal["oom", "host-oom", "not-memory", "unknown"], str]
-"""The kind of an error, and the code of the page of its family; "" if there is none."""
+"""The kind of an error, and the code of the page that explains this kind, or "" if no page exists."""
 
 
 def classify_python_error(error: ErrorLine) -> ErrorFamily:
@@ -34,14 +35,14 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
 
 
 def is_uninformative(error: ErrorLine) -> bool:
-    """Whether neither the class nor the wording of an error shows what went wrong."""
+    """Return True if neither the class nor the wording of an error indicates the problem."""
     return classify_python_error(error) in (("not-memory", ""), ("unknown", "")) and error.kind.rpartition(
         "."
     )[2] not in (_CLEAR_CLASSES)
 
 
 def _library_of(error: ErrorLine) -> str:
-    """The code of the page for the library in whose files the traceback ends."""
+    """Return the code of the page for the library that contains the last file of the traceback."""
     frames = error.frames.replace("\\", "/")
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
     return next((code for code, pattern in _LIBRARIES if pattern.search(last)), "")
@@ -63,7 +64,7 @@ _BY_CLASS: dict[str, ErrorFamily] = {
     "URLError": ("not-memory", "LG782"),
     "SSLError": ("not-memory", "LG782"),
 }
-"""Classes that have their own page, even if the log ends before the message."""
+"""Exception classes that have their own page. The page applies even if the log ends before the message."""
 
 _LIBRARIES = tuple(
     (code, re.compile(pattern))
@@ -78,7 +79,7 @@ _LIBRARIES = tuple(
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
     )
 )
-"""The library that raised the error, by the last file of the traceback."""
+"""Page codes of libraries, by a pattern for the last file of the traceback."""
 
 
 _CLEAR_CLASSES = frozenset(
@@ -88,16 +89,16 @@ _CLEAR_CLASSES = frozenset(
         "TabError", "TypeError", "UnboundLocalError", "UnicodeEncodeError", "ZeroDivisionError",
     )
 )  # fmt: skip
-"""Classes that are always program errors, regardless of the message."""
+"""Exception classes that are always program errors, regardless of the message."""
 _VALUE_ERRORS = ("AssertionError", "IndexError", "NotImplementedError", "ValueError")
-"""Other classes that are not memory errors, whose message is more specific."""
+"""Other exception classes that are not memory errors. Their message is more specific than the class."""
 
 _NOT_ABOUT_SIZE = re.compile(
     r"has not been allocated|memory[_ -](?:format|layout|location|efficient|overlap|view|order|bank|address|key|mask|map|access)\w*|(?:contiguous|laid out) in memory"
     r"|in-memory|pin_memory|memory_(?!allocat)\w+|(?:non-?contiguous|shared|associative|short-term|term) memory|\bGPUs?_memory_\w+",
     re.IGNORECASE,
 )
-"""Phrases that contain `memory` but are not about its size."""
+"""Phrases that contain `memory` but do not refer to a lack of memory."""
 
 _MAY_BE_MEMORY = re.compile(
     r"memory|\balloc(?:at\w+)?\b|\boom\b|\bkilled\b|\bsig(?:kill|bus)\b|signal 9\b|exhausted|insufficient resource|\bdied\b|exited (?:unexpectedly|with)|exit code",
@@ -129,5 +130,5 @@ _FAMILIES = tuple(
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip
-"""The first match is used. The source (NCCL, a process group) comes before the content, and devices and types come
-before sizes."""
+"""Wordings and their page codes. The first match is used. The source of an error (NCCL, a process group) comes before
+its content, and devices and types come before sizes."""

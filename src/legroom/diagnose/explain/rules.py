@@ -1,4 +1,4 @@
-"""Messages of errors that are not about memory, and the code of the page that explains each.
+"""Messages of errors that are not about memory, each with the code of the page that explains the error.
 
 The table is read from the top. If several entries match the same line, the first entry is used. The explanation
 (meaning, causes, checks and fixes) is on the code's page. `oom.known_messages` contains the messages about memory, and
@@ -24,12 +24,12 @@ class Rule:
 
     code: str
     variants: tuple[tuple[str, re.Pattern[str]], ...]
-    """Each regular expression, preceded by a literal that every match contains, in lower case."""
+    """Regular expressions, each preceded by a lower-case literal that every match contains."""
     weak: bool = False
 
 
 def memory_code(pattern: MessagePattern) -> str:
-    """The code of the page for a message about memory; "" if the message is not about memory."""
+    """Return the code of the page for a message about memory; "" if the message is not about memory."""
     if pattern.certainty is Certainty.SURE:
         return "LG700"
     if pattern.certainty is Certainty.DISGUISED:
@@ -51,7 +51,7 @@ def _rule(code: str, pattern: str, *, weak: bool = False) -> Rule:
 
 
 def _status(code: str) -> Rule:
-    """CUDA's own messages for errors of this kind."""
+    """Return a rule that matches CUDA's own messages for errors of this kind."""
     return _rule(code, pattern_of(STATUSES[code]))
 
 
@@ -208,4 +208,4 @@ CAUSE_PATTERNS = tuple(
         ("LG770", 3, r"in-?place operation"),
     )
 )
-"""The cause on a page, by its number, that an error message names."""
+"""The number of the cause on a code's page, for error messages that name the cause."""

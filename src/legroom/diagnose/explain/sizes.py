@@ -1,4 +1,4 @@
-"""Summaries and causes that follow from the numbers in an error message: memory sizes and tensor shapes."""
+"""Derives summaries and causes from the memory sizes and tensor shapes in an error message."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.units import GiB, format_size
 
 _CONTEXT = 3 * GiB // 2
-"""The maximum size of the CUDA context and libraries. More non-PyTorch memory than this belongs to another process."""
+"""The maximum size of the CUDA context and libraries. A larger amount of non-PyTorch memory is attributed to another
+process."""
 
 
 def summarize_sizes(sizes: ReportedSizes) -> str:
@@ -22,7 +23,7 @@ def summarize_sizes(sizes: ReportedSizes) -> str:
 
 
 def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
-    """Return the causes that the sizes indicate, most obvious first. Each cause has a check and a fix."""
+    """Return the causes that the sizes indicate, most likely first. Each cause has a check and a fix."""
     limit = sizes.allowed if sizes.allowed is not None else sizes.capacity
     if limit is None or sizes.requested is None:
         return

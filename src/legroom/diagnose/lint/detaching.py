@@ -1,5 +1,5 @@
-"""Determines how to store a value without its graph: the parts of an expression that have a graph, and the method to
-append."""
+"""Determines how to store a value without its graph. Finds the parts of an expression that have a graph, and the
+method to append to each part."""
 
 import re
 
@@ -26,7 +26,7 @@ _LOSS_NAME = re.compile(r"loss|err[DG]?$|penalty", re.IGNORECASE)
 def parts_with_graph(
     program: Program, expression: cst.BaseExpression, *, but: str = ""
 ) -> list[cst.BaseExpression]:
-    """The smallest parts of a stored expression that have a graph, excluding the path `but`."""
+    """Return the smallest parts of a stored expression that have a graph, excluding the path `but`."""
     if but and path_of(expression) == but:  # also an item of it
         return []
     if isinstance(expression, cst.BinaryOperation):
@@ -58,7 +58,7 @@ def parts_with_graph(
 
 
 def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[str, list[Edit], bool]:
-    """The method to append to each part (`.item()`, ...), the edits, and whether the edits are safe."""
+    """Return the method to append to each part (`.item()`, ...), the edits, and True if the edits are safe."""
     parts = parts_with_graph(program, store.expression, but=target if store.uses_old_value else "")
     if not parts or any(program.value(part).kind is not ValueKind.GRAPH for part in parts):
         return ".detach()", [], False
@@ -74,7 +74,7 @@ def detach_edits(program: Program, store: StoreFact, target: str) -> tuple[str, 
 
 
 def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
-    """Whether a name iterates over a literal list, whose items may not all be tensors."""
+    """Return True if a name iterates over a literal list, whose items may not all be tensors."""
     return any(
         isinstance(loop.node, cst.For)
         and isinstance(loop.node.iter, (cst.Tuple, cst.List))
@@ -84,7 +84,7 @@ def _is_one_of_several(part: cst.BaseExpression, store: StoreFact) -> bool:
 
 
 def is_scalar(program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0) -> bool:
-    """Whether a value is a scalar, such as a loss."""
+    """Return True if a value is a scalar, such as a loss."""
     if isinstance(expression, cst.BinaryOperation):
         sides = [expression.left, expression.right]
         return all(
@@ -111,7 +111,7 @@ def is_scalar(program: Program, expression: cst.BaseExpression, store: StoreFact
 
 
 def is_used_as_tensor(program: Program, store: StoreFact, target: str) -> bool:
-    """Whether this file uses the stored value in a way that requires a tensor."""
+    """Return True if this file uses the stored value in a way that requires a tensor."""
     name = last_name(target)
     local = store.function.owns(target) and not isinstance(store.function.node, cst.Module)
     scope = store.function.body if local else program.module

@@ -1,4 +1,4 @@
-"""Finds the Python files and notebooks below the given paths, without build and environment directories."""
+"""Finds the Python files and notebooks below the given paths. Build and environment directories are skipped."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ EXCLUDED_DIRECTORIES = {
 
 
 def find_files(paths: Sequence[str], file_errors: list[FileError]) -> Iterator[Path]:
-    """All files below the paths, without duplicates. A file that is given explicitly is always included."""
+    """Yield all files below the paths, without duplicates. A file that is given explicitly is always included."""
     seen: set[tuple[int, int]] = set()
     for given in paths:
         if not given.strip():

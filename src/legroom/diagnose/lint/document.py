@@ -1,6 +1,7 @@
-"""A file on disk and its Python code: a script, or the code cells of a notebook as one text.
+"""A script or notebook on disk, and its Python code. The code cells of a notebook form one text.
 
-Everything that a fix does not change is preserved byte for byte: byte order mark, line endings, encoding, notebook format.
+A fix preserves the rest of the file byte for byte, including byte order mark, line endings, encoding and notebook
+format.
 """
 
 import codecs

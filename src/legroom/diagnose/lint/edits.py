@@ -1,4 +1,4 @@
-"""Edits of the text of a file that leave everything else unchanged."""
+"""Edits of a file's text. Everything outside the edited spans stays unchanged."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from legroom.diagnose.lint.flow.syntax import walk
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
-    """Replaces a span by a text. Lines start at 1, columns at 0; the end is exclusive."""
+    """Replaces a span of a file. Lines start at 1, columns start at 0, and the end is exclusive."""
 
     start: tuple[int, int]
     end: tuple[int, int]
@@ -96,7 +96,7 @@ def remove_statement(program: Program, node: cst.CSTNode) -> list[Edit]:
 
 
 def wrap_in_with(program: Program, statement: cst.CSTNode, context: str) -> list[Edit]:
-    """Indent a statement under `with ...:`. Returns no edits if the statement contains a multi-line string."""
+    """Indent a statement under `with ...:`. Return no edits if the statement contains a multi-line string."""
     (first, column), _ = program.span(statement)
     last = max(program.span(each)[1][0] for each in walk(statement))
     if has_multiline_string(program, statement):
@@ -138,7 +138,7 @@ def apply_edits(text: str, edits: Iterable[Edit]) -> str:
 
 
 def edits_overlap(first: Iterable[Edit], second: Iterable[Edit]) -> bool:
-    """Whether two sets of edits overlap."""
+    """Return True if two sets of edits overlap."""
     others = list(second)
     return any(
         (one.start < other.end and other.start < one.end) or (one.start, one.end) == (other.start, other.end)

@@ -31,10 +31,10 @@ from legroom.gpus.machine import processors
 
 CONTEXT_LINES = 2
 _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
-"""A file without one of these words cannot violate a rule."""
+"""A file that contains none of these words cannot violate a rule."""
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
-"""Bytes of code above which several processes are faster than one."""
+"""Several processes are faster than one for more than this many bytes of code."""
 
 
 def lint_paths(
@@ -68,7 +68,7 @@ def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -
 
 
 def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = None) -> str:
-    """Python source code with all fixes applied."""
+    """Return Python source code with all fixes applied."""
     codes = (settings or Settings()).codes_for(Path("-"))
     return _lint_document(PythonFile(text), "-", codes, fix=True, unsafe=unsafe)[1].text
 
@@ -76,7 +76,7 @@ def fix_text(text: str, *, unsafe: bool = False, settings: Settings | None = Non
 def lint_standard_input(
     data: bytes, *, select: Sequence[str], ignore: Sequence[str], fix: bool, unsafe: bool, diff: bool
 ) -> tuple[LintReport, bytes]:
-    """Check code from standard input. Returns the report and the fixed code."""
+    """Check code from standard input. Return the report and the fixed code."""
     settings = settings_for(Path("stdin.py")).with_options(select, ignore)
     try:
         document = parse_document(data, is_notebook=data.lstrip()[:1] == b"{" and b'"cells"' in data)
@@ -141,7 +141,7 @@ def _lint_document(
 
 
 def _still_parses(document: Document) -> bool:
-    """Whether a fixed document is still valid Python."""
+    """Return True if a fixed document is still valid Python."""
     try:
         cst.parse_module(document.text)
     except cst.ParserSyntaxError:
@@ -205,7 +205,7 @@ _IGNORE_COMMENT = re.compile(r"#\s*legroom:\s*ignore(?:\[([^\]]*)\])?", re.IGNOR
 
 
 def _ignores(line: str, code: str) -> bool:
-    """Whether a line ends with `# legroom: ignore` or `# legroom: ignore[LG101, LG201]` for this code."""
+    """Return True if a line ends with `# legroom: ignore` or `# legroom: ignore[LG101, LG201]` for this code."""
     found = _IGNORE_COMMENT.search(line)
     if found is None:
         return False
@@ -272,7 +272,8 @@ def _as_diff(report: LintReport, before: Document, after: Document, name: str) -
 
 
 def _map_files(work: Callable[[Path], LintReport], files: Sequence[Path]) -> Iterable[LintReport]:
-    """Use several processes if there is enough work; starting them takes longer than checking a few files."""
+    """Check documents in several processes if there is enough work. Starting processes takes longer than checking a
+    few files."""
     processes = min(processors(), 8)
     if processes < 2 or len(files) < 2 * processes or sum(map(_size, files)) < _MIN_PARALLEL_BYTES:
         return map(work, files)

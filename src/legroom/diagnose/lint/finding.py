@@ -1,4 +1,4 @@
-"""The output of the linter: findings with their location and, if available, a fix."""
+"""The output of the linter: findings, each with its location and, if available, a fix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,13 +39,13 @@ class LintFinding(Finding):
     cell: int | None = None
     edits: tuple[TextEdit, ...] = ()
     safe: bool = True
-    """Whether the edits leave the results of the program unchanged."""
+    """True if the edits leave the results of the program unchanged."""
     source: tuple[tuple[int, str], ...] = ()
     """The line and its context, with line numbers."""
 
     @property
     def applicability(self) -> str | None:
-        """`safe`, `unsafe`, or None without a fix."""
+        """`safe`, `unsafe`, or None if no fix is available."""
         if not self.edits:
             return None
         return "safe" if self.safe else "unsafe"
@@ -72,7 +72,7 @@ class FileError:
     file: str
     message: str
     is_failure: bool = True
-    """False for an empty directory, which is only a remark."""
+    """False for an empty directory, which is not an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,4 +85,4 @@ class LintReport:
     fixed: int = 0
     """The number of problems that were fixed."""
     diff: str = ""
-    """The unified diff of all fixes, with `--diff`."""
+    """The unified diff of all fixes, if `--diff` is given."""

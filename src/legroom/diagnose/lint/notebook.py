@@ -49,7 +49,7 @@ def code_cells(raw: str) -> Iterator[Cell]:
 
 
 def mask_magics(source: str) -> str:
-    """The source with magics and shell commands replaced by `pass`; the number of lines is unchanged."""
+    """Return the source with magics and shell commands replaced by `pass`. The number of lines is unchanged."""
     if _OTHER_LANGUAGES.match(source):
         return re.sub(r"[^\n]+", "", source)
     lines = []
@@ -66,7 +66,7 @@ def mask_magics(source: str) -> str:
 
 
 def replace_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> str:
-    """The notebook's text with new sources in its code cells."""
+    """Return the notebook's text with new sources in its code cells."""
     for cell, source in sorted(zip(cells, sources, strict=True), key=lambda pair: -pair[0].start):
         if source != cell.source:
             raw = raw[: cell.start] + _encode_source(raw, cell, source) + raw[cell.end :]
@@ -74,7 +74,7 @@ def replace_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> 
 
 
 def _encode_source(raw: str, cell: Cell, source: str) -> str:
-    """A source as JSON, in the style of the source that it replaces."""
+    """Return a source as JSON, in the style of the source that it replaces."""
     old = raw[cell.start : cell.end]
     ascii_only = raw.isascii()
     if not old.startswith("["):
@@ -89,7 +89,7 @@ def _encode_source(raw: str, cell: Cell, source: str) -> str:
 
 
 def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
-    """The span of each cell's source; None for a cell without source."""
+    """Yield the span of each cell's source, or None for a cell without source."""
     decoder = json.JSONDecoder()
     for key, at in _members(raw, _skip(raw, 0), decoder):
         if key == "cells":
@@ -104,7 +104,7 @@ def _source_spans(raw: str) -> Iterator[tuple[int, int] | None]:
 
 
 def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str, int]]:
-    """Each key of an object with the position of its value."""
+    """Yield each key of an object with the position of its value."""
     at = _skip(raw, at + 1)
     while raw[at] != "}":
         key, at = decoder.raw_decode(raw, at)
@@ -116,7 +116,7 @@ def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str
 
 
 def _items(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[int]:
-    """The position of each item of a list."""
+    """Yield the position of each item of a list."""
     at = _skip(raw, at + 1)
     while raw[at] != "]":
         yield at

@@ -1,4 +1,4 @@
-"""The interface of a lint rule: a function that reads a program and yields problems."""
+"""The interface of a lint rule. A rule is a function that reads a program and yields problems."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ class Problem:
     """One violation of a rule."""
 
     node: cst.CSTNode
-    """The code to point at."""
+    """The part of the code that contains the problem."""
     message: str
     """The problem in one sentence without a final period, using the names in the code."""
     help: str
     """The fix, without a final period."""
     edits: tuple[Edit, ...] = ()
     safe: bool = True
-    """Whether the edits leave the results of the program unchanged."""
+    """True if the edits leave the results of the program unchanged."""
 
 
 RuleCheck = Callable[[Program], Iterator[Problem]]

@@ -1,4 +1,4 @@
-"""Settings of the linter: from the command line and from `[tool.legroom.lint]` in the nearest pyproject.toml.
+"""The settings of the linter, from the command line and from `[tool.legroom.lint]` in the nearest pyproject.toml.
 
     [tool.legroom.lint]
     select = ["LG1", "LG201"]
@@ -27,7 +27,7 @@ _KEYS = {"select", "ignore", "exclude", "per-file-ignores"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     select: tuple[str, ...] = ()
-    """Codes or prefixes of codes; empty for all."""
+    """Selected codes or prefixes of codes. If empty, all codes are selected."""
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Patterns that are matched against the name and the path relative to `folder`."""
@@ -35,7 +35,7 @@ class Settings:
     folder: Path = Path()
 
     def codes_for(self, file: Path) -> frozenset[str]:
-        """The codes of the rules that apply to a file."""
+        """Return the codes of the rules that apply to a file."""
         selected = [code for code in rule_codes() if not self.select or code.startswith(self.select)]
         ignored = list(self.ignore)
         for pattern, codes in self.per_file_ignores.items():
@@ -47,18 +47,18 @@ class Settings:
         return any(matches(path, pattern, self.folder) for pattern in self.exclude)
 
     def with_options(self, select: Iterable[str], ignore: Iterable[str]) -> "Settings":
-        """The settings with `--select` and `--ignore` applied."""
+        """Return the settings with `--select` and `--ignore` applied."""
         selected, ignored = parse_codes(select, "--select"), parse_codes(ignore, "--ignore")
         return replace(self, select=selected or self.select, ignore=ignored or self.ignore)
 
 
 def rule_codes() -> list[str]:
-    """All codes that have a lint rule."""
+    """Return all codes that have a lint rule."""
     return [code for code, page in all_pages().items() if page.is_lint_rule]
 
 
 def settings_for(file: Path) -> Settings:
-    """The settings from the nearest pyproject.toml with linter settings in a folder above a file."""
+    """Return the settings for a file, from the nearest pyproject.toml above it that contains linter settings."""
     return _folder_settings(Path(os.path.abspath(file)).parent)
 
 
@@ -111,7 +111,7 @@ def _strings(file: Path, table: Mapping[str, Any], key: str) -> list[str]:
 
 
 def parse_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
-    """Parse codes and prefixes of codes, separated by commas; `ALL` selects every rule."""
+    """Parse a comma-separated list of codes and prefixes of codes. `ALL` selects every rule."""
     found: list[str] = []
     for part in (part.strip().upper() for text in codes for part in text.split(",")):
         if not part:
@@ -126,7 +126,7 @@ def parse_codes(codes: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def matches(path: Path, pattern: str, folder: Path) -> bool:
-    """Whether a pattern matches a path, by name or relative to the folder of the settings."""
+    """Return True if a pattern matches a path, by name or relative to the folder of the settings."""
     try:
         relative: Sequence[str] = Path(os.path.abspath(path)).relative_to(os.path.abspath(folder)).parts
     except ValueError:

@@ -1,11 +1,11 @@
-"""Suggested changes after an out-of-memory error, most useful first, each with its estimated saving.
+"""Suggests changes after an out-of-memory error, most useful first, each with its estimated saving.
 
 Every rule reads the same evidence: the memory in use at the failure, the failed request, and the allocations before the
 request. Rules in `retention_advice` find memory that the program retains by mistake. Rules in `saving_advice` reduce
 the memory of a correct program. Corrections of mistakes come first if they free enough memory, because other changes
 would only postpone the failure.
 
-`saves` is an estimate of the bytes that the change frees at the failure. The message states the assumptions of the
+`saves` is an estimate of the bytes that the change frees at the failure. The message lists the assumptions of the
 estimate.
 """
 
@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     saving_advice.checkpoint_activations,
     saving_advice.spill_activations,
 )
-"""In order of effort, least first."""
+"""The advice rules in order of effort. The rule with the least effort comes first."""
 
 _BLOCKING_CODES = ("LG601", "LG602")
 _RETAINED_GRAPH_CODES = ("LG101", "LG104", "LG201")
@@ -41,8 +41,8 @@ _SMALLER_GRAPH_CODES = ("LG603", "LG401", "LG604", "LG613")
 
 
 def advise(evidence: Evidence) -> tuple[Finding, ...]:
-    """Return suggested changes: first corrections of mistakes that free enough memory, then options that free enough
-    memory, then smaller savings."""
+    """Return suggested changes. Corrections of mistakes that free enough memory come first, then other changes that
+    free enough memory, then smaller savings."""
     ranked = [
         (_rank(finding, evidence, effort), finding)
         for effort, rule in enumerate(RULES)
@@ -58,7 +58,7 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:
-    """The sort key of a finding: lower comes first."""
+    """Return the sort key of a finding. Findings with lower keys come first."""
     if finding.code in _BLOCKING_CODES:
         return 0, 0, effort
     small_saving = finding.saves < max(evidence.shortfall, evidence.oom.allocated // 20)

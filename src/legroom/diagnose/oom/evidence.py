@@ -1,4 +1,4 @@
-"""The evidence about one out-of-memory error that the advice rules read."""
+"""The facts about one out-of-memory error that the advice rules use."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from legroom.observe.source.batch_argument import BatchArgument
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything known about one out-of-memory error."""
+    """All known facts about one out-of-memory error."""
 
     oom: Oom
     state: State
@@ -28,16 +28,16 @@ class Evidence:
     leaks: Sequence[Leak] = ()
     """Leaks on the full device."""
     progress: float | None = None
-    """The approximate completed fraction of the forward pass, from the modules that had started."""
+    """The approximate completed fraction of the forward pass, estimated from the modules that had started."""
     batch: BatchArgument | None = None
     """The script's batch size argument, if one is recognized."""
 
     def live_bytes(self, *categories: Category) -> int:
-        """Live bytes of these categories."""
+        """Return the number of live bytes of these categories."""
         return sum(self._by_category.get(category, 0) for category in categories)
 
     def live(self, *categories: Category) -> list[Alloc]:
-        """Live storages of these categories."""
+        """Return the live storages of these categories."""
         return [each for each in self.state.live if each.category in categories]
 
     @property
@@ -47,7 +47,7 @@ class Evidence:
 
     @property
     def shortfall(self) -> int:
-        """The minimum number of additional bytes that must be free for the request, or for its block if the request
+        """The minimum number of additional free bytes that the request needs, or that its block needs if the request
         itself fits."""
         free = free_at(self.oom)
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
@@ -55,12 +55,12 @@ class Evidence:
 
     @property
     def in_first_forward(self) -> bool:
-        """Whether the failure was in the first forward pass, in which case the memory needed for the rest of the pass
+        """True if the failure was in the first forward pass. In that case, the memory needed for the rest of the pass
         is unknown."""
         return self.oom.step == 0 and self.oom.phase is Phase.FORWARD
 
     def retained_by(self, leak: Leak) -> int:
-        """The bytes that a leak retains: the bytes that its holder retains if known, otherwise the measured growth."""
+        """Return the number of bytes that a leak retains. If its holder is unknown, return the measured growth."""
         retained = [
             holder.bytes for holder in self.holders if stem_of(holder.path) == stem_of(leak.name) != ""
         ]
@@ -69,7 +69,8 @@ class Evidence:
 
     @cached_property
     def fixed(self) -> int:
-        """Bytes that do not depend on the batch size, including bytes that the first step will still allocate."""
+        """The number of bytes that do not depend on the batch size, including bytes that the first step will still
+        allocate."""
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
         optimizer = self.live_bytes(Category.OPTIMIZER_STATE)
@@ -85,11 +86,12 @@ class Evidence:
 
 
 Rule = Callable[[Evidence], Iterator[Finding]]
-"""A rule looks for one cause and yields a finding if the evidence shows it."""
+"""A rule checks the evidence for one cause, and yields a finding if the cause applies."""
 
 
 def block_of(oom: Oom) -> int:
-    """The block that PyTorch tried to allocate, from its message. PyTorch allocates device memory in large blocks."""
+    """Return the size of the block that PyTorch tried to allocate, according to its message. PyTorch allocates device
+    memory in large blocks."""
     return max(classify(oom.message).requested or 0, oom.requested)
 
 
@@ -103,7 +105,7 @@ def bytes_of(allocations: Sequence[Alloc]) -> int:
 
 
 def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
-    """The line that allocated the most bytes."""
+    """Return the line that allocated the most bytes."""
     sizes: Counter[Frame] = Counter()
     for each in allocations:
         if each.frame is not None:
@@ -112,5 +114,5 @@ def heaviest_frame(allocations: Sequence[Alloc]) -> Frame | None:
 
 
 def location(frame: Frame | None) -> dict[str, Any]:
-    """The `file` and `line` arguments of a finding."""
+    """Return the `file` and `line` arguments of a finding."""
     return {"file": frame.file, "line": frame.line} if frame else {}

@@ -1,9 +1,9 @@
-"""Messages of out-of-memory errors: from PyTorch, drivers, GPU libraries, Python and the operating system.
+"""Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
 The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
 CUDA's general messages. Messages that mention memory but have another cause come before vague messages. `disguised`
-messages also have other causes, so the caller must check the free memory. All patterns match a bounded span, because a
-text may be a log of many megabytes.
+messages also have other causes, so the caller must check the free memory. All patterns match a bounded span, because
+the text may be a log of many megabytes.
 """
 
 import re
@@ -34,16 +34,16 @@ class MessagePattern:
     source: str
     """The library or program that prints the message."""
     variants: tuple[tuple[str, re.Pattern[str]], ...]
-    """Each regular expression, preceded by a literal that every match contains, in lower case."""
+    """Regular expressions, each preceded by a lower-case literal that every match contains."""
     reason: str
-    """One sentence: what the message means."""
+    """One sentence that explains the message."""
     informal: bool = False
-    """Whether the message also occurs in ordinary log lines (`the out of memory handler`). It is then used only on
-    lines that look like an error."""
+    """True if the message also occurs in ordinary log lines (`the out of memory handler`). Such a message is used
+    only on lines that look like an error."""
 
 
 def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
-    """The pattern that matches in a text, the matching line, and the text around it."""
+    """Return the pattern that matches in a text, the matching line, and the text around it."""
     lowered = text.lower()
     original = text if len(text) == len(lowered) else lowered
     for message in MESSAGE_PATTERNS:
@@ -59,12 +59,12 @@ def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
 
 
 _BEFORE, _AFTER = 500, 5000
-"""The number of characters around the literal in which a pattern may match."""
+"""A pattern is matched within this many characters around the literal."""
 _MAX_OCCURRENCES = 40
 
 
 def _occurrences(text: str, literal: str) -> Iterator[int]:
-    """Positions of `literal`. If there are many, only the first and the last positions are returned."""
+    """Yield the positions of `literal`. If there are many, only the first and the last positions are returned."""
     position = -1
     for _ in range(_MAX_OCCURRENCES):
         position = text.find(literal, position + 1)
@@ -86,7 +86,8 @@ def _message(
 
 
 def compile_variants(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Each top-level alternative of a pattern, preceded by a literal that every match contains, in lower case."""
+    """Return the top-level alternatives of a pattern, each preceded by a lower-case literal that every match
+    contains."""
     return tuple(
         (longest_literal(variant), re.compile(variant, re.IGNORECASE | re.DOTALL))
         for variant in _alternatives(pattern)
@@ -94,7 +95,7 @@ def compile_variants(pattern: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """The top-level alternatives of a pattern; alternatives inside a group stay together."""
+    """Return the top-level alternatives of a pattern. Alternatives inside a group stay together."""
     variants, depth = [""], 0
     for part in _PARTS.findall(pattern):
         depth += (part == "(") - (part == ")")
@@ -106,7 +107,7 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 _PARTS = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|.", re.DOTALL)
-"""An escaped character, a character set, or a single character."""
+"""Matches an escaped character, a character set, or a single character."""
 
 
 _NOT_LITERAL = re.compile(
@@ -120,7 +121,7 @@ _NOT_LITERAL = re.compile(
 
 
 def longest_literal(pattern: str) -> str:
-    """The longest literal that every match contains, in lower case. Searching for this literal first makes the search a
+    """Return the longest literal that every match contains, in lower case. Searching for this literal first makes the search a
     hundred times faster."""
     escaped = pattern.replace(r"\(", "\0").replace(r"\)", "\1").replace(r"\[", "\2").replace(r"\]", "\3")
     group = re.compile(r"\([^()]*\)[*?]?")

@@ -26,7 +26,8 @@ from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 
 FreeMemory = Callable[[int | None], tuple[int, int] | None]
-"""A function from a device index (None: the current device) to its free and total bytes, or None if unknown."""
+"""A function that returns the free and total bytes of a device, or None if unknown. Its argument is the device index,
+or None for the current device."""
 Link = Literal["itself", "cause", "context", "group"]
 
 
@@ -36,11 +37,13 @@ class ErrorClassification(ReportedSizes):
 
     certainty: Certainty
     source: str = ""
-    """The source of the error: CUDA, cuDNN, NCCL, CPU, shared memory, ...; "" if it is not about memory."""
+    """The source of the error (CUDA, cuDNN, NCCL, CPU, shared memory, ...), or "" if the error is not about
+    memory."""
     reason: str
     """One sentence that explains the classification."""
     is_oom: bool = False
-    """True if a device ran out of memory: certainly, or ambiguous with little free memory."""
+    """True if a device ran out of memory. This is the case for certain errors, and for ambiguous errors with little
+    free memory."""
     message: str = ""
     """The line of the message that matched."""
     link: Link = "itself"
@@ -53,13 +56,13 @@ class ErrorClassification(ReportedSizes):
 
 
 def is_oom(error: BaseException | str) -> bool:
-    """Whether a device ran out of memory."""
+    """Return True if a device ran out of memory."""
     return classify(error).is_oom
 
 
 def device_memory(index: int | None = None) -> tuple[int, int] | None:
-    """Free and total bytes of a GPU, within the memory fraction of this process; None if there is no GPU or if the GPU
-    no longer responds."""
+    """Return the free and total bytes of a GPU, within the memory fraction of this process. Return None if there is
+    no GPU or if the GPU no longer responds."""
     torch = sys.modules.get("torch")
     try:
         if torch is None or not (torch.cuda.is_available() and torch.cuda.is_initialized()):
@@ -96,7 +99,8 @@ def classify(
 
 
 def low_memory(total: int) -> int:
-    """If fewer bytes than this are free, an ambiguous error is treated as an out-of-memory error.
+    """Return the threshold for ambiguous errors. If fewer bytes are free, an ambiguous error is treated as an
+    out-of-memory error.
 
     The threshold is a twentieth of the device's memory, because workspaces are larger on larger GPUs. The threshold is
     at least 512 MiB, which the libraries need to initialize, and at most a quarter of the device's memory.
@@ -125,7 +129,8 @@ _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _PROGRAM_ERRORS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError, ValueError,
 )  # fmt: skip
-"""Exceptions of these types are program errors, regardless of their message. Their cause may still be memory."""
+"""Exceptions of these types are program errors, regardless of their message. The exception that caused them may still
+be an out-of-memory error."""
 _BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
 _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is not about memory.")
 
@@ -221,8 +226,8 @@ _GPU_LIBRARIES = ("cupy", "pycuda", "rmm", "numba")
 
 
 def _was_pinning(traceback: TracebackType | None) -> bool:
-    """Whether the innermost frame was pinning memory. This check is needed because CUDA's message does not distinguish
-    page-locked memory from device memory."""
+    """Return True if the innermost frame was pinning memory. CUDA's message does not distinguish page-locked memory
+    from device memory."""
     innermost = traceback
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next

@@ -13,7 +13,8 @@ from legroom.memory.events import Category, Frame, Holder, Phase
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
-"""More than a training loop has on the device: the current batch, and one that the loader prefetched."""
+"""A training loop has at most two batches on the device: the current batch and a prefetched batch. This number is
+higher."""
 
 
 def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
@@ -35,7 +36,7 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
 
 
 def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
-    """Activations that outlived the step that allocated them."""
+    """Report activations that outlived the step that allocated them."""
     old = [each for each in evidence.live(Category.ACTIVATION) if each.step < evidence.oom.step]
     size = bytes_of(old)
     reported = any(
@@ -59,7 +60,7 @@ def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
 
 
 def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
-    """Activations saved over several batches without a backward pass."""
+    """Report activations that were saved over several batches without a backward pass."""
     size = evidence.live_bytes(Category.ACTIVATION)
     if evidence.oom.phase not in (Phase.FORWARD, Phase.OTHER) or size < evidence.oom.allocated * 0.1:
         return
@@ -79,7 +80,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
 
 
 def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
-    """A list or dict that retains much of the memory outside the model and the optimizer."""
+    """Report a list or dict that retains a large part of the memory outside the model and the optimizer."""
     for holder in _containers(evidence):
         yield Finding(
             code="LG105",
@@ -94,7 +95,7 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _containers(evidence: Evidence) -> Iterator[Holder]:
-    """Containers that retain much memory, or memory of earlier steps.
+    """Yield containers that retain much memory, or memory of earlier steps.
 
     Containers that are reported as a leak, under any name, are skipped. Tuples are skipped too, because a tuple is the
     result of one call and does not grow.
@@ -116,7 +117,8 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
 
 
 def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
-    """Results of an earlier step, or of the forward pass after it has ended, that the backward pass does not need."""
+    """Report results that the backward pass does not need. The results are from an earlier step, or from a completed
+    forward pass."""
     oom = evidence.oom
     forward_finished = oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
     old = [
@@ -166,7 +168,7 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
-    """The number of batches that were moved to the device since the last backward operation, and the line that moves
+    """Return the number of batches that were moved to the device since the last backward operation, and the line that moves
     them."""
     # One line may move several tensors of a batch. Their sizes distinguish them.
     arrivals: Counter[tuple[Frame | None, int]] = Counter()
@@ -182,7 +184,7 @@ def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
 
 
 def _variables_holding(size: int, holders: Sequence[Holder]) -> list[str]:
-    """The names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first."""
+    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first."""
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     close = [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
     close.sort(key=lambda each: each.bytes)

@@ -14,11 +14,13 @@ from legroom.memory.events import Alloc, Category, Oom, Phase
 from legroom.units import GiB, MiB, format_size
 
 CHECKPOINTING_SAVES = 0.6
-"""Fraction of the activations that checkpointing block by block saves, for about a third more computation."""
+"""The fraction of the activations that block-by-block checkpointing saves. Checkpointing adds about a third more
+computation."""
 AUTOCAST_SAVES = 0.4
-"""Fraction of float32 activations that bfloat16 saves: most halve; normalization, softmax and losses stay in float32."""
+"""The fraction of float32 activations that bfloat16 saves. Most activations halve, but normalization, softmax and
+losses stay in float32."""
 CUDA_CONTEXT = 512 * MiB
-"""Approximate size of a process's CUDA context."""
+"""The approximate size of a process's CUDA context."""
 
 
 def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
@@ -38,7 +40,7 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
-    """A failure while the model is moved to an otherwise empty device."""
+    """Give advice for a failure while the model is moved to an otherwise empty device."""
     oom = evidence.oom
     weights = evidence.live_bytes(Category.PARAMETER, Category.BUFFER)
     if oom.phase is not Phase.OTHER or evidence.live_bytes(Category.ACTIVATION, Category.GRADIENT):
@@ -169,7 +171,8 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
-    """The largest batch size that fits, assuming that only activations, inputs and results scale with the batch size.
+    """Suggest the largest batch size that fits. Only activations, inputs and results are assumed to scale with the
+    batch size.
 
     After a failure in the backward pass, all activations are known. After a failure in the forward pass, activations
     are extrapolated from the completed part of the model. If that part is unknown, at most half the batch size is
@@ -247,7 +250,8 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def spill_activations(evidence: Evidence) -> Iterator[Finding]:
-    """Only tensors of at least 1 MiB are moved, and up to three of the largest are in transfer at any time."""
+    """Suggest moving activations to host memory. Only tensors of at least 1 MiB are moved, and up to three of the
+    largest are in transfer at any time."""
     movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
     size = bytes_of(movable)
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
@@ -265,7 +269,8 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _creates_state(evidence: Evidence) -> bool:
-    """Whether the optimizer was creating its state. If the operation is unknown, decide by the size of the state."""
+    """Return True if the optimizer was creating its state. If the operation is unknown, the size of the state
+    decides."""
     oom = evidence.oom
     if oom.step > 0 or not oom.op:
         missing = evidence.live_bytes(Category.OPTIMIZER_STATE) < evidence.live_bytes(Category.PARAMETER)
@@ -274,18 +279,18 @@ def _creates_state(evidence: Evidence) -> bool:
 
 
 def _whole_datasets(evidence: Evidence) -> list[Alloc]:
-    """Inputs that are too large to be a batch."""
+    """Return the inputs that are too large to be a batch."""
     return [each for each in evidence.live(Category.INPUT) if each.block_bytes >= evidence.budget * 0.25]
 
 
 def _uses_autocast(evidence: Evidence) -> bool:
-    """Whether several modules save converted copies for the backward pass, as autocast does."""
+    """Return True if several modules save converted copies for the backward pass, as autocast does."""
     converted = {each.module for each in evidence.live(Category.ACTIVATION) if each.op == "aten._to_copy"}
     return len(converted - {""}) >= 2
 
 
 def _heaviest_block(activations: Sequence[Alloc]) -> str:
-    """The innermost module path, such as `encoder.layers`, that allocates at least half of the activations.
+    """Return the innermost module path, such as `encoder.layers`, that allocates at least half of the activations.
 
     Single layers and numbered repetitions are not considered.
     """

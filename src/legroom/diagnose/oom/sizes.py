@@ -16,7 +16,7 @@ _TOO_LARGE = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedSizes:
-    """The sizes that an error message reports, in bytes; None if a size is not in the message."""
+    """The sizes that an error message reports, in bytes. A size that is not in the message is None."""
 
     device: int | None = None
     requested: int | None = None
@@ -113,8 +113,8 @@ def _device(text: str) -> int | None:
 
 
 def _others(text: str) -> int | None:
-    """Memory in use by other processes. If torch cannot identify its own process, its message lists that process among
-    the other processes."""
+    """Return the memory in use by other processes. If torch cannot identify its own process, its message lists that
+    process among the other processes."""
     sizes = [_bytes(*groups) for groups in re.findall(rf"Process \d+ has {_SIZE} memory in use", text)]
     if not sizes and (other := _first(text, rf"other allocations: {_SIZE}")) is not None:
         return other

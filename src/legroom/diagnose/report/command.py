@@ -10,10 +10,10 @@ from legroom.units import GiB
 
 @dataclass(frozen=True, slots=True)
 class RunCommand:
-    """`legroom run OPTIONS TARGET ARGUMENTS`, or `legroom launch ...`."""
+    """A command of the form `legroom run OPTIONS TARGET ARGUMENTS` or `legroom launch OPTIONS TARGET ARGUMENTS`."""
 
     options: tuple[str, ...] = ()
-    """Legroom options that apply to another run, such as `--gpu`; not the path of the capture."""
+    """Legroom options that also apply to another run, such as `--gpu`. The path of the capture is not included."""
     target: tuple[str, ...] = ()
     """The script, or `-m` and a module name."""
     arguments: tuple[str, ...] = ()
@@ -35,13 +35,13 @@ class RunCommand:
         return replace(self, options=("--gpu", size, *self.options))
 
     def estimate(self, capacity: int) -> str:
-        """The `legroom estimate` command for the same run, with the same `--gpu`, or with a GPU of `capacity` bytes."""
+        """Return the `legroom estimate` command for the same run, with the same `--gpu`, or with a GPU of `capacity` bytes."""
         gpus = dict(zip(self.options, self.options[1:], strict=False)).get("--gpu", f"{capacity // GiB}GiB")
         gpu = gpus.partition(",")[0]
         return shlex.join(["legroom", "estimate", "--gpu", gpu, *self.target, *self.arguments])
 
     def as_header(self) -> dict[str, Any]:
-        """The fields of a capture's header."""
+        """Return the command as fields of a capture's header."""
         return {
             "verb": self.verb,
             "options": list(self.options),

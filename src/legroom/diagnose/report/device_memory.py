@@ -1,4 +1,4 @@
-"""The memory of one device at one moment: the peak, or a failed allocation.
+"""The memory of one device at one moment. The moment is the peak or a failed allocation.
 
 The shares of a snapshot add up to the device's total: non-PyTorch memory, each category, memory that PyTorch reserves but
 does not use, and free memory. Each share has its own label, because only a failed allocation shows how the unused part
@@ -22,7 +22,7 @@ class MemoryShare:
     label: str
     bytes: int
     category: Category | None = None
-    """Set if the share is live PyTorch memory."""
+    """The category of the share, if it is live PyTorch memory."""
     is_free: bool = False
 
 
@@ -40,7 +40,7 @@ class MemorySnapshot:
     shares: tuple[MemoryShare, ...]
     by_category: dict[str, int]
     top: tuple[Holding, ...]
-    """Lines of code by live bytes, largest first."""
+    """The lines of code that allocated the most live bytes, largest first."""
     coverage: float
     """The fraction of the live bytes whose line in the user's code is known."""
 
@@ -59,7 +59,7 @@ class MemorySnapshot:
 
 
 def holding_as_dict(holding: Holding) -> dict[str, Any]:
-    """An entry of `top` for JSON output."""
+    """Return an entry of `top` for JSON output."""
     return {
         "file": holding.file or None,
         "line": holding.line,
@@ -74,7 +74,7 @@ def holding_as_dict(holding: Holding) -> dict[str, Any]:
 def snapshot_at_peak(
     ledger: Ledger, device: int, capacity: int, *, other: int = 0, reserved: int = 0, rest: str = "free"
 ) -> MemorySnapshot | None:
-    """The snapshot at peak allocated memory; None if no memory was allocated on the device.
+    """Return the snapshot at peak allocated memory, or None if no memory was allocated on the device.
 
     `reserved` is the final reserved size, if it may exceed the reserved size at the peak. `rest` is the label of the
     remainder.
@@ -103,7 +103,7 @@ def snapshot_at_peak(
 
 
 def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
-    """The snapshot at a failed allocation."""
+    """Return the snapshot at a failed allocation."""
     above_limit = (
         max(oom.capacity - oom.other - max(oom.limit, oom.reserved), 0) if oom.limit < oom.capacity else 0
     )
@@ -127,12 +127,12 @@ def snapshot_at_oom(state: State, oom: Oom) -> MemorySnapshot:
 
 
 def budget_of(oom: Oom) -> int:
-    """The number of bytes that PyTorch may reserve on the device."""
+    """Return the number of bytes that PyTorch may reserve on the device."""
     return min(oom.limit, oom.capacity - oom.other)
 
 
 def free_at(oom: Oom) -> int:
-    """The number of bytes available to an allocation, including cached segments that PyTorch can free."""
+    """Return the number of bytes available to an allocation, including cached segments that PyTorch can free."""
     return max(budget_of(oom) - oom.reserved, 0) + oom.cached
 
 

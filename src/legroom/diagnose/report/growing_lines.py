@@ -1,4 +1,4 @@
-"""Memory that grows with every step, by the line that allocates it.
+"""Finds memory that grows with every step, and the line of code that allocates it.
 
 The ledger lists the lines whose live bytes rose at the end of each of the last steps. One mistake can make the memory
 of many lines grow. For example, a stored loss keeps its whole graph alive, so the memory of every line of the model's
@@ -15,7 +15,7 @@ from legroom.memory.growth import Growth
 from legroom.memory.ledger import Ledger
 
 _Line = tuple[str | None, int | None, Category]
-"""File, line and category."""
+"""The file, the line number and the category of an allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +26,13 @@ class Leak:
     line: int | None
     """The line that stores the memory or, if unknown, the line that allocates the largest part."""
     kind: str
-    """`graph` means an autograd graph. `tensor` means tensors without a graph. `larger` means one tensor that is
-    replaced by a larger one in each step."""
+    """`graph` means an autograd graph. `tensor` means tensors without a graph. `larger` means a single tensor that
+    each step replaces with a larger tensor."""
     bytes: int
-    """Bytes alive now."""
+    """The number of bytes that are currently alive."""
     bytes_per_step: int
     nodes_per_step: int | None
-    """Autograd nodes added per step; None if not counted."""
+    """The number of autograd nodes added per step, or None if not counted."""
     holder: str | None
     """The reference path from a variable, if known."""
     advice: str
@@ -44,7 +44,7 @@ class Leak:
     code: str = "LG101"
     """The code of the page that explains the leak."""
     name: str = ""
-    """The name of the variable, if the holder is known."""
+    """The name of the variable that retains the memory, if known."""
     on_host: bool = False
     """True if host memory grows instead of device memory."""
 
@@ -53,7 +53,7 @@ class Leak:
 
 
 def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> list[Leak]:
-    """All leaks on a device, largest first."""
+    """Return all leaks on a device, largest first."""
     lines = ledger.growth(device)
     allocated_in = _allocation_steps(ledger, device) if lines else {}
     growing = [line for line in lines if _is_leak(line, allocated_in)]
@@ -72,17 +72,18 @@ def find_leaks(ledger: Ledger, device: int, holders: Sequence[Holder] = ()) -> l
 
 
 def _is_leak(line: Growth, allocated_in: Mapping[_Line, set[int]]) -> bool:
-    """Whether the growing memory was allocated in several steps.
+    """Return True if the growing memory was allocated in several steps.
 
-    Results may also be one tensor that is replaced by a larger one in each step (`history = torch.cat(...)`).
-    Activations and inputs that only get larger come from a loop whose batches happen to grow.
+    Growing results may also be a single tensor that each step replaces with a larger tensor (`history =
+    torch.cat(...)`). Activations and inputs that get larger in each step come from a loop with increasing batch
+    sizes.
     """
     may_be_recreated = line.category in (Category.RESULT, Category.TEMPORARY)
     return may_be_recreated or len(allocated_in.get((line.file, line.line, line.category), ())) >= 3
 
 
 def _allocation_steps(ledger: Ledger, device: int) -> dict[_Line, set[int]]:
-    """For each line, the steps whose allocations were still alive at the end of the last step."""
+    """Return, for each line, the steps whose allocations were still alive at the end of the last step."""
     allocated_in: dict[_Line, set[int]] = {}
     state = ledger.at_last_step(device)
     for each in state.live if state is not None else ():
@@ -127,7 +128,7 @@ def graph_advice(owner: str) -> str:
 
 
 def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
-    """The smallest container that retains at least half of the growing memory."""
+    """Return the smallest container that retains at least half of the growing memory."""
     containers = [holder for holder in holders if " item" in holder.path and holder.bytes >= size / 2]
     return describe_holder(min(containers, key=lambda holder: holder.bytes)) if containers else None
 

@@ -1,4 +1,4 @@
-"""Leaks that the leak detector found during the run, with advice.
+"""The leaks that the leak detector found during the run, with advice.
 
 The detector inspected the live objects, so its findings include the holder, the line that stores the reference, and
 graphs that use no device memory. If the detector ran, the report uses its findings, and the ledger only adds the number
@@ -15,7 +15,7 @@ from legroom.units import format_size
 
 
 def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
-    """The detected leaks in the order in which they were first reported, each with its newest values."""
+    """Return the detected leaks in the order in which they were first reported, each with its newest values."""
     leaks: dict[object, DetectedLeak] = {}
     for annotation in annotations:
         if isinstance(annotation, DetectedLeak):
@@ -26,7 +26,8 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
 def leaks_from(
     detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
 ) -> list[Leak]:
-    """`measured` is the growth according to the ledger. `steps` is the number of steps of the run."""
+    """Return the detected leaks with advice. `measured` is the growth according to the ledger. `steps` is the number
+    of steps of the run."""
     leaks = [_leak(each, steps, device) for each in detected]
     if len(leaks) == 1 and measured:
         (leak,) = leaks
@@ -84,7 +85,7 @@ def _leak(detected: DetectedLeak, steps: int, device: int) -> Leak:
 
 
 def advice_on(detected: DetectedLeak) -> tuple[str, str]:
-    """The code of the page that explains the leak, and the advice."""
+    """Return the code of the page that explains the leak, and the advice."""
     name = f"`{detected.name}`" if detected.name else "An object without a name"
     if detected.how == "exception":
         return "LG107", (

@@ -45,7 +45,8 @@ from legroom.observe.source.batch_argument import find_batch_argument
 from legroom.units import GiB
 
 MIN_ESTIMATE_CAPACITY = 2 * GiB
-"""Suggest `legroom estimate` only from this size on: an estimate includes library workspaces, which fill a tiny GPU."""
+"""The smallest GPU size for which the report suggests `legroom estimate`. An estimate includes library workspaces,
+which would fill a smaller GPU."""
 DEFAULT_GPU_SIZE = "8GiB"
 
 
@@ -73,7 +74,7 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomReport:
-    """An out-of-memory error: the failed request, the memory in use, and suggested changes."""
+    """An out-of-memory error with the failed request, the memory in use, and suggested changes."""
 
     event: Oom
     snapshot: MemorySnapshot
@@ -116,13 +117,13 @@ class RunReport:
     truncated: bool
     dropped: int
     remarks: tuple[str, ...]
-    """Remarks about parts that could not be recorded, with the reason."""
+    """Remarks about parts of the run that could not be recorded, with the reason."""
     spilled: SpillTotals | None = None
-    """Statistics about the memory that was moved to host memory, with `--spill`."""
+    """Statistics about tensors that were moved to host memory, if `--spill` is given."""
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report shows."""
     rank: int | None = None
-    """The rank in a launch; None for a single process."""
+    """The rank of the process, or None for a single process."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as JSON data. The documented keys come first, and additional keys follow."""
@@ -161,7 +162,7 @@ class RunReport:
         }
 
     def frames(self) -> list[Frame]:
-        """The lines of the user's code that the report shows, most important first."""
+        """Return the lines of the user's code that the report shows, most important first."""
         frames: list[Frame] = []
         snapshots = [snapshot for snapshot in (self.oom and self.oom.snapshot, self.peak) if snapshot]
         if self.oom and self.oom.event.frame:
@@ -177,12 +178,12 @@ class RunReport:
 
     @property
     def failed_with_oom(self) -> bool:
-        """Whether memory ran out and the run failed."""
+        """True if memory ran out and the run failed."""
         return self.oom is not None and self.ending.exit_code != 0
 
     @property
     def next_commands(self) -> list[tuple[str, str]]:
-        """Commands to run next, each with a comment."""
+        """Suggested next commands, each with a comment."""
         show = (
             [(f"legroom report {shlex.quote(self.capture)}", "show this report again")]
             if self.capture
@@ -208,7 +209,7 @@ class RunReport:
         return [(self.command.text, "after changing the code"), *show]
 
     def _needs_gpu(self) -> bool:
-        """Whether the run failed because the script requires a GPU and none is available."""
+        """Return True if the run failed because the script requires a GPU and none is available."""
         if not self.ending.error or self.command.has_virtual_gpu:
             return False
         # Imported late: a successful run does not need the error patterns.
@@ -218,7 +219,7 @@ class RunReport:
 
 
 def report_from_capture(capture: Capture, *, path: str | None = None) -> RunReport:
-    """The report of a recorded run. `path` is the path of the capture, or None if there is no capture."""
+    """Return the report of a recorded run. `path` is the path of the capture, or None if there is no capture."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
     return report_from_ledger(
@@ -234,7 +235,7 @@ def report_from_ledger(
     truncated: bool = False,
     dropped: int = 0,
 ) -> RunReport:
-    """The report of a run with the given ledger. `run` is the header of the capture. `dropped` is the number of events
+    """Return the report of a run with the given ledger. `run` is the header of the capture. `dropped` is the number of events
     that are missing in the capture."""
     annotations = ledger.annotations()
     ending = find_ending(annotations)
@@ -277,8 +278,8 @@ def _leaks(
     annotations: Sequence[Annotation],
     holders: Sequence[Holder],
 ) -> tuple[Leak, ...]:
-    """Leaks that the detector found. If the detector did not run to the end, the result is the growth according to the
-    ledger."""
+    """Return the leaks that the detector found. If the detector did not run to the end, return the growth according
+    to the ledger."""
     measured = [leak for each in devices for leak in find_leaks(ledger, each.index, holders)]
     detected = latest_leaks(annotations)
     if not detected and not any(isinstance(each, LoopWatched) for each in annotations):
@@ -334,15 +335,15 @@ def _last_oom(
 
 
 def _ended_with_oom(ending: RunEnded) -> bool:
-    """Whether the uncaught exception, or an exception in its chain, is an out-of-memory error."""
+    """Return True if the uncaught exception, or an exception in its chain, is an out-of-memory error."""
     # The lines of a traceback that are not indented name the exceptions.
     chain = [line for line in ending.traceback.splitlines() if not line.startswith(" ")]
     return is_oom(ending.error) or is_oom("\n".join(chain))
 
 
 def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders, largest first. A variable that was passed through several functions is listed once, for the
-    innermost function."""
+    """Return the holders, largest first. If a variable was passed through several functions, only the innermost
+    function is listed."""
     unique: dict[tuple[str, int], Holder] = {}
     for holder in holders:
         unique.setdefault((holder.path, holder.bytes), holder)
@@ -350,7 +351,7 @@ def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
 
 
 def _devices(run: Mapping[str, Any], ledger: Ledger) -> tuple[DeviceSummary, ...]:
-    """The devices in the capture's header. The file may be untrusted, so invalid entries are ignored."""
+    """Return the devices in the capture's header. The file may be untrusted, so invalid entries are ignored."""
     entries = run.get("devices")
     devices = []
     for entry in entries if isinstance(entries, list) else ():

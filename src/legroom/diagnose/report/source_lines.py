@@ -11,11 +11,11 @@ from legroom.memory.annotations import Annotation, SourceLines
 from legroom.memory.events import Frame
 
 CONTEXT_LINES = 2
-"""Lines before and after each line."""
+"""The number of lines that are shown before and after each line."""
 _MAX_LENGTH, _MAX_FRAMES = 300, 200
 
 Sources = Mapping[str, Mapping[int, str]]
-"""Maps file names to line numbers and their text."""
+"""Maps file names to the text of their lines by line number."""
 
 
 def read_sources(frames: Iterable[Frame]) -> Sources:

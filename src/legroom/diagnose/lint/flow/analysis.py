@@ -1,9 +1,10 @@
-"""The flow analysis determines which values each name may have, which values have an autograd graph, and where values
+"""The flow analysis determines the possible values of each name, the values with an autograd graph, and where values
 are stored.
 
 Each function is analyzed statement by statement. Loop bodies are analyzed twice, so the second analysis includes the
-results of the first iteration. Branches are analyzed separately and then joined. The file is analyzed repeatedly until
-return values, arguments and gradient modes no longer change. A final pass records facts for the rules.
+results of the first iteration. Branches are analyzed separately, and then their values are joined. The file is
+analyzed repeatedly until return values, arguments and gradient modes no longer change. A final pass records facts for
+the rules.
 
 The first pass assumes that inputs of a model have no graph, and analyzes callers last. If an output is fed back into a
 model, it therefore has a graph only if the model itself adds a graph.
@@ -49,7 +50,7 @@ _MAX_PASSES = 5
 
 
 def analyze_program(program: Program) -> None:
-    """Record the facts of a program."""
+    """Analyze a program and record the facts for the rules."""
     state: list[object] = []
     for number in range(_MAX_PASSES - 1):
         _run_pass(program, recording=False, first=number == 0)
@@ -73,7 +74,7 @@ def _run_pass(program: Program, *, recording: bool, first: bool = False) -> None
 
 
 def _state(program: Program) -> list[object]:
-    """The state that the next pass starts from."""
+    """Return the state of the analysis at the start of the next pass."""
     return [
         (function.returns, function.no_grad, [site.values for site in function.call_sites])
         for function in program.functions.values()
@@ -273,8 +274,8 @@ class _Walker(Assignments):
         self.parameter_of = {**sources_after, **self.parameter_of}
 
     def _is_detached_in(self, body: cst.BaseSuite, after: dict[str, Value], path: str) -> bool:
-        """Whether the loss is detached after a backward pass in one branch, as in `if backward_here: loss.backward();
-        loss = loss.detach()`. In the other branch, the caller runs the backward pass."""
+        """Return True if one branch detaches the loss after a backward pass, as in `if backward_here:
+        loss.backward(); loss = loss.detach()`. In the other branch, the caller runs the backward pass."""
         if not self.names[path].has_graph or after.get(path, GRAPH).has_graph:
             return False
         return any(
@@ -300,7 +301,7 @@ class _Walker(Assignments):
         self.no_grad, self.contexts = no_grad, contexts
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
-        """Whether gradients are disabled after a switch such as `torch.no_grad()`."""
+        """Return True if gradients are disabled after a switch such as `torch.no_grad()`."""
         switch = last_name(name)
         if switch in {"no_grad", "inference_mode"}:
             return True

@@ -96,7 +96,7 @@ class Assignments(FactRecorder):
     def _is_stored_by_setter(
         self, target: cst.Attribute, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
     ) -> bool:
-        """Whether a property setter stores its value in a container."""
+        """Return True if a property setter stores its value in a container."""
         owner = self.value_of(target.value)
         setter = self.program.method(owner.class_name, f"{target.attr.value}.setter")
         path = dotted(target)
@@ -248,8 +248,8 @@ class Assignments(FactRecorder):
         self.bind(target, element_of(iterable_path))
 
     def _bind_elements(self, target: cst.BaseExpression, source: cst.Call) -> None:
-        """Bind the variables of a loop over parameters, such as `for index, feature in zip(indices, features)`. An
-        element of a parameter refers to the parameter."""
+        """Bind the variables of a loop over function parameters, such as `for index, feature in zip(indices,
+        features)`. An element of a parameter refers to the parameter."""
         parts = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else [target]
         if dotted(source.func) == "enumerate":
             parts = parts[1:]
@@ -277,14 +277,14 @@ class Assignments(FactRecorder):
 
 
 def _unpacked(value: Value) -> Value:
-    """The value of an unpacked item of a container whose items are unknown."""
+    """Return the value of an item that is unpacked from a container with unknown items."""
     if value.kind in (ValueKind.GRAPH, ValueKind.TENSOR, ValueKind.CONTAINER):
         return element_of(value)
     return MODEL if value.kind is ValueKind.MODEL else UNKNOWN
 
 
 def _with_item_at(known: Value, keys: list[str | None], value: Value) -> Value:
-    """The container with a new value under a path of keys."""
+    """Return a copy of the container with a new value under a path of keys."""
     first, *rest = keys
     if not rest:
         return with_item(known, first, value)
@@ -312,7 +312,7 @@ def _append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
 
 
 def _appends(function: Function) -> bool:
-    """Whether a function adds one of its parameters to a container."""
+    """Return True if a function adds one of its parameters to a container."""
     return any(
         store.how == "append" or (store.how == "item" and not has_modulo(store.node))
         for store in function.stored_parameters.values()
@@ -320,7 +320,7 @@ def _appends(function: Function) -> bool:
 
 
 def _starts_at_end(node: cst.CSTNode, path: str) -> bool:
-    """`curve[len(curve):]`."""
+    """Return True if a slice starts at the end of the container, as in `curve[len(curve):]`."""
     lower = node.lower if isinstance(node, cst.Slice) else None
     return (
         isinstance(lower, cst.Call)
@@ -335,7 +335,7 @@ def _starts_at_beginning(node: cst.CSTNode) -> bool:
 
 
 def _names_in_backward(function: Function) -> set[str]:
-    """Paths that `backward` is called on or receives."""
+    """Return the paths on which `backward` is called, or which `backward` receives."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
         if not isinstance(node, cst.Call):

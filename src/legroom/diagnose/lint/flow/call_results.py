@@ -1,4 +1,4 @@
-"""The results of calls of PyTorch functions, builtins and methods, for the flow analysis."""
+"""Determines the results of calls of PyTorch functions, builtins and methods for the flow analysis."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,7 +51,7 @@ _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 def torch_result(
     name: str, arguments: Sequence[Value], *, requires_grad: bool, no_grad: bool
 ) -> Value | None:
-    """The result of a function or class, by its qualified name; None if unknown."""
+    """Return the result of calling the function or class with a qualified name, or None if unknown."""
     last = name.rpartition(".")[2]
     if name.startswith("torch.nn.") and not name.startswith(
         ("torch.nn.functional.", "torch.nn.utils.", "torch.nn.init.")
@@ -117,7 +117,7 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
 
 
 def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, no_grad: bool) -> Value | None:
-    """The result of a method call, derived from the value of the object; None if unknown."""
+    """Return the result of a method call on an object with a known value, or None if unknown."""
     kind = receiver.kind
     if kind in (ValueKind.GRAPH, ValueKind.PARAMETER, ValueKind.TENSOR):
         return _tensor_method(receiver, method, arguments, no_grad=no_grad)
@@ -146,7 +146,7 @@ def method_result(receiver: Value, method: str, arguments: Sequence[Value], *, n
 
 
 def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    """The result of a model. The result of a frozen model has a graph only if an input has a graph."""
+    """Return the output of a model. The output of a frozen model has a graph only if an input has a graph."""
     if no_grad:
         return TENSOR
     if model.frozen and not any(each.has_graph or each.kind is ValueKind.PARAMETER for each in arguments):
@@ -155,7 +155,7 @@ def model_call(model: Value, arguments: Sequence[Value], *, no_grad: bool) -> Va
 
 
 def loss_call(arguments: Sequence[Value], *, no_grad: bool) -> Value:
-    """The result of a loss function. The result has a graph if an input has a graph or is unknown."""
+    """Return the result of a loss function. The result has a graph if an input has a graph or is unknown."""
     known = [each for each in arguments if each.kind is not ValueKind.PLAIN]
     if no_grad or (known and all(each.kind is ValueKind.TENSOR for each in known)):
         return TENSOR
@@ -167,7 +167,7 @@ def names_a_loss(name: str) -> bool:
 
 
 def element_of(value: Value) -> Value:
-    """An element of an iterable value."""
+    """Return the value of an element of an iterable."""
     if value.kind is ValueKind.CONTAINER:
         return value.get(None) or UNKNOWN
     if value.kind is ValueKind.LOADER:
@@ -263,7 +263,7 @@ def _model_method(receiver: Value, method: str, arguments: Sequence[Value], *, n
 
 
 def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
-    """The result of arithmetic on these values."""
+    """Return the result of arithmetic on these values."""
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in values]
     inside = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in inside]
     if any(each.kind in (ValueKind.GRAPH, ValueKind.PARAMETER) for each in inside):

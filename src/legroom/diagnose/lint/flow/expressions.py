@@ -140,11 +140,11 @@ class Expressions:
         return UNKNOWN
 
     def _formats_string(self, node: cst.BinaryOperation) -> bool:
-        """Whether `%` formats a string (`"%.3f" % loss`) instead of computing the remainder of a tensor."""
+        """Return True if `%` formats a string (`"%.3f" % loss`) instead of computing the remainder of a tensor."""
         return isinstance(node.operator, cst.Modulo) and not self.value_of(node.left).is_tensor
 
     def _value_in_branch(self, node: cst.BaseExpression, known: dict[str, Value]) -> Value:
-        """The value of an expression in a branch where some names have known values."""
+        """Return the value of an expression in a branch where some names have known values."""
         before = self.names
         self.names = {**before, **known}
         try:
@@ -179,7 +179,7 @@ class Expressions:
         )
 
     def _is_library(self, path: str | None) -> bool:
-        """Whether a path belongs to an imported module: `requests.head` is not a model."""
+        """Return True if a path starts with an imported module, so `requests.head` is not a model."""
         first = root(path or "")
         known = self.names.get(first, UNKNOWN) if first in self.names else guess_from_name(first)
         return first in self.program.imports.full_names and known.kind is ValueKind.UNKNOWN
@@ -305,7 +305,8 @@ class Expressions:
         return result
 
     def _called_value(self, func: cst.BaseExpression, owner: Value) -> Value:
-        """The called value: a model, a loss or a function of this file. `of` is the object of the attribute."""
+        """Return the value that is called: a model, a loss or a function of this file. `of` is the object whose
+        attribute is called."""
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]
@@ -395,7 +396,8 @@ class Expressions:
         return UNKNOWN
 
     def _contents_of(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """The contents of a new object: all arguments for a dataclass, otherwise its attributes."""
+        """Return the contents of a new object. These are all arguments for a dataclass, and the attributes for
+        another class."""
         if self.program.method(class_name, "__init__") is None:
             return arguments or None
         if not any(each.has_graph for each in arguments):
@@ -403,7 +405,7 @@ class Expressions:
         return tuple(self.program.classes[class_name].attributes.values()) or None
 
     def _frozen(self, node: cst.Call, model: Value) -> Value:
-        """The result of `model.requires_grad_(False)`; also updates the name."""
+        """Return the result of `model.requires_grad_(False)`, and update the value of the name."""
         value = replace(model, frozen=bool(node.args) and is_false(node.args[0]))
         path = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
         if path is not None:
@@ -411,7 +413,7 @@ class Expressions:
         return value
 
     def _is_submodule(self, node: cst.Call) -> bool:
-        """Whether `model.encoder(x)` calls a submodule instead of a method."""
+        """Return True if `model.encoder(x)` calls a submodule instead of a method."""
         path = dotted(node.func)
         if path is not None and path in self.names:
             return self.names[path].kind is ValueKind.MODEL
@@ -439,7 +441,7 @@ class Expressions:
 
 
 def _split_result(result: Value, forward: Function | None) -> Value:
-    """The items that a model of this file returns; detached items have no graph."""
+    """Return the items that a model of this file returns. Detached items have no graph."""
     if result.kind is not ValueKind.GRAPH or forward is None or not forward.returns.items:
         return result
     detached = (ValueKind.TENSOR, ValueKind.PLAIN)

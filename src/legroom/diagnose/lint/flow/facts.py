@@ -15,37 +15,37 @@ class Function:
 
     name: str
     qualified_name: str
-    """`Trainer.step`, `make_logger.log`; unique in a file."""
+    """The name of the function, unique in its file, for example `Trainer.step` or `make_logger.log`."""
     node: cst.FunctionDef | cst.Module
     class_name: str | None
     outer: "Function | None"
     parameters: tuple[str, ...] = ()
     nonlocal_names: frozenset[str] = frozenset()
-    """Names that it declares global or nonlocal."""
+    """Names that the function declares global or nonlocal."""
     local_names: frozenset[str] = frozenset()
-    """Names that it assigns, except parameters."""
+    """Names that the function assigns, except parameters."""
     no_grad: bool = False
-    """Whether a decorator or every caller disables gradients."""
+    """True if a decorator or every caller disables gradients."""
     grad_mode_varies: bool = False
-    """Whether the gradient mode depends on a variable: `set_grad_enabled(training)`."""
+    """True if the gradient mode depends on a variable, as in `set_grad_enabled(training)`."""
     backward: bool = False
-    """Whether it calls `backward` outside loops."""
+    """True if the function calls `backward` outside loops."""
     optimizer_step: bool = False
-    """Whether it calls an optimizer's `step` outside loops."""
+    """True if the function calls an optimizer's `step` outside loops."""
     call_sites: "list[CallSite]" = field(default_factory=list)
     returns: Value = UNKNOWN
     returned_nodes: list[cst.BaseExpression] = field(default_factory=list)
     stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
-    """Parameters that it stores in an object that outlives the call."""
+    """Parameters that the function stores in an object that outlives the call."""
     environment: dict[str, Value] = field(default_factory=dict)
-    """The values of its names at its end."""
+    """The values of the local names at the end of the function."""
 
     @property
     def body(self) -> cst.CSTNode:
         return self.node.body if isinstance(self.node, cst.FunctionDef) else self.node
 
     def receives(self, call: cst.Call) -> Iterator[tuple[str, cst.Arg]]:
-        """The arguments of a call, each with the parameter that receives it."""
+        """Yield the arguments of a call, each with the parameter that receives it."""
         names = list(self.parameters)
         if self.class_name is not None and names[:1] in (["self"], ["cls"]):
             names = names[1:]
@@ -61,7 +61,7 @@ class Function:
                 index += 1
 
     def owns(self, path: str) -> bool:
-        """Whether a path starts with a local name."""
+        """Return True if a path starts with a local name."""
         first = path.partition(".")[0]
         if isinstance(self.node, cst.Module):
             return True
@@ -70,25 +70,25 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class LoopFact:
-    """A loop and the facts about its body, including functions of this file that it calls."""
+    """A loop and the facts about its body, including the functions of this file that the body calls."""
 
     node: Loop
     function: Function
     outer: "LoopFact | None"
     iterable: Value = UNKNOWN
     iterable_path: str = ""
-    """The iterated expression as written: `test_loader`."""
+    """The iterated expression as written, for example `test_loader`."""
     bound: set[str] = field(default_factory=set)
     """The names that each iteration rebinds."""
     first: int = 0
     last: int = 0
-    """The span of its body in the numbering of nodes."""
+    """The first and last node numbers of the loop body."""
     trains: bool = False
-    """Whether it contains a backward pass or an optimizer step."""
+    """True if the loop contains a backward pass or an optimizer step."""
     backward: bool = False
-    """Whether it contains a backward pass."""
+    """True if the loop contains a backward pass."""
     runs_model: bool = False
-    """Whether it calls a model with gradients enabled."""
+    """True if the loop calls a model with gradients enabled."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +115,7 @@ class FactContext:
     handler: cst.ExceptHandler | None
     """The enclosing `except` block."""
     contexts: tuple[str, ...]
-    """The enclosing `with` blocks by qualified name: `torch.autocast`."""
+    """The qualified names of the enclosing `with` blocks, for example `torch.autocast`."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -150,11 +150,11 @@ class Fact:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CallFact(Fact):
-    """A call."""
+    """A call in the program."""
 
     node: cst.Call
     name: str | None
-    """The qualified name of the function: `torch.load`."""
+    """The qualified name of the function, for example `torch.load`."""
     method: str | None
     receiver: Value
     """The object of the method, or the called value."""
@@ -166,31 +166,31 @@ class CallFact(Fact):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoreFact(Fact):
-    """A value is stored."""
+    """A store of a value under a path."""
 
     target: str
-    """The path under which it is stored: `self.losses`."""
+    """The path under which the value is stored, for example `self.losses`."""
     how: str
     """`assign`, `augment`, `append` or `item` (an item of a container)."""
     expression: cst.BaseExpression
     """The stored expression."""
     value: Value
     uses_old_value: bool
-    """Whether the new value is computed from the old one."""
+    """True if the new value is computed from the old value."""
     varying_key: bool = False
-    """For `item`: whether the key is not constant, so that each step may add an item."""
+    """True if an item is stored under a key that is not constant, so each step may add an item."""
     bounded: bool = False
-    """Whether the container has a limited size."""
+    """True if the container has a limited size."""
     mapping: bool = False
-    """Whether the container is a dict."""
+    """True if the container is a dict."""
     previous: Value = UNKNOWN
     """The previous value of the target."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReleaseFact(Fact):
-    """The content of a path is released: cleared, replaced, truncated or deleted."""
+    """A release of the content of a path. The content is cleared, replaced, truncated or deleted."""
 
     target: str
     how: str
-    """`assign`, `empty`, `shrink`, `delete`, `detach`."""
+    """`assign`, `empty`, `shrink`, `delete` or `detach`."""

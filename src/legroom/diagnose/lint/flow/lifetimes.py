@@ -37,12 +37,13 @@ STEP_FUNCTIONS = frozenset(
 
 
 def is_step_loop(loop: LoopFact) -> bool:
-    """Whether the iterations of a loop are training or evaluation steps, not the layers of a model."""
+    """Return True if each iteration of a loop is a training or evaluation step. The iterations over a model's layers
+    are not steps."""
     return loop.trains or (loop.runs_model and loop.function.name not in {"forward", "__init__"})
 
 
 def iterates_data(loop: LoopFact) -> bool:
-    """Whether a loop trains, iterates over a loader, or is in a function named like an evaluation."""
+    """Return True if a loop trains, iterates over a loader, or is in a function named like an evaluation."""
     return (
         loop.trains
         or loop.iterable.kind is ValueKind.LOADER
@@ -51,7 +52,7 @@ def iterates_data(loop: LoopFact) -> bool:
 
 
 def runs_every_step(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Whether a function is called in every step."""
+    """Return True if a function is called in every step."""
     if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
         return False
     if function.name in STEP_FUNCTIONS:
@@ -72,8 +73,8 @@ def _is_repeated_call(
 
 
 def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
-    """Return the loop that adds to the stored values, or the function that does so and is called in every step. Return
-    None if the values are released."""
+    """Return the loop that adds to the stored values, or the function that adds to them in every step. Return None if
+    the values are released."""
     if store.bounded or is_length_limited(program, store):
         return None
     for loop in reversed(store.loops):
@@ -95,7 +96,8 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
 
 
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:
-    """Whether a container passed by callers survives. A list that is created for one episode does not."""
+    """Return True if a container that callers pass survives the step. A list that is created for one episode does not
+    survive."""
     function, first = store.function, store.target.partition(".")[0]
     if first not in function.parameters or first == "cls" or not function.call_sites:
         return True
@@ -110,7 +112,7 @@ def _survives_in_callers(program: Program, store: StoreFact) -> bool:
 
 
 def object_survives(program: Program, site: CallSite) -> bool:
-    """Whether the object whose method is called survives the next step. An unknown object is assumed to survive."""
+    """Return True if the object of a method call survives the next step. An unknown object is assumed to survive."""
     path = path_of(receiver(site.call))
     if path is None or path in {"self", "cls"}:
         return True
@@ -121,7 +123,7 @@ def object_survives(program: Program, site: CallSite) -> bool:
 
 
 def _survives_call(program: Program, site: CallSite, path: str | None) -> bool:
-    """Whether an argument of a caller survives the caller's next step."""
+    """Return True if an argument of a caller survives the caller's next step."""
     if path is None:
         return False
     for loop in reversed(site.loops):
@@ -134,7 +136,7 @@ def _survives_call(program: Program, site: CallSite, path: str | None) -> bool:
 
 
 def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Whether all iterations of a loop are part of one step. In that case, the outer loop runs backward once after the
+    """Return True if all iterations of a loop are part of one step. In that case, the outer loop runs backward once after the
     loop and releases the value (`parts[task] = loss` next to `total = total + loss`)."""
     step = loop.outer
     if step is None or iterates_data(loop) or survives(program, store.target, step):
@@ -148,7 +150,7 @@ def _is_within_a_step(program: Program, store: StoreFact, loop: LoopFact) -> boo
 
 
 def _is_returned_with_graph(program: Program, store: StoreFact, loop: LoopFact) -> bool:
-    """Whether a function that neither trains nor evaluates returns its results with their graph."""
+    """Return True if a function that neither trains nor evaluates returns its results with their graph."""
     if iterates_data(loop):
         return False
     names = {store.target, root(store.target)} - {"self"}
@@ -164,7 +166,7 @@ def _is_returned_with_graph(program: Program, store: StoreFact, loop: LoopFact) 
 
 
 def _is_only_inspected(program: Program, function: Function, node: cst.CSTNode, depth: int = 0) -> bool:
-    """Whether a result is only printed, compared or converted to a number, without a backward pass."""
+    """Return True if a result is only printed, compared or converted to a number, without a backward pass."""
     for parent in program.ancestors(node):
         if isinstance(parent, (cst.FormattedStringExpression, cst.Comparison)):
             return True
@@ -189,14 +191,14 @@ _INSPECTING = {"print", "float", "int", "str", "round", "format", "repr"}
 
 
 def is_local(store: StoreFact) -> bool:
-    """Whether the stored value is released when the function returns. A rebound name or parameter is local."""
+    """Return True if the stored value is released when the function returns. A rebound name or parameter is local."""
     if store.how in {"assign", "augment"} and "." not in store.target:
         return store.target not in store.function.nonlocal_names
     return store.function.owns(store.target)
 
 
 def survives(program: Program, target: str, loop: LoopFact) -> bool:
-    """Whether the content of a path survives an iteration of the loop."""
+    """Return True if the content of a path survives an iteration of the loop."""
     if any(target == bound or target.startswith(f"{bound}.") for bound in loop.bound):
         return False
     for store in program.stores:
@@ -221,7 +223,7 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
 
 
 def _is_released_by_called(program: Program, target: str, loop: LoopFact) -> bool:
-    """Whether a function called in the loop clears or replaces a non-local variable: `flush()`."""
+    """Return True if a function called in the loop, such as `flush()`, clears or replaces a non-local variable."""
     called = {
         function
         for function in program.functions.values()
@@ -241,7 +243,8 @@ def _is_called_in(function: Function, loop: LoopFact) -> bool:
 
 
 def is_initialization(program: Program, store: StoreFact) -> bool:
-    """Whether a value is assigned only once, not in every step: `if history is None: history = output`."""
+    """Return True if a value is assigned only once and not in every step, as in `if history is None: history =
+    output`."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
             test = program.source(each.test)
@@ -255,7 +258,8 @@ def is_initialization(program: Program, store: StoreFact) -> bool:
 
 
 def is_shrunk(store: StoreFact) -> bool:
-    """Whether a value is computed from itself without growing: `history = history[-100:]`, `h = h.detach()`."""
+    """Return True if a value is computed from itself without growing, as in `history = history[-100:]` or `h =
+    h.detach()`."""
     expression = store.expression
     if isinstance(expression, cst.Subscript):
         return store.value.kind is not ValueKind.GRAPH  # a slice of a tensor has the whole graph
@@ -272,14 +276,15 @@ def is_shrunk(store: StoreFact) -> bool:
 
 
 def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
-    """Whether a called function detaches the value, or is unknown and may detach it: `hidden = repackage(hidden)`."""
+    """Return True if a called function detaches the value, as in `hidden = repackage(hidden)`. An unknown function
+    may detach it too."""
     if not isinstance(store.expression, cst.Call) or store.value.has_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
 
 
 def is_length_limited(program: Program, store: StoreFact) -> bool:
-    """Whether a condition on the container's length limits the store."""
+    """Return True if a condition on the container's length limits the store."""
     for each in program.ancestors(store.node):
         if isinstance(each, cst.If):
             for node in walk(each.test):
@@ -296,7 +301,7 @@ def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
 
 
 def is_released(program: Program, target: str, function: Function, within: LoopFact | None = None) -> bool:
-    """Whether a value that outlives a function is cleared or replaced anywhere in the file, except at its initialization."""
+    """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its initialization."""
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
@@ -328,8 +333,8 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
 
 
 def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
-    """Whether two paths with the same last name may refer to the same object. `self.data` in two unrelated classes does
-    not."""
+    """Return True if two paths with the same last name may refer to the same object. `self.data` in two unrelated
+    classes refers to different objects."""
     if (
         not (path.startswith("self.") and other_path.startswith("self."))
         or path.count(".") + other_path.count(".") > 2
@@ -340,7 +345,7 @@ def _may_be_same(program: Program, one: Function, path: str, other: Function, ot
 
 
 def _is_never_called(program: Program, function: Function) -> bool:
-    """Whether a `reset` method is never called, or is called only before the loop, although other methods of its class
+    """Return True if a `reset` method is never called, or is called only before the loop, although other methods of its class
     are called."""
     known = program.classes.get(function.class_name or "")
     if known is None or function.name.startswith(("on_", "__")):
@@ -360,7 +365,7 @@ def _encloses(outer: Function, inner: Function) -> bool:
 
 
 def feeds_backward(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
-    """Whether values are accumulated for a backward pass after the loop."""
+    """Return True if values are accumulated for a backward pass after the loop."""
     wanted = {target}
     for _ in range(4):
         wanted |= {
@@ -384,7 +389,7 @@ def feeds_backward(program: Program, target: str, function: Function, loop: Loop
 
 
 def is_used_in_backward(program: Program, target: str) -> bool:
-    """Whether a backward pass in the file starts from this name or a value computed from it."""
+    """Return True if a backward pass in the file starts from this name or a value computed from it."""
     names = {last_name(target)}
     for _ in range(4):
         for function in program.functions.values():  # results of functions, and of models
@@ -408,7 +413,7 @@ def is_used_in_backward(program: Program, target: str) -> bool:
 
 
 def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
-    """Whether a caller runs backward through the function's result."""
+    """Return True if a caller runs backward through the function's result."""
     if not any(names_in(each) & wanted for each in function.returned_nodes):
         return False
     for site in function.call_sites:
@@ -426,7 +431,7 @@ def _returned_to_backward(program: Program, function: Function, wanted: set[str]
 
 
 def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
-    """Whether a name may still refer to the stored value at a later position. The `loss` of a validation loop is not
+    """Return True if a name may still refer to the stored value at a later position. The `loss` of a validation loop is not
     the `loss` of an earlier loop."""
     in_order = store.order < later.order
     shared = [loop for loop in store.loops if loop in later.loops]
@@ -446,7 +451,8 @@ def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
 
 
 def _dominates(program: Program, first: Fact, later: Fact) -> bool:
-    """Whether every path to `later` passes `first`: all branches around `first` also contain `later`."""
+    """Return True if the program always runs `first` before it reaches `later`. In that case, all branches around
+    `first` also contain `later`."""
     return all(
         program.inside(later.node, each)
         for each in program.ancestors(first.node)
@@ -459,5 +465,5 @@ def _within(fact: Fact, loop: LoopFact) -> bool:
 
 
 def is_in_step_code(program: Program, fact: Fact) -> bool:
-    """Whether a fact occurs in every step."""
+    """Return True if a fact occurs in every step."""
     return any(is_step_loop(loop) for loop in fact.loops) or runs_every_step(program, fact.function)

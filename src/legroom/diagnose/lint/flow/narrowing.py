@@ -1,4 +1,5 @@
-"""Narrowing by tests: after `if torch.is_tensor(x)`, `x` is a tensor in one branch and not in the other."""
+"""Narrows values by tests. After `if torch.is_tensor(x)`, `x` is a tensor in the `if` branch and not in the `else`
+branch."""
 
 import libcst as cst
 
@@ -6,11 +7,11 @@ from legroom.diagnose.lint.flow.syntax import dotted, last_name, names_in, strin
 from legroom.diagnose.lint.flow.values import PLAIN, Value, ValueKind
 
 _TENSOR_ATTRIBUTES = {"item", "detach", "requires_grad", "grad_fn", "backward", "cpu", "numpy"}
-"""Attributes whose presence is used to test for a tensor."""
+"""Attributes that programs check with `hasattr` to test for a tensor."""
 
 
 def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds: bool) -> dict[str, Value]:
-    """The names that cannot be tensors if a test is true (`holds`) or false, with their values."""
+    """Return the names that cannot be tensors if the result of a test is `holds`, with their values."""
     found: dict[str, Value] = {}
     for path in _tested(test, holds=not holds):
         known = names.get(path)
@@ -20,7 +21,7 @@ def without_tensors(test: cst.BaseExpression, names: dict[str, Value], *, holds:
 
 
 def _tested(test: cst.BaseExpression, *, holds: bool) -> set[str]:
-    """Return the paths that must be tensors if a test has the result `holds`."""
+    """Return the paths that must be tensors if the result of a test is `holds`."""
     if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
         return _tested(test.expression, holds=not holds)
     if not holds or not isinstance(test, cst.Call) or not test.args:

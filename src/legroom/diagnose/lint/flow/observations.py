@@ -80,11 +80,11 @@ class FactRecorder(Expressions):
         self.append_methods: dict[str, cst.Attribute] = {}
         """Names assigned to bound methods that add to a container."""
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
-        """The parameter that a name refers to, entirely or in part."""
+        """Maps a name to the parameter that it refers to, or of which it is a part."""
         self.depends_on: dict[str, set[str]] = {}
-        """The names that each name was last computed from, without detached ones."""
+        """Maps a name to the names from which it was last computed. Detached names are omitted."""
         self.container_of: dict[str, str] = {}
-        """The container whose elements a loop variable iterates over."""
+        """Maps a loop variable to the container over which it iterates."""
 
     def is_grad_disabled_after(self, name: str, expression: cst.CSTNode) -> bool:
         raise NotImplementedError
@@ -138,8 +138,8 @@ class FactRecorder(Expressions):
                     self.function.stored_parameters.setdefault(parameter, store)
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
-        """Include the attributes of an object in its contents: `episodes.append(episode)` after
-        `episode.log_probs.append(...)`."""
+        """Return the value with the attributes of the object in its contents. This matters for
+        `episodes.append(episode)` after `episode.log_probs.append(...)`."""
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:
             return value
@@ -239,7 +239,8 @@ class FactRecorder(Expressions):
         )
 
     def _merge(self, node: cst.Call, target: str, merged: Value, arguments: tuple[Value, ...]) -> None:
-        """`row.update({"loss": loss})`, `row.update(loss=loss)`."""
+        """Record calls that merge items into a dict, such as `row.update({"loss": loss})` and
+        `row.update(loss=loss)`."""
         for argument, value in zip(node.args, arguments, strict=True):
             if argument.keyword is not None:
                 merged = with_item(merged, argument.keyword.value, value)
@@ -249,7 +250,7 @@ class FactRecorder(Expressions):
             self.names[target] = merged
 
     def _record_stored_parameters(self, local: Function, node: cst.Call, target: str | None) -> None:
-        """Record that a function stores its parameter if it passes the parameter to a function that stores it:
+        """Record a parameter as stored if the function passes it to a function that stores it, as in
         `self.meters[name].update(value)`."""
         target = "self" if target is None and _is_super(receiver(node)) else target
         if target is None or self.function.owns(target):
@@ -280,7 +281,7 @@ class FactRecorder(Expressions):
     def argument_values(
         self, local: Function, call: cst.Call, arguments: tuple[Value, ...]
     ) -> dict[str, Value]:
-        """The values of a function's parameters in a call."""
+        """Return the values of a function's parameters in a call."""
         known = {id(argument): value for argument, value in zip(call.args, arguments, strict=False)}
         values: dict[str, Value] = {}
         for name, argument in local.receives(call):
@@ -294,7 +295,7 @@ class FactRecorder(Expressions):
 
 
 def _has_new_keys(node: cst.BaseExpression) -> bool:
-    """Whether a dict that is merged into another may have new keys each time."""
+    """Return True if a dict that is merged into another may have new keys each time."""
     if isinstance(node, cst.DictComp):
         return bool(names_in(node.key) - names_in(node.for_in.target))
     if isinstance(node, cst.Call) and dotted(node.func) == "zip":
@@ -305,7 +306,7 @@ def _has_new_keys(node: cst.BaseExpression) -> bool:
 
 
 def stored_names(expression: cst.BaseExpression, *, no_grad: bool = False) -> set[str]:
-    """Names whose value or graph is stored: directly, inside another object, or as part of a sum."""
+    """Return the names whose value or graph is stored directly, inside another object, or as part of a sum."""
     path = dotted(expression)
     if path is not None:
         return {path}

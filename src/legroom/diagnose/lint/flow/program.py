@@ -1,4 +1,4 @@
-"""A parsed file: its syntax tree, functions, classes, and the facts of the flow analysis.
+"""A parsed file with its syntax tree, functions, classes, and the facts of the flow analysis.
 
 Positions are computed on first use, because most files have no findings, and computing positions takes as long as the
 rest of the analysis.
@@ -27,7 +27,7 @@ class ClassInfo:
     bases: tuple[str, ...]
     methods: dict[str, Function] = field(default_factory=dict)
     attributes: dict[str, Value] = field(default_factory=dict)
-    """The values of `self.x` at the end of the methods."""
+    """The values of the attributes of `self` at the end of the methods."""
 
 
 class Program:
@@ -66,12 +66,12 @@ class Program:
         return wrapper.resolve(PositionProvider)
 
     def span(self, node: cst.CSTNode) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The start and end of a node; lines start at 1, columns at 0."""
+        """Return the start and end of a node. Lines start at 1, and columns start at 0."""
         span = self._positions[node]
         return (span.start.line, span.start.column), (span.end.line, span.end.column)
 
     def source(self, node: cst.CSTNode) -> str:
-        """The source code of a node."""
+        """Return the source code of a node."""
         return self.module.code_for_node(node)
 
     def inside(self, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
@@ -89,7 +89,7 @@ class Program:
             current = self.parent.get(current)
 
     def statement_line(self, node: cst.CSTNode) -> cst.SimpleStatementLine | None:
-        """The line of simple statements that contains a node."""
+        """Return the line of simple statements that contains a node."""
         for each in (node, *self.ancestors(node)):
             if isinstance(each, cst.SimpleStatementLine):
                 return each
@@ -98,7 +98,7 @@ class Program:
         return None
 
     def is_module_class(self, name: str | None, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class of this file is an `nn.Module`."""
+        """Return True if a class of this file is an `nn.Module`."""
         known = self.classes.get(name or "")
         if known is None or known.name in seen:
             return False
@@ -110,7 +110,7 @@ class Program:
         )
 
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class of this file is derived from another class."""
+        """Return True if a class of this file is derived from another class."""
         known = self.classes.get(name)
         if known is None or name in seen:
             return False
@@ -131,13 +131,13 @@ class Program:
         return None
 
     def inherited(self, class_name: str | None, name: str) -> Function | None:
-        """The method that `super().name` refers to in a class of this file."""
+        """Return the method that `super().name` refers to in a class of this file."""
         known = self.classes.get(class_name or "")
         found = (self.method(base, name) for base in known.bases) if known is not None else iter(())
         return next(filter(None, found), None)
 
     def function_named(self, name: str, scope: Function) -> Function | None:
-        """The function that a plain name refers to in a scope."""
+        """Return the function that a plain name refers to in a scope."""
         current: Function | None = scope
         while current is not None:
             found = self.functions.get(f"{current.qualified_name}.{name}" if current.qualified_name else name)
@@ -150,7 +150,7 @@ class Program:
         return self.values.get(node, UNKNOWN)
 
     def mentions(self, *names: str) -> bool:
-        """Whether any of these names occurs in the file."""
+        """Return True if any of these names occurs in the file."""
         return not self._identifiers.isdisjoint(names)
 
     @cached_property
@@ -231,7 +231,7 @@ def _bound_names(target: cst.CSTNode) -> Iterator[str]:
 
 
 def _is_setter(node: cst.BaseExpression) -> bool:
-    """`@loss.setter`."""
+    """Return True for a setter decorator such as `@loss.setter`."""
     return isinstance(node, cst.Attribute) and node.attr.value == "setter"
 
 

@@ -1,4 +1,4 @@
-"""Queries on a libcst tree: children in order, dotted names, imports.
+"""Queries on a libcst tree, for example for children in order, dotted names and imports.
 
 libcst's visitors rebuild every node, and its scope metadata is slower than all rules together. Rules need only a few
 queries, which this module implements on the plain nodes.
@@ -36,7 +36,7 @@ _LAYOUT = {
     "star_arg_comma",
     "trailing_whitespace",
 }
-"""Fields that contain whitespace, brackets and punctuation."""
+"""Fields of libcst nodes that contain only whitespace, brackets or punctuation."""
 
 _DEFINITIONS = {cst.FunctionDef, cst.Lambda, cst.ClassDef}
 Loop = cst.For | cst.While
@@ -63,7 +63,7 @@ _is_node = _NodeTypes()
 
 
 def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """The children of a node in source order, without whitespace and punctuation."""
+    """Yield the children of a node in source order, without whitespace and punctuation."""
     for name in _child_fields(type(node)):
         value = getattr(node, name)
         kind = type(value)
@@ -76,7 +76,7 @@ def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
 
 
 def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:
-    """A node and all its descendants in source order, parents first."""
+    """Yield a node and all its descendants in source order, parents first."""
     pending = [node]
     while pending:
         current = pending.pop()
@@ -86,7 +86,8 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
 
 
 def dotted(node: cst.CSTNode | None) -> str | None:
-    """Return `self.model` for a name or a chain of attributes, and None for anything else."""
+    """Return the dotted path of a name or a chain of attributes, such as `self.model`, and None for any other
+    node."""
     parts: list[str] = []
     while type(node) is cst.Attribute:
         parts.append(node.attr.value)
@@ -97,7 +98,8 @@ def dotted(node: cst.CSTNode | None) -> str | None:
 
 
 def path_of(node: cst.CSTNode | None) -> str | None:
-    """Like `dotted`, but an item of a container is treated as the container: `history` for `history["loss"]`."""
+    """Return the dotted path of a node. The path of an item is the path of its container: `history` for
+    `history["loss"]`."""
     while True:
         if isinstance(node, cst.Subscript):
             node = node.value
@@ -110,7 +112,7 @@ def path_of(node: cst.CSTNode | None) -> str | None:
 
 
 def keys_of(node: cst.CSTNode | None) -> list[str | None]:
-    """The keys from the container to the item: `["train", "loss"]` for `history["train"]["loss"]`."""
+    """Return the keys from the container to the item: `["train", "loss"]` for `history["train"]["loss"]`."""
     if isinstance(node, cst.Subscript):
         return [*keys_of(node.value), literal_key(node)]
     if isinstance(node, cst.Call) and method_name(node) in {"setdefault", "get"}:
@@ -127,7 +129,8 @@ def literal_key(node: cst.Subscript | cst.Call) -> str | None:
 
 
 def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """The parts that a new object contains: the items of a tuple or dict, the arguments of `Transition(...)`."""
+    """Return the parts that a new object contains, such as the items of a tuple or dict, or the arguments of
+    `Transition(...)`."""
     if isinstance(expression, (cst.Tuple, cst.List, cst.Set, cst.Dict)):
         return [each.value for each in expression.elements]
     if isinstance(expression, cst.Call):
@@ -138,34 +141,35 @@ def contained_parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
 
 
 def has_modulo(node: cst.CSTNode) -> bool:
-    """Whether an expression contains `%`, as in `ring[step % 8]`."""
+    """Return True if an expression contains `%`, as in `ring[step % 8]`."""
     return any(
         isinstance(each, cst.BinaryOperation) and isinstance(each.operator, cst.Modulo) for each in walk(node)
     )
 
 
 def root(path: str) -> str:
-    """`self` for `self.losses`."""
+    """Return the first name of a path, for example `self` for `self.losses`."""
     return path.partition(".")[0]
 
 
 def last_name(path: str) -> str:
-    """`losses` for `self.losses`."""
+    """Return the last name of a path, for example `losses` for `self.losses`."""
     return path.rpartition(".")[2]
 
 
 def method_name(call: cst.Call) -> str | None:
-    """Return `append` for `losses.append(x)`, and None for a call of a plain name."""
+    """Return the name of the called method, for example `append` for `losses.append(x)`, or None for a call of a
+    plain name."""
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 
 
 def receiver(call: cst.Call) -> cst.BaseExpression | None:
-    """`losses` for `losses.append(x)`."""
+    """Return the object of a method call, for example `losses` for `losses.append(x)`."""
     return call.func.value if isinstance(call.func, cst.Attribute) else None
 
 
 def keyword(call: cst.Call, name: str) -> cst.Arg | None:
-    """The keyword argument with that name."""
+    """Return the keyword argument with the given name."""
     for argument in call.args:
         if argument.keyword is not None and argument.keyword.value == name:
             return argument
@@ -177,7 +181,7 @@ def positional(call: cst.Call) -> list[cst.Arg]:
 
 
 def has_star(call: cst.Call) -> bool:
-    """Whether a call has `*args` or `**options`, which may contain any argument."""
+    """Return True if a call has `*args` or `**options`, which may contain any argument."""
     return any(each.star for each in call.args)
 
 
@@ -212,12 +216,13 @@ NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
-    """All dotted paths that an expression reads; `model.fc.weight` includes `model.fc` and `model`."""
+    """Return all dotted paths that an expression reads. `model.fc.weight` includes `model.fc` and `model`."""
     return set(_paths(node, live=False))
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
-    """Like `names_in`, but without names whose values are only read detached, as a number or for their shape."""
+    """Return the names that an expression reads, except names whose values are only read detached, as a number or for
+    their shape."""
     return set(_paths(node, live=True))
 
 
@@ -246,7 +251,7 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
 
 
 class Imports:
-    """The full names of imported names: `F.mse_loss` is `torch.nn.functional.mse_loss`."""
+    """The full names of imported names. For example, `F.mse_loss` is `torch.nn.functional.mse_loss`."""
 
     def __init__(self, module: cst.Module, nodes: list[cst.CSTNode]) -> None:
         self.full_names: dict[str, str] = {}
@@ -265,7 +270,8 @@ class Imports:
         return self.full_names.get(first, first) + dot + rest
 
     def name_for(self, qualified: str) -> str | None:
-        """The name by which this file can refer to `torch.no_grad`; None if no import provides it."""
+        """Return the name under which this file imports an object such as `torch.no_grad`, or None if it does not
+        import the object."""
         best: str | None = None
         for name, full_name in self.full_names.items():
             if qualified == full_name:
@@ -297,7 +303,7 @@ class Imports:
 
 
 def innermost_iterable(node: cst.BaseExpression) -> cst.BaseExpression:
-    """`loader` for `enumerate(tqdm(loader))`."""
+    """Return the innermost iterable of nested calls, for example `loader` for `enumerate(tqdm(loader))`."""
     while isinstance(node, cst.Call) and (arguments := positional(node)):
         if method_name(node) in {"items", "values", "keys"}:
             break

@@ -1,7 +1,7 @@
 """Abstract values of the flow analysis, which mainly record whether a value has an autograd graph.
 
-The tables list the results of PyTorch's functions and methods. The tables also list common names of models, losses and
-loaders, which are used if the code does not show what a name refers to.
+The tables list the results of PyTorch's functions and methods. The tables also list common names of models, losses
+and loaders, which are used if the code does not define a name.
 """
 
 import re
@@ -41,7 +41,7 @@ class Value:
 
     kind: ValueKind
     element: "Value | None" = None
-    """The elements of a container; for a dict, those not in `items_by_key`."""
+    """The elements of a container. For a dict, these are the elements that are not in `items_by_key`."""
     items: "tuple[Value, ...] | None" = None
     """The items of a tuple."""
     class_name: str | None = None
@@ -49,21 +49,21 @@ class Value:
     function: str | None = None
     """The qualified name of the function, if it is defined in this file."""
     bounded: bool = False
-    """Whether the container has a limited size (`deque(maxlen=...)`)."""
+    """True if the container has a limited size (`deque(maxlen=...)`)."""
     mapping: bool = False
-    """Whether the container is a dict, which grows with new keys."""
+    """True if the container is a dict, which grows with new keys."""
     is_counter: bool = False
-    """Whether the container is a `Counter`, whose `update` adds to existing values."""
+    """True if the container is a `Counter`, whose `update` adds to existing values."""
     items_by_key: "tuple[tuple[str, Value], ...]" = ()
-    """The values under literal keys of a dict: `{"step": 0, "losses": []}`."""
+    """The values under literal keys of a dict, for example of `{"step": 0, "losses": []}`."""
     host: bool = False
-    """Whether a tensor was moved to host memory."""
+    """True if a tensor was moved to host memory."""
     frozen: bool = False
-    """Whether no parameter of a model requires gradients."""
+    """True if no parameter of a model requires gradients."""
 
     @property
     def has_graph(self) -> bool:
-        """Whether storing the value keeps a graph alive."""
+        """True if storing the value keeps a graph alive."""
         if self.kind is ValueKind.GRAPH:
             return True
         if self.kind is ValueKind.CONTAINER or self.class_name is not None:
@@ -76,7 +76,7 @@ class Value:
         return (*_unkeyed(self), *(value for _, value in self.items_by_key))
 
     def get(self, key: str | None) -> "Value | None":
-        """The value under a key; None stands for a key that is not a literal."""
+        """Return the value under a key. `None` means a key that is not a literal."""
         if key is None:
             return _join_all(self.contents)
         named = dict(self.items_by_key).get(key)
@@ -115,7 +115,8 @@ def container(
 
 
 def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) -> Value:
-    """The container with another element. `keys` lead to the nested container to which the element is added."""
+    """Return the container with an additional element. `keys` is the path to the nested container to which the
+    element is added."""
     if keys:
         inner = known.get(keys[0]) or container()
         return with_item(known, keys[0], with_element(inner, element, keys[1:]))
@@ -123,7 +124,7 @@ def with_element(known: Value, element: Value, keys: Sequence[str | None] = ()) 
 
 
 def with_item(known: Value, key: str | None, value: Value) -> Value:
-    """The dict with a new value under a key."""
+    """Return the dict with a new value under a key."""
     if key is None or (len(known.items_by_key) >= _MAX_KEYS and key not in dict(known.items_by_key)):
         return with_element(known, value)
     items_by_key = {**dict(known.items_by_key), key: prune(value)}
@@ -136,14 +137,14 @@ def with_item(known: Value, key: str | None, value: Value) -> Value:
 
 
 _MAX_KEYS = 60
-"""The items of a larger dict are not distinguished."""
+"""The maximum number of items that are tracked by key. The items of a larger dict are treated as one."""
 
 
 _MAX_DEPTH = 2
 
 
 def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
-    """The value with a limited nesting depth. Without a limit, a container that contains itself would grow without
+    """Return the value with a limited nesting depth. Without a limit, a container that contains itself would grow without
     end."""
     if value.kind is not ValueKind.CONTAINER or not value.contents:
         return value
@@ -175,12 +176,12 @@ def _unkeyed(known: Value) -> tuple[Value, ...]:
 
 
 def _join_all(values: Sequence[Value]) -> Value | None:
-    """The join of several values; None if there are no values."""
+    """Return a value that may be any of several values, or None if there are no values."""
     return reduce(join_values, values) if values else None
 
 
 def join_values(first: Value, second: Value) -> Value:
-    """A value that may be either of two values."""
+    """Return a value that may be either of two values."""
     if first == second:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:
@@ -234,7 +235,7 @@ GRAPHLESS_METHODS = split_words(
     "unique bincount histc count_nonzero new_zeros new_ones new_full new_empty new_tensor requires_grad_"
 )
 MADE_LIKE_METHODS = split_words("type_as expand_as view_as reshape_as to")
-"""They use only the type, device or shape of their argument."""
+"""Functions that use only the type, device or shape of their argument."""
 VALUE_AND_INDEX_METHODS = split_words("max min topk sort mode median kthvalue cummax cummin")
 NUMBER_ATTRIBUTES = split_words(
     "shape dtype device ndim requires_grad is_leaf is_cuda layout itemsize nbytes"
@@ -292,11 +293,11 @@ _NOT_A_MODEL = re.compile(
     r"_to_|_(?:type|name|id|path|dir|arg|config|kwarg|size|class|cls|file|output|input|dim|key|card|version|parallel)s?$",
     re.IGNORECASE,
 )
-"""Names such as `model_name`, which are not models."""
+"""Matches names such as `model_name`, which are not models."""
 
 
 def guess_from_name(name: str) -> Value:
-    """The value that a name usually has, if the code does not show it."""
+    """Return the usual value of a name such as `model`, for names that the code does not define."""
     if (_VERBS.match(name) and not LOADER_NAMES.search(name)) or _NOT_A_MODEL.search(name):
         return UNKNOWN
     if CRITERION_NAMES.search(name):

@@ -1,4 +1,4 @@
-"""The lint rules, one module each. The docstring of a module is the page of its code `CODE`, and its function `check`
+"""The lint rules, one module each. The docstring of a module is the page of its code (`CODE`). Its function `check`
 finds the problems."""
 
 from importlib import import_module

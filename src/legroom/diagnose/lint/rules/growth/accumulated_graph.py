@@ -104,7 +104,8 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
 
 
 def _averages_itself(store: StoreFact) -> bool:
-    """`shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`: the graph of every step includes the previous one."""
+    """Return True for a moving average such as `shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`. The graph of
+    every step includes the graph of the previous step."""
     return (
         store.uses_old_value
         and isinstance(store.expression, cst.BinaryOperation)
@@ -124,7 +125,7 @@ def _is_operand(expression: cst.CSTNode, wanted: cst.CSTNode) -> bool:
 
 
 def adds_to_itself(program: Program, store: StoreFact) -> bool:
-    """Whether the target is updated by arithmetic only. A value that passes through a model is a state (LG104)."""
+    """Return True if the target is updated by arithmetic only. A value that passes through a model is a state (LG104)."""
     if store.how != "assign" or not store.uses_old_value or is_concatenated_to_itself(program, store):
         return False
     if _is_sum_with(program, store.expression, store.target):
@@ -137,7 +138,7 @@ def adds_to_itself(program: Program, store: StoreFact) -> bool:
 
 
 def _is_arithmetic(program: Program, store: StoreFact) -> bool:
-    """Whether the old value is used only by torch operations: `torch.stack([total, loss]).sum()`."""
+    """Return True if the old value is used only by torch operations, as in `torch.stack([total, loss]).sum()`."""
     made = store.expression
     while isinstance(made, cst.Subscript):
         made = made.value
@@ -158,7 +159,7 @@ def _is_passed_by_caller(program: Program, store: StoreFact) -> bool:
 
 
 def _is_passed_directly(function: Function, name: str) -> bool:
-    """Whether callers pass the value itself. The result of a comprehension is easier to fix where it is stored."""
+    """Return True if callers pass the value itself. The result of a comprehension is easier to fix where it is stored."""
     new = (cst.DictComp, cst.ListComp, cst.GeneratorExp)
     return any(
         not isinstance(argument.value, new) and site.values.get(name, UNKNOWN).has_graph
@@ -169,7 +170,8 @@ def _is_passed_directly(function: Function, name: str) -> bool:
 
 
 def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) -> bool:
-    """`total + loss`, `0.9 * average + 0.1 * loss`, `[*losses, loss]`, but not `state = cell(x, state)`."""
+    """Return True for a sum or list such as `total + loss`, `0.9 * average + 0.1 * loss` or `[*losses, loss]`, but
+    not for `state = cell(x, state)`."""
     if isinstance(expression, cst.BinaryOperation):
         return any(_is_sum_with(program, side, target) for side in (expression.left, expression.right))
     if isinstance(expression, cst.IfExp):
@@ -190,7 +192,7 @@ def _is_sum_with(program: Program, expression: cst.BaseExpression, target: str) 
 
 
 def _key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) -> bool:
-    """Whether each step uses a new key. A key that repeats replaces the old value."""
+    """Return True if each step uses a new key. A key that repeats replaces the old value."""
     if store.how != "item" or _averages_itself(store):
         return True
     if store.previous.is_tensor:  # a tensor that a function fills and returns is its result
@@ -213,7 +215,7 @@ def _key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) 
 
 
 def _goes_through_names(program: Program, loop: LoopFact) -> bool:
-    """Whether a loop iterates over a literal list or over the keys of a dict."""
+    """Return True if a loop iterates over a literal list or over the keys of a dict."""
     iterable = loop.node.iter if isinstance(loop.node, cst.For) else None
     if isinstance(iterable, cst.Call):
         return method_name(iterable) in {"items", "keys"}
@@ -223,7 +225,8 @@ def _goes_through_names(program: Program, loop: LoopFact) -> bool:
 
 
 def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
-    """`for i, value in zip(indices.tolist(), values)`: the keys are sample indices of the step."""
+    """Return True if the keys are sample indices of the step, as in `for i, value in zip(indices.tolist(),
+    values)`."""
     if not isinstance(loop.node, cst.For) or not isinstance(loop.node.target, cst.Tuple):
         return False
     source = loop.node.iter
@@ -238,7 +241,7 @@ def _counts_data(loop: LoopFact, names: set[str], scope: LoopFact) -> bool:
 
 
 def _key_of(store: StoreFact) -> list[cst.CSTNode]:
-    """The key under which something is stored: a subscript, or the name argument of `setattr`."""
+    """Return the key under which a value is stored. The key is a subscript or the name argument of `setattr`."""
     if isinstance(store.node, cst.Call):  # setattr(recorder, name, value), model.register_buffer(name, value)
         return [store.node.args[0 if method_name(store.node) else 1].value]
     target = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
@@ -246,7 +249,7 @@ def _key_of(store: StoreFact) -> list[cst.CSTNode]:
 
 
 def _key_repeats(program: Program, key: cst.CSTNode) -> bool:
-    """`ring[step % 8]`, also if the remainder was assigned to a name first."""
+    """Return True if a key repeats, as in `ring[step % 8]`. The remainder may be assigned to a name first."""
     if has_modulo(key):
         return True
     names = names_in(key)
@@ -274,7 +277,8 @@ def _stored(program: Program, store: StoreFact) -> Problem:
 
 
 def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """`losses = [step(batch) for batch in loader]` or `losses = list(steps(loader))`, where each step trains and returns its loss."""
+    """Find assignments such as `losses = [step(batch) for batch in loader]` or `losses = list(steps(loader))`, where
+    each step trains and returns its loss."""
     expression = store.expression
     yield from _summed_at_once(program, store)
     if isinstance(expression, cst.ListComp):
@@ -301,7 +305,7 @@ def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
-    """`list(map(step, loader))`."""
+    """Find results that are collected with `list(map(step, loader))`."""
     if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
         step = program.function_named(dotted(made.args[0].value) or "", store.function)
         if step is not None and step.returns.has_graph and _trains(program, step):
@@ -313,7 +317,8 @@ def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Ite
 
 
 def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """`total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a backward pass."""
+    """Find sums such as `total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a
+    backward pass."""
     call = store.expression
     if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
         return
@@ -343,7 +348,7 @@ def _trains(program: Program, function: Function) -> bool:
 
 
 def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Problem]:
-    """`meter.update(loss)`, where `update` is defined in this file and stores its argument."""
+    """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument."""
     if call.local is None or not call.local.stored_parameters or not is_in_step_code(program, call):
         return
     site = next((each for each in call.local.call_sites if each.call is call.node), None)
@@ -399,7 +404,7 @@ def _is_forward(program: Program, function: Function) -> bool:
 
 
 def _is_passed_on(program: Program, function: Function, store: StoreFact) -> bool:
-    """Whether the function received the value with its graph from its caller. A model's `forward` is excluded."""
+    """Return True if the function received the value with its graph from its caller. A model's `forward` is excluded."""
     return not _is_forward(program, function) and any(
         each.node is store.node
         and any(site.values.get(name, UNKNOWN).has_graph for site in function.call_sites)
@@ -408,7 +413,8 @@ def _is_passed_on(program: Program, function: Function, store: StoreFact) -> boo
 
 
 def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
-    """`recorder.record("loss", loss)`: the call passes a constant key, so the old value is replaced."""
+    """Return True if the call passes a constant key, as in `recorder.record("loss", loss)`, so the old value is
+    replaced."""
     if store.how != "item" or _averages_itself(store) or call.local is None:
         return False
     key = _key_of(store)
@@ -422,7 +428,7 @@ def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 
 def _is_reported_at_store(store: StoreFact) -> bool:
-    """Whether the store itself is reported."""
+    """Return True if the store itself is reported."""
     return store.value.has_graph and store.function.name == "forward"
 
 

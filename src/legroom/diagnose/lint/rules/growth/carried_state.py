@@ -85,7 +85,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_carried(program: Program, store: StoreFact) -> bool:
-    """`hidden = model(x, hidden)`, also through another name; sums and concatenated tensors have their own rules."""
+    """Return True for a state such as `hidden = model(x, hidden)`, also through another name. Sums and concatenated
+    tensors have their own rules."""
     if not store.uses_old_value or not store.value.has_graph or is_concatenated_to_itself(program, store):
         return False
     if store.how == "append":  # later values still depend on the values that a window dropped
@@ -112,7 +113,8 @@ def _is_carried(program: Program, store: StoreFact) -> bool:
 
 
 def _returns_same_object(program: Program, store: StoreFact) -> bool:
-    """`state = train_step(state, batch)`, where `train_step` returns the object that it was passed."""
+    """Return True for a call such as `state = train_step(state, batch)`, where `train_step` returns the object that
+    it received."""
     call = next((each for each in program.calls if each.node is store.expression), None)
     if call is None or call.local is None or not call.local.returned_nodes:
         return False
@@ -124,7 +126,7 @@ def _returns_same_object(program: Program, store: StoreFact) -> bool:
 
 
 def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> bool:
-    """Whether an expression reads a state with its graph, not through a function of this file that detaches it."""
+    """Return True if an expression reads a state with its graph, not through a function of this file that detaches it."""
     if isinstance(node, cst.Call) and program.value(node).kind in (ValueKind.TENSOR, ValueKind.PLAIN):
         return False
     if isinstance(node, cst.BinaryOperation) and not program.value(node).has_graph:
@@ -142,7 +144,7 @@ def _reads_with_history(program: Program, node: cst.CSTNode, target: str) -> boo
 
 
 def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
-    """The state as an argument of a call."""
+    """Return the state as an argument of a call."""
     for call in walk(store.expression):
         if not isinstance(call, cst.Call) or dotted(call.func) in NUMBER_FUNCTIONS:
             continue
@@ -157,7 +159,8 @@ def _state_argument(store: StoreFact) -> cst.BaseExpression | None:
 
 
 def _is_stored_in_module(program: Program, store: StoreFact) -> bool:
-    """`self.hidden` in a model's `forward`, or a global state in a step, that is never reset or detached."""
+    """Return True for a state that is never reset or detached, such as `self.hidden` in a model's `forward` or a
+    global state in a step."""
     return (
         not is_local(store)
         and runs_every_step(program, store.function)
@@ -180,7 +183,8 @@ def _fix(program: Program, store: StoreFact, argument: cst.BaseExpression | None
 
 
 def _detached(state: str, initial: list[StoreFact]) -> str:
-    """An expression that detaches a state, given its initial values; "" if it does not fit in one line."""
+    """Return an expression that detaches a state with the given initial values, or "" if the expression does not fit
+    in one line."""
     if all(each.value.is_tensor for each in initial):
         return f"{state}.detach()"
     if any(each.value.mapping or _is_object(each) for each in initial):
@@ -195,11 +199,12 @@ def _detached(state: str, initial: list[StoreFact]) -> str:
 
 
 def _is_object(store: StoreFact) -> bool:
-    """`state = StreamState(...)`: how to detach it depends on its class."""
+    """Return True if the state is an object such as `StreamState(...)`. The class determines how to detach the
+    object."""
     made = store.expression.func if isinstance(store.expression, cst.Call) else None
     return store.value.class_name is not None or last_name(dotted(made) or "")[:1].isupper()
 
 
 def _detach_any(state: str) -> str:
-    """An LSTM returns a tuple, a GRU a tensor."""
+    """Return code that detaches a state. The state may be a tuple, as in an LSTM, or a tensor, as in a GRU."""
     return f"tuple(part.detach() for part in {state}) if isinstance({state}, tuple) else {state}.detach()"

@@ -100,7 +100,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_removed(program: Program, call: CallFact) -> bool:
-    """Whether the function that registers a hook removes it before it trains."""
+    """Return True if the function that registers a hook removes it before it trains."""
     steps = [loop for loop in program.loops if loop.function is call.function and is_step_loop(loop)]
     return any(
         each.method == "remove"
@@ -112,7 +112,7 @@ def _is_removed(program: Program, call: CallFact) -> bool:
 
 
 def _adds(program: Program, store: StoreFact) -> bool:
-    """Whether each call adds to the container: it appends, or stores under a counter."""
+    """Return True if each call adds to the container, by appending a value or by storing it under a counter."""
     if store.how != "item":
         return store.how in {"append", "augment"} or (store.how == "assign" and store.uses_old_value)
     key = store.node.targets[0].target if isinstance(store.node, cst.Assign) else None
@@ -128,7 +128,7 @@ def _adds(program: Program, store: StoreFact) -> bool:
 
 
 def is_hook(program: Program, function: Function) -> bool:
-    """Whether a function is registered as a hook, or returned by a function whose result is."""
+    """Return True if a function is registered as a hook, or is returned by a function whose result is registered."""
     if not isinstance(function.node, cst.FunctionDef):
         return False
     for call in program.calls:
@@ -166,7 +166,7 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
 
 
 def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> Iterator[Problem]:
-    """`output.register_hook(gradients.append)`."""
+    """Find hooks that are bound methods of a container, as in `output.register_hook(gradients.append)`."""
     target = path_of(given.value)
     if target is None or any(release.target == target for release in program.releases):
         return

@@ -74,7 +74,8 @@ def _is_partly_frozen(model: str, frozen: list[tuple[str, int]], before: int) ->
 
 
 def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
-    """Paths whose parameters are frozen, with their positions, and whether anything is unfrozen."""
+    """Return the paths whose parameters are frozen, with their positions. The second item is True if anything is
+    unfrozen."""
     frozen: list[tuple[str, int]] = []
     unfrozen = False
     for store in program.stores:
@@ -104,7 +105,7 @@ def _frozen_models(program: Program) -> tuple[list[tuple[str, int]], bool]:
 
 
 def _models_of(program: Program, name: str, node: cst.CSTNode) -> list[str]:
-    """The model whose parameters a loop iterates over: `backbone` in `for p in backbone.parameters()`."""
+    """Return the model whose parameters a loop iterates over: `backbone` in `for p in backbone.parameters()`."""
     for each in program.ancestors(node):
         if isinstance(each, cst.For):
             return [

@@ -63,7 +63,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
-    """`x = torch.cat([x, ...])`, also under one key: `cache["k"] = torch.cat([cache["k"], ...])`."""
+    """Return True for `x = torch.cat([x, ...])`. `x` may be an item, as in `cache["k"] = torch.cat([cache["k"],
+    ...])`."""
     parts = _concatenated(program, store.expression)
     if store.how == "item":
         return not store.varying_key and any(
@@ -73,7 +74,8 @@ def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
 
 
 def _concatenated(program: Program, expression: cst.BaseExpression) -> list[cst.BaseExpression]:
-    """The parts of `torch.cat([...])`, also in a conditional expression or followed by `.detach()` and similar."""
+    """Return the parts of `torch.cat([...])`. The call may be in a conditional expression or followed by a method
+    such as `.detach()`."""
     if isinstance(expression, cst.IfExp):
         return [*_concatenated(program, expression.body), *_concatenated(program, expression.orelse)]
     if not isinstance(expression, cst.Call):

@@ -66,7 +66,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _accumulates(program: Program, call: CallFact) -> bool:
-    """Whether the loss is a sum over all steps. Without the argument, the second step would fail."""
+    """Return True if the loss is a sum over all steps. Without the argument, the second step would fail."""
     read = names_in(call.node)
     return any(
         store.uses_old_value and store.target in read and any(loop in store.loops for loop in call.loops)
@@ -75,7 +75,7 @@ def _accumulates(program: Program, call: CallFact) -> bool:
 
 
 def _has_unfixable_state(program: Program) -> bool:
-    """Whether a state without an automatic fix is carried between steps. Without the argument, the second step would fail."""
+    """Return True if a state without an automatic fix is carried between steps. Without the argument, the second step would fail."""
     return any(not problem.edits for problem in carried_state.check(program))
 
 
@@ -84,7 +84,7 @@ def _is_backward(call: CallFact) -> bool:
 
 
 def _another_follows(program: Program, call: CallFact) -> bool:
-    """Whether a later backward pass of the same iteration may use the same graph."""
+    """Return True if a later backward pass of the same iteration may use the same graph."""
     loop = call.loops[-1] if call.loops else None
     for other in program.calls:
         if other.function is not call.function or other.order <= call.order or other.node is call.node:
@@ -95,7 +95,7 @@ def _another_follows(program: Program, call: CallFact) -> bool:
 
 
 def _reuses_graph(program: Program, call: CallFact) -> bool:
-    """Whether every iteration runs backward through one graph that was created before the loop."""
+    """Return True if every iteration runs backward through one graph that was created before the loop."""
     if not call.loops:
         return False
     loop = call.loops[-1]
@@ -107,7 +107,8 @@ def _reuses_graph(program: Program, call: CallFact) -> bool:
 
 
 def _is_lookup(expression: cst.BaseExpression) -> bool:
-    """`losses.pop(name)`, `losses[name]`: computed earlier and only read here."""
+    """Return True if an expression only reads a value that was computed earlier, as in `losses.pop(name)` or
+    `losses[name]`."""
     while isinstance(expression, (cst.Subscript, cst.Attribute)) or (
         isinstance(expression, cst.Call) and method_name(expression) in {"pop", "popleft", "get"}
     ):

@@ -100,7 +100,7 @@ def _is_retry(program: Program, call: CallFact, attempt: cst.Try) -> bool:
 
 
 def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
-    """Whether the handlers mention out-of-memory errors, so that a repeated call is a retry."""
+    """Return True if the handlers mention out-of-memory errors, so that a repeated call is a retry."""
     return any(
         "OutOfMemoryError" in (text := program.source(handler)) or "out of memory" in text
         for handler in attempt.handlers
@@ -108,7 +108,7 @@ def _is_about_memory(program: Program, attempt: cst.Try) -> bool:
 
 
 def _works_on_tensors(program: Program, call: CallFact) -> bool:
-    """Whether the function that is called again runs a model or a backward pass."""
+    """Return True if the function that is called again runs a model or a backward pass."""
     return any(
         each.function is call.local and (each.method in {"backward", "step"} or each.result.has_graph)
         for each in program.calls

@@ -108,7 +108,7 @@ def _is_tensor(program: Program, store: StoreFact) -> bool:
 
 
 def _is_operation(program: Program, call: cst.Call) -> bool:
-    """Whether a call is a torch operation with arguments."""
+    """Return True if a call is a torch operation with arguments."""
     name = program.imports.qualified(call.func) or ""
     is_public = name.startswith("torch.") and "._" not in name and "distributed" not in name
     return bool(call.args) and is_public and not name.endswith("Size")

@@ -74,7 +74,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _retains_more(program: Program, handler: cst.ExceptHandler) -> bool:
-    """Whether an exception class of this file also retains tensors in attributes or through its cause."""
+    """Return True if an exception class of this file also retains tensors in attributes or through its cause."""
     caught = names_in(handler.type) if handler.type is not None else set()
     if any(
         value.is_tensor or value.has_graph
@@ -102,7 +102,7 @@ def _touches_tensors(program: Program, attempt: cst.Try) -> bool:
 
 
 def _continues(program: Program, store: StoreFact) -> bool:
-    """Whether the function computes again while it stores the exception. The reference ends with the function."""
+    """Return True if the function computes again while it stores the exception. The reference ends with the function."""
     if isinstance(store.function.node, cst.Module):
         return True
     return any(
@@ -112,7 +112,7 @@ def _continues(program: Program, store: StoreFact) -> bool:
 
 
 def _work(program: Program) -> Iterator[CallFact]:
-    """Calls that compute with tensors, directly or in a function of this file."""
+    """Yield calls that compute with tensors, directly or in a function of this file."""
     working = {
         each.function
         for each in program.calls

@@ -70,7 +70,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_under_autocast(program: Program, call: CallFact) -> bool:
-    """Whether the innermost autocast block around the call is enabled."""
+    """Return True if the innermost autocast block around the call is enabled."""
     for each in program.ancestors(call.node):
         if isinstance(each, cst.FunctionDef):
             return False

@@ -58,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _scaled_backward(program: Program, call: CallFact) -> str | None:
-    """The scaler of an earlier scaled backward pass."""
+    """Return the scaler of an earlier scaled backward pass."""
     for other in program.calls:
         if other.function is not call.function or other.order > call.order or other.method != "backward":
             continue

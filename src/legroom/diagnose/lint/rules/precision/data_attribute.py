@@ -78,7 +78,7 @@ def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
 
 
 def _is_harmless(program: Program, node: cst.Attribute) -> bool:
-    """Whether only metadata is read (`w.data.shape`), or the tensor is being initialized."""
+    """Return True if only metadata is read (`w.data.shape`), or the tensor is being initialized."""
     parent = program.parent.get(node)
     if isinstance(parent, cst.Attribute) and parent.attr.value in _METADATA:
         return True
@@ -97,7 +97,7 @@ _INITIALIZES = re.compile(r"^__init__$|(?:^|_)(?:init|initiali[sz]e|reset)(?:_|$
 
 
 def _is_replaced(program: Program, node: cst.Attribute) -> bool:
-    """Whether the statement assigns a new tensor to a parameter."""
+    """Return True if the statement assigns a new tensor to a parameter."""
     for parent in program.ancestors(node):
         if isinstance(parent, cst.Assign):
             return any(

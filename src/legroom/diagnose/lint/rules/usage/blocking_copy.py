@@ -91,7 +91,7 @@ def _moves_to_a_gpu(call: CallFact) -> bool:
 
 
 def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -> bool:
-    """Whether the name was reassigned before the call, for example to a copy on the device."""
+    """Return True if the name was reassigned before the call, for example to a copy on the device."""
     return any(
         store.target == batch
         and store.order < call.order
@@ -102,7 +102,7 @@ def _is_same_name_rebound(program: Program, call: CallFact, batch: str | None) -
 
 
 def _loaders(program: Program) -> tuple[set[str], set[str]]:
-    """Names of loaders with and without pinned memory."""
+    """Return the names of loaders with pinned memory and of loaders without."""
     pinned: set[str] = set()
     others: set[str] = set()
     for store in program.stores:

@@ -65,7 +65,8 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
-    """A loop over steps, not epochs: it contains no other loop over steps."""
+    """Return a loop over steps that contains no other loop over steps. A loop over epochs is therefore not
+    returned."""
     if not (is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER) or _recovers(program, loop):
         return False
     return not any(
@@ -78,7 +79,7 @@ def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
 
 
 def _recovers(program: Program, loop: LoopFact) -> bool:
-    """Whether the loop handles out-of-memory errors, after which emptying the cache is useful."""
+    """Return True if the loop handles out-of-memory errors, after which emptying the cache is useful."""
     return any(
         isinstance(each, cst.ExceptHandler)
         and ("OutOfMemoryError" in (text := program.source(each)) or "out of memory" in text)
@@ -87,7 +88,7 @@ def _recovers(program: Program, loop: LoopFact) -> bool:
 
 
 def _has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Whether a function, or one that it calls, contains a loop over steps."""
+    """Return True if a function, or one that it calls, contains a loop over steps."""
     if function in seen:
         return False
     if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
@@ -97,7 +98,7 @@ def _has_step_loop(program: Program, function: Function, seen: frozenset[Functio
 
 
 def _is_step_function(program: Program, call: CallFact) -> bool:
-    """Whether the function is a step itself: it contains a backward pass or an optimizer step."""
+    """Return True if the function is a step itself: it contains a backward pass or an optimizer step."""
     is_step = any(
         each.function is call.function and not each.loops and each.method in {"backward", "step"}
         for each in program.calls

@@ -85,7 +85,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def evaluations_with_gradients(program: Program) -> Iterator[tuple[CallFact, LoopFact | None]]:
-    """The first model call in each evaluation, and the evaluation loop if there is one."""
+    """Yield the first model call in each evaluation, and the evaluation loop if there is one."""
     reported: set[LoopFact | Function] = set()
     for call in program.calls:
         if call.no_grad or not _runs_a_model(program, call) or call.function.grad_mode_varies:
@@ -103,7 +103,7 @@ def evaluations_with_gradients(program: Program) -> Iterator[tuple[CallFact, Loo
 
 
 def _runs_a_model(program: Program, call: CallFact) -> bool:
-    """Whether a call runs a model with gradients enabled, directly or in a function of this file."""
+    """Return True if a call runs a model with gradients enabled, directly or in a function of this file."""
     if not call.result.has_graph or call.function.name in _FRAMEWORK_HOOKS:
         return False
     if call.receiver.kind is ValueKind.MODEL:
@@ -119,7 +119,7 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """The call of the model itself, if the evaluation calls a function of this file that has no other callers."""
+    """Return the call of the model itself, if the evaluation calls a function of this file that has no other callers."""
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
@@ -134,7 +134,8 @@ def _model_call(program: Program, call: CallFact) -> CallFact:
 
 
 def _only_has_model_name(program: Program, call: CallFact) -> bool:
-    """`writer.generator(name, value)`: a method with a model-like name on an unknown object, whose result is unused."""
+    """Return True for a call such as `writer.generator(name, value)`: the method has the name of a model, the object
+    is unknown, and the result is unused."""
     owner = receiver(call.node)
     return (
         owner is not None
@@ -180,14 +181,14 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
 
 
 def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
-    """`model` for `model.graph.nodes`."""
+    """Return the first part of an expression, for example `model` for `model.graph.nodes`."""
     while isinstance(node, (cst.Attribute, cst.Subscript, cst.Call)):
         node = node.func if isinstance(node, cst.Call) else node.value
     return node
 
 
 def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
-    """Whether other code may run backward through the results of the loop."""
+    """Return True if other code may run backward through the results of the loop."""
     function = call.function
     if function.returns.has_graph or (not function.returned_nodes and _yields(function)):
         return True
@@ -225,7 +226,8 @@ def _yields(function: Function) -> bool:
 
 
 def _is_in_eval_mode(program: Program, call: CallFact, within: LoopFact | None = None) -> bool | None:
-    """Whether the last `.eval()` or `.train()` before the call, in its function, was `.eval()`; None if there is none."""
+    """Return True if the last `.eval()` or `.train()` before the call in its function is `.eval()`, and None if there
+    is no such call."""
     last = None
     for other in program.calls:
         if (
@@ -251,7 +253,7 @@ def _trains_anywhere(program: Program, function: Function) -> bool:
 
 
 def _needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
-    """Whether gradients are computed without a training step, as in saliency maps, attacks and penalties."""
+    """Return True if gradients are computed without a training step, as in saliency maps, attacks and penalties."""
     first, last = (loop.first, loop.last) if loop is not None else (0, len(program.nodes))
     if loop is None and call.loops:
         return _is_used_in_backward(program, call)
@@ -277,7 +279,7 @@ def _needs_gradients(program: Program, call: CallFact, loop: LoopFact | None) ->
 
 
 def _is_used_in_backward(program: Program, call: CallFact) -> bool:
-    """Whether a backward pass uses the result of this call."""
+    """Return True if a backward pass uses the result of this call."""
     results = {
         store.target
         for store in program.stores
@@ -316,7 +318,7 @@ def _fix(program: Program, call: CallFact, loop: LoopFact | None) -> tuple[list[
 
 
 def _insert_decorator(program: Program, node: cst.FunctionDef, code: str) -> Edit:
-    """Insert a decorator below existing ones: `staticmethod` must stay the outermost."""
+    """Insert a decorator below existing decorators, because `staticmethod` must stay the outermost decorator."""
     if not node.decorators:
         return line_before(program, node, code)
     (line, _), _ = program.span(node.name)

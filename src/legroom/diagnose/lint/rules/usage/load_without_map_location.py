@@ -70,13 +70,14 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def _is_small(program: Program, call: CallFact) -> bool:
-    """Whether the file holds the state of a scheduler, a scaler or a random generator, which is small."""
+    """Return True if the file contains the state of a scheduler, a scaler or a random generator. Such a state is
+    small."""
     line = program.statement_line(call.node)
     return line is not None and bool(_SMALL.search(program.source(line)))
 
 
 def _is_loaded_into_model(program: Program, call: CallFact) -> bool:
-    """Whether the result, or a part of it, is passed to `load_state_dict`."""
+    """Return True if the result, or a part of it, is passed to `load_state_dict`."""
     loaded = {
         store.target
         for store in program.stores
