@@ -336,13 +336,13 @@ def _write(path: Path, rows: dict[str, dict[str, Any]], torch: str) -> None:
         "", *(f"- {line}" for line in totals(rows)), "",
         "| program | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|",
         *("| " + " | ".join([name, *(row[column].replace("|", "/") for column in COLUMNS)]) + " |" for name, row in rows.items()),
-        "", f"Without a row: {', '.join(name for name in map(_key, PROGRAMS) if name not in rows) or 'none'}.",
+        "", f"Without a row: {', '.join(name for name in map(program_key, PROGRAMS) if name not in rows) or 'none'}.",
         "", "Not tried:", "", *(f"- {programs}: {why}" for programs, why in OMITTED.items()),
     ]  # fmt: skip
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 
 
-def _key(program: Program) -> str:
+def program_key(program: Program) -> str:
     """The name, with the model if several rows have the same script."""
     same = [other for other in PROGRAMS if other.name == program.name]
     return program.name if len(same) == 1 else f"{program.name} ({same.index(program) + 1})"
@@ -363,7 +363,7 @@ def main(argv: list[str]) -> int:
     earlier = json.loads(options.write.read_text()) if options.write and options.write.exists() else {}
     rows: dict[str, dict[str, Any]] = {}
     for program in PROGRAMS:
-        key = _key(program)
+        key = program_key(program)
         if options.only and not any(word in key for word in options.only):
             continue
         if options.missing and key in earlier:
@@ -379,7 +379,7 @@ def main(argv: list[str]) -> int:
         print(key, *(rows[key][column] for column in COLUMNS), sep=" | ", flush=True)
         if options.write:
             merged = {**earlier, **rows}
-            ordered = {name: merged[name] for name in map(_key, PROGRAMS) if name in merged}
+            ordered = {name: merged[name] for name in map(program_key, PROGRAMS) if name in merged}
             _write(options.write, ordered, _torch_version(options.python))
     print_table(
         "Public programs",

@@ -48,6 +48,11 @@ class TrainingClock:
         self.has_optimizer: Callable[[], bool] = has_optimizer
         """Called once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        """Every optimizer that has stepped."""
+        self.is_settled = True
+        """Whether all optimizers that stepped during the last counted step had stepped before. The first step of an
+        optimizer allocates its state, so such a step is not typical."""
+        self._optimizer_is_new = False
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
         self._on_batch = on_batch
@@ -105,6 +110,7 @@ class TrainingClock:
         self._this_thread.in_optimizer = self.trains = True
         if all(known() is not optimizer for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
+            self._optimizer_is_new = True
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, False)
 
@@ -151,6 +157,7 @@ class TrainingClock:
     def _end_step(self) -> None:
         now = time.perf_counter()
         ended, self.step = self.step, self.step + 1
+        self.is_settled, self._optimizer_is_new = not self._optimizer_is_new, False
         if self.on_step_end is not None:
             self.on_step_end(ended, now - self._step_started)
         self._step_started = time.perf_counter()

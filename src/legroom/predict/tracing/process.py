@@ -69,6 +69,9 @@ MAX_EVALUATION = 3.0
 """Seconds after which an evaluation before the training is stopped, because the estimate is for the training."""
 MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
 """Seconds after which a trace ends that has at least one training step, or no optimizer. Real values take longer."""
+MORE_STEPS, MAX_WAIT_FOR_OPTIMIZERS = 8, 10.0
+"""Additional steps that are traced until every optimizer has stepped twice, and the seconds after which a trace no longer waits for
+an optimizer that has not stepped."""
 MAX_FIRST_STEP = 180.0
 """Seconds after which a trace ends without a training step."""
 
@@ -325,6 +328,27 @@ class TracingProcess:
         self._evaluation_ends = time.monotonic() + MAX_EVALUATION
         return True
 
+    def _optimizers_follow(self, step: int) -> bool:
+        """Whether more steps are traced because of another optimizer (a GAN): one stepped for the first time during the
+        last step, or one has not stepped yet.
+
+        The last step is repeated in the replay, so it must not contain the allocation of optimizer state.
+        """
+        clock = self.device.recorder.clock
+        if step + 1 >= self.steps + MORE_STEPS or not clock.trains:
+            return False
+        if not clock.is_settled:
+            return True
+        if time.monotonic() > self._started + MAX_WAIT_FOR_OPTIMIZERS:
+            return False
+        stepped = {id(each) for optimizer in clock.optimizers for each in _parameters(optimizer())}
+        # A wrapper (accelerate) never steps itself, but it has the parameters of the optimizer inside it.
+        return any(
+            id(each) not in stepped
+            for optimizer in instances_of(torch.optim.Optimizer)
+            for each in _parameters(optimizer)
+        )
+
     def _is_before_training(self) -> bool:
         return self._evaluation_ends is not None and self.device.recorder.clock.step == 0
 
@@ -406,7 +430,7 @@ class TracingProcess:
         def on_step_end(step: int, seconds: float) -> None:
             if plain_on_step_end is not None:
                 plain_on_step_end(step, seconds)
-            if step + 1 >= self.steps and not self._training_follows():
+            if step + 1 >= self.steps and not self._training_follows() and not self._optimizers_follow(step):
                 self._training_traced()
 
         clock.on_step_end = on_step_end
@@ -562,3 +586,9 @@ _NO_DATA = "Cannot access data pointer"
 
 def _no_loader() -> None:
     """Used instead of a weak reference for iterators that were created in another way."""
+
+
+def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """The parameters that an optimizer updates."""
+    groups = getattr(optimizer, "param_groups", None) or ()
+    return [each for group in groups for each in group.get("params", ()) if each.requires_grad]

@@ -68,11 +68,16 @@ def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -
 def trace_steps(
     make_step: Callable[[], Callable[[], object]], gpu: GpuSpec, *, steps: int = 2, mode: Mode = "fake"
 ) -> Trace:
-    """Trace `steps` calls of the function that `make_step()` returns. Both run with the traced device as `cuda`."""
+    """Trace `steps` calls of the function that `make_step()` returns. Both run with the traced device as `cuda`.
+
+    One more call is traced if an optimizer stepped for the first time during the last step (see `TrainingClock.is_settled`).
+    """
     trace = Trace(gpu=gpu, mode=mode)
     with make_device(gpu, mode, trace.events.append) as device:
         step = make_step()
         for _ in range(steps):
+            step()
+        if not device.recorder.clock.is_settled:
             step()
         finish(trace, device)
         trace.steps = trace.steps or steps

@@ -105,3 +105,29 @@ def test_waits_are_reported_with_the_line_and_end_with_it() -> None:
         TracedScript(busy, GPU, timeout=0.12, on_wait=lambda *wait: waits.append(wait))
     assert waits
     assert all(line == "prepare.py:3" for _, line in waits)
+
+
+TWO_OPTIMIZERS = """
+import torch
+models = [torch.nn.Linear(1024, 1024).cuda() for _ in range(2)]
+optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+for step in range(20):
+    for model, optimizer, every in zip(models, optimizers, (1, {every})):
+        if step % every == every - 1:
+            optimizer.zero_grad()
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "steps"), [(1, 3), (5, 7)])
+def test_the_last_traced_step_has_no_first_step_of_an_optimizer(
+    tmp_path: Path, every: int, steps: int
+) -> None:
+    with traced(tmp_path, TWO_OPTIMIZERS.format(every=every)) as script:
+        trace = script.trace()
+    result = estimate_from_trace(trace)
+    assert trace.steps == steps
+    assert result.by_category["optimizer state"] >= 4 * (1024 * 1024 * 4)
+    assert result.peak_requested == sum(result.by_category.values())

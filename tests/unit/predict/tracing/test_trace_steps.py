@@ -167,3 +167,21 @@ def test_the_gradient_of_a_view_that_was_changed_in_place_is_copied_and_freed() 
     assert events[copied].bytes == gradient.bytes
     assert isinstance(events[copied + 1], Free)
     assert events[copied + 1].id == gradient.id
+
+
+def test_the_state_of_a_second_optimizer_is_counted_once() -> None:
+    def make() -> Callable[[], object]:
+        generator, critic = nn.Linear(512, 512).to("cuda"), nn.Linear(512, 512).to("cuda")
+        optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
+
+        def step() -> None:
+            for model, optimizer in zip((generator, critic), optimizers, strict=True):
+                optimizer.zero_grad()
+                model(torch.randn(8, 512, device="cuda")).sum().backward()
+                optimizer.step()
+
+        return step
+
+    result = estimate_from_trace(trace_steps(make, H200))
+
+    assert result.peak_requested == sum(result.by_category.values())
