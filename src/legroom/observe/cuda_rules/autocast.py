@@ -1,13 +1,14 @@
 """Autocast with CUDA's lists of operations, for tensors on a virtual device.
 
 The precision of an operation under autocast depends on the device. On CUDA, softmax, norms, losses and sums run in
-float32 and save larger tensors. The CPU has other lists of operations. torch registers its lists for every device in
+float32 and save larger tensors. The lists for the CPU are different. torch registers its lists for every device in
 every build, so the names of the operations come from torch. This module only defines the policy of each list. Source:
 ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
 
 Casts of parameters are cached until the outermost region ends, as in `cached_cast`.
 
-The region must be entered for the CPU. The virtual GPU does this, because its tensors are CPU tensors.
+The autocast region must be entered with the device type `cpu`. The virtual GPU enters it this way, because its tensors
+are CPU tensors.
 """
 
 import contextlib
@@ -58,13 +59,17 @@ _KEY = "AutocastCPU"
 
 
 def cuda_operations() -> set[str]:
-    """Operations that CUDA's autocast handles. Operations that are in none of the lists above run in float32."""
+    """Return the operations that CUDA's autocast handles. Operations that are in none of the lists above run in
+    float32.
+    """
     return _registered("AutocastCUDA")
 
 
 @contextlib.contextmanager
 def installed(overrides: Overrides) -> Iterator[None]:
-    """Apply CUDA's lists to tensors on a virtual device. The cache of casts is cleared with the outermost region."""
+    """Apply CUDA's autocast lists to tensors on a virtual device. The cache of casts is cleared when the outermost
+    region ends.
+    """
     casts = Casts(overrides.is_on_device)
     cpu_operations = _registered(_KEY)
     operations = cuda_operations()
@@ -109,7 +114,7 @@ class Casts:
         self._cache.clear()
 
     def kernel(self, name: str, operation: Any) -> Callable[..., Any]:
-        """Return the kernel of `operation` inside a region."""
+        """Return the kernel that runs `operation` inside an autocast region."""
         change: Callable[[Any, Any], tuple[Any, Any]]
         if name in LOWER:
             change = self._lower

@@ -26,7 +26,7 @@ MAY_REPLACE = (
 
 
 class Overrides:
-    """Kernels for aten operations that are active until `close`."""
+    """Replaces kernels of aten operations until `close` is called."""
 
     def __init__(self, is_on_device: Callable[[torch.Tensor], bool]) -> None:
         """`is_on_device(tensor)` returns whether a tensor is on a virtual device, not on the host."""
@@ -41,7 +41,7 @@ class Overrides:
             return
         for key in keys:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that it replaces a kernel
+                warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
                 self._unregistered |= _allow_replacement(f"aten/{name}/{key}")
                 self._library.impl(name, kernel, key, **MAY_REPLACE)
 

@@ -1,8 +1,8 @@
 """Optimizers and gradient clipping with `foreach`, which is the default on CUDA but not on the CPU.
 
-An update with `foreach` allocates temporary tensors of the size of all parameters, often at the peak of a step. Whether
-`foreach` is the default depends on the device of the parameters (`_default_to_fused_or_foreach`) and on their class,
-which is `FakeTensor` in a trace.
+An update with `foreach` allocates temporary tensors as large as all parameters together, often at the peak of a step.
+Whether `foreach` is the default depends on the device of the parameters (`_default_to_fused_or_foreach`) and on their
+class, which is `FakeTensor` in a trace.
 """
 
 import contextlib

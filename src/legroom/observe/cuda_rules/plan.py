@@ -17,7 +17,7 @@ class OutputAlloc(NamedTuple):
 
     index: int  # type: ignore[assignment]  # (overrides a method of tuple)
     bytes: int | None = None
-    """The bytes to allocate, if CUDA allocates another size than the elements need."""
+    """The number of bytes to allocate, if it differs from the size of the elements."""
 
 
 class ScratchAlloc(NamedTuple):
@@ -32,7 +32,7 @@ class ScratchAlloc(NamedTuple):
     alternatives: tuple[int, ...] = ()
     """Other possible sizes, if `bytes` is a guess. More likely sizes come first."""
     optional: bool = False
-    """Whether the operation uses another kernel, which needs no scratch memory, if this allocation fails."""
+    """Whether the operation falls back to a kernel without scratch memory if this allocation fails."""
 
 
 class ScratchFree(NamedTuple):
@@ -78,7 +78,7 @@ class OpCall:
     result: Any
     gpu: GpuSpec
     in_backward: bool
-    """Whether the autograd engine runs it. The engine has its own thread and its own library handles."""
+    """Whether the autograd engine runs the operation. The engine has its own thread and its own library handles."""
 
 
 Rule = Callable[[OpCall], MemoryPlan | None]
@@ -91,7 +91,7 @@ def scratch(*sizes: int) -> MemoryPlan | None:
 
 
 def numbered(name: str, sizes: Sequence[int]) -> list[ScratchAlloc]:
-    """Scratch memory of these sizes, with numbered names. Empty sizes are skipped."""
+    """Return scratch allocations of these sizes, with numbered names. Sizes of 0 are skipped."""
     return [ScratchAlloc(f"{name} {index}", size) for index, size in enumerate(sizes) if size > 0]
 
 

@@ -34,8 +34,9 @@ from legroom.observe.dispatch.backward_engine import in_backward_pass
 from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
-"""Where releases of torch differ, the rules describe the kernels of the installed release, up to this one. Newer
-releases are described as this one."""
+"""The newest release of torch that the rules describe. If releases differ, the rules describe the kernels of the
+installed release. Newer releases are treated like this one.
+"""
 
 
 class CudaRules:
@@ -83,8 +84,9 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Maps each library to its installed version, if the rules were measured with another version and the program
-        uses the library."""
+        """Return the installed version of each library that the program uses, if the rules were measured with another
+        version.
+        """
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)
 
@@ -94,7 +96,7 @@ class CudaRules:
     ) -> Iterator[None]:
         """Within the block, composite operations take CUDA's path for tensors on a virtual device.
 
-        `with_data` means that the tensors have data, so only paths that compute results are installed. The other paths
+        If `with_data` is set, the tensors have data, and only paths that compute results are installed. The other paths
         only infer shapes.
         """
         with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
@@ -126,8 +128,8 @@ class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
     If transformers finds a fake tensor, it assumes that a graph is traced, and builds attention masks that it skips in
-    real runs. An all-ones mask costs a matrix of queries × keys per batch. Within the block, the check in transformers
-    returns False.
+    real runs. Even an all-ones mask allocates a matrix of queries × keys per batch. Within the block, the check in
+    transformers returns False.
     """
 
     def __init__(self) -> None:

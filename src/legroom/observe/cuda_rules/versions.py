@@ -25,7 +25,7 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Maps each library whose installed version the rules do not cover to that version.
+        """Return the installed version of each library, if the rules do not cover this version.
 
         `cudnn` is None if cuDNN is not installed, or if the program does not use it.
         """
@@ -36,9 +36,11 @@ class RulesVersion:
 
 
 RULES_VERSION = RulesVersion(torch="2.11", cudnn="9.19", gpu="NVIDIA H200", equal_cudnn=("9.12", "9.20"))
-"""`make rules` rebuilds everything that is shipped. Change this value after it has run with other versions.
-`equal_cudnn`: for 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20 gave the same 1,800 answers as 9.19.0. cuDNN
-9.21 gave another answer for 26% of the forward passes and 58% of the weight gradients."""
+"""`make rules` rebuilds all shipped rules, tables and models. Change this value after running `make rules` with other
+versions. The reason for `equal_cudnn`: for 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20 returned the same 1,800
+results as 9.19.0. cuDNN 9.21 returned different results for 26% of the forward passes and 58% of the weight
+gradients.
+"""
 
 
 def minor_version(version: str) -> tuple[int, int]:

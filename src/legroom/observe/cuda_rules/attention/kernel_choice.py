@@ -1,7 +1,7 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
 Source: ATen/native/transformers/cuda/sdp_utils.cpp. torch tries the kernels in order and uses the first kernel whose
-conditions hold. Since torch 2.9, cuDNN comes first on Hopper and Blackwell; otherwise, flash comes first. The kernel
+conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell; otherwise, flash comes first. The kernel
 determines which tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the other
 kernels save one sum per row.
 """
@@ -100,7 +100,8 @@ def _cudnn(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> bool:
         and not any(width % 8 for width in widths)
         and call.key.shape[-2] != 1
         and not (call.dropout and query.shape[-2] == 1)
-        # Since 2.12: cuDNN rounds the probability to sixteenths, so torch uses another kernel for others.
+        # cuDNN rounds the dropout probability to sixteenths. Since 2.12, torch uses another kernel for other
+        # probabilities.
         and (release < (2, 12) or not (call.dropout * 16) % 1)
         and not torch.are_deterministic_algorithms_enabled()
     )
@@ -142,7 +143,7 @@ def _efficient(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> b
 
 
 def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
-    """The width of a head must be a multiple of this number of elements."""
+    """Return the number of elements of which the head width must be a multiple."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):
         return 8 if half else 4

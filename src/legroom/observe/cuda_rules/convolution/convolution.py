@@ -2,9 +2,9 @@
 
 Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch allocates a
 contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the workspace. In the
-backward pass, the same copy exists until the end if the weight gradient is computed. torch allocates the input gradient
-and its workspace, the weight gradient and its workspace, then the bias gradient, which is a sum (see `reductions`).
-torch has its own kernels for contiguous depthwise convolutions.
+backward pass, torch keeps this copy until the end if it computes the weight gradient. torch allocates the input
+gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is a sum (see
+`reductions`). torch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod

@@ -1,8 +1,8 @@
 """Access to the cuDNN library for queries: loads the library, and creates and reads its descriptors.
 
-Everything in cuDNN's graph API is an opaque descriptor with numbered attributes; the numbers are those of
-cudnn_graph.h. A `DescriptorSet` creates the descriptors of one query and destroys them after the query. Every call is
-checked: if cuDNN rejects a call, `RejectedError` is raised.
+Every object in cuDNN's graph API is an opaque descriptor with numbered attributes. The numbers come from cudnn_graph.h.
+A `DescriptorSet` creates the descriptors of one query and destroys them after the query. Every call is checked: if
+cuDNN rejects a call, `RejectedError` is raised.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ class ConvOperation(IntEnum):
 
 
 class DescriptorType(IntEnum):
-    """The other descriptor types that are used here."""
+    """Other descriptor types for queries."""
 
     CONVOLUTION = 1
     ENGINE = 2
@@ -96,7 +96,7 @@ class AttributeType(IntEnum):
 
 
 class Knob(IntEnum):
-    """Kernel settings ("knobs" in cuDNN) that are used here."""
+    """Kernel settings ("knobs" in cuDNN)."""
 
     COPIES = 0
     """Copies of the weight gradient."""
@@ -190,7 +190,7 @@ class DescriptorSet:
         return created.value or 0
 
     def _read(self, of: int, name: Attribute, type: AttributeType, buffer: Any) -> int:
-        """Fills `buffer` and returns the number of values."""
+        """Fill `buffer` and return the number of values."""
         count = ctypes.c_int64()
         status = self._functions.cudnnBackendGetAttribute(
             ctypes.c_void_p(of),
@@ -266,13 +266,14 @@ def descriptor_set(functions: Any) -> Iterator[DescriptorSet]:
 
 @lru_cache(maxsize=1)
 def find_library() -> Any | None:
-    """cuDNN's functions, loaded into this process. cuDNN may crash, so `cudnn_process` queries cuDNN in a separate
-    process."""
+    """Load cuDNN into this process and return its functions. cuDNN may crash, so `cudnn_process` queries cuDNN in a
+    separate process.
+    """
     return load_library(library_paths())
 
 
 def load_library(paths: Sequence[str]) -> Any | None:
-    """cuDNN's functions, from the first of these files that can be queried; None if there is none."""
+    """Return cuDNN's functions from the first of these files that can be queried, or None if no file can be queried."""
     cublas = [path for path in paths if CUBLAS_LT in path]
     for path in paths:
         if path in cublas:

@@ -2,9 +2,9 @@
 
 A trace runs in forked processes. On a machine with a GPU, cuDNN crashes in a fork whose parent has initialized CUDA
 (cuDNN 9.19, H200). Queries can crash for other reasons too. The process is started once and loads cuDNN at the first
-query. No GPU is visible to this process, so its answers are the same on every machine. The forks of a traced script
-share this process. Each query and each answer is one message, and a file lock protects both. After a crash, the process
-is restarted, and the query that crashed has no answer.
+query. No GPU is visible to this process, so its results are the same on every machine. The forks of a traced script
+share this process. Each query and each reply is one message, and a file lock protects both. After a crash, the process
+is restarted, and the query that crashed has no result.
 """
 
 import atexit
@@ -36,9 +36,11 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 MAX_CRASHES = 3
 """The number of crashes after which cuDNN is not queried again."""
 TIMEOUT = 60
-"""Seconds for one answer. The first one includes loading some hundred MiB of libraries."""
+"""The maximum number of seconds to wait for a reply. The first reply includes loading several hundred MiB of
+libraries.
+"""
 MAX_MESSAGE = 1 << 16
-"""Bytes of one query or answer."""
+"""The maximum size of one query or reply in bytes."""
 
 
 class Answer(NamedTuple):
@@ -50,7 +52,7 @@ class Answer(NamedTuple):
     """The result of `cudnn_query.logs_skipped_kernels`."""
     sizes: tuple[tuple[int, ...], ...] = ()
     """The most likely workspace size and its alternatives, for the forward pass and the two gradients; empty if cuDNN
-    has no answer.
+    returns no result.
     """
 
 
@@ -83,7 +85,7 @@ class CudnnProcess:
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
     def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:
-        """Return the workspaces of one convolution, or None if cuDNN crashed in this query, or too often before."""
+        """Return the workspaces of one convolution, or None if cuDNN crashed during this query or too often before."""
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class CudnnProcess:
         self._socket.send(pickle.dumps((number, query)))
         while message := self._socket.recv(MAX_MESSAGE):
             answered, answer = pickle.loads(message)
-            if answered == number:  # a fork that was killed may have left its answer unread
+            if answered == number:  # a fork that was killed may have left its reply unread
                 return Answer(*answer)
         raise ConnectionResetError
 
@@ -135,7 +137,7 @@ class CudnnProcess:
             os.close(file)
 
     def _start(self) -> None:
-        # Packets, not a stream: a fork that is killed between two reads leaves no half message.
+        # Packets, not a stream: a fork that is killed between two reads leaves no partial message.
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(TIMEOUT)
         self._lock = os.memfd_create("legroom-cudnn")
@@ -198,7 +200,7 @@ def installed_cudnn() -> str | None:
 
 
 def check_setting() -> None:
-    """Raises `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a cuDNN library that can be queried."""
+    """Raise `UsageError` if `LEGROOM_CUDNN` is neither `on`, `off` nor a cuDNN library that can be queried."""
     paths, setting = library_paths(), os.environ.get(SETTING, "")
     if paths and paths[0] == setting:
         process = CudnnProcess(paths)

@@ -3,7 +3,7 @@
 cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is only described
 (by a "device property descriptor", for ahead-of-time compilation). Without `cudnn.benchmark`, torch uses the first
 configuration of the heuristic's list that is allowed and whose plan can be built, and allocates the workspace of that
-plan (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module does the same.
+plan (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
 """
 
 import json
@@ -86,7 +86,7 @@ class Cudnn:
         self._description = description or describe_gpu(gpu)
 
     def select(self, query: ConvQuery, operation: ConvOperation) -> KernelChoice | None:
-        """Return the kernel that torch would run, or None if cuDNN has no answer."""
+        """Return the kernel that torch would run, or None if cuDNN returns no result."""
         try:
             with descriptor_set(self._functions) as descriptors:
                 return next(self.candidates(descriptors, query, operation), None)
@@ -94,13 +94,13 @@ class Cudnn:
             return None
 
     def workspace(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> int | None:
-        """Return the most likely size in bytes, or None if cuDNN has no answer."""
+        """Return the most likely size in bytes, or None if cuDNN returns no result."""
         sizes = self.workspaces(query, operation, c)
         return sizes[0] if sizes else None
 
     def workspaces(self, query: ConvQuery, operation: ConvOperation, c: Convolution) -> tuple[int, ...]:
-        """Return the most likely size and its alternatives; empty if cuDNN has no answer. `c` is the same convolution
-        in the form that the rules use.
+        """Return the most likely size and its alternatives, or an empty tuple if cuDNN returns no result. `c` is the
+        same convolution in the form that the rules use.
         """
         choice, skipped = self.select_kernel(query, operation)
         return self.sizes_of(choice, skipped, query, operation, c) if choice else ()
@@ -235,7 +235,7 @@ class Cudnn:
 def logs_skipped_kernels(functions: Any) -> bool:
     """Return whether this library logs the kernels that it skips without a GPU. On a machine with a GPU, it is enough
     if the library offers these kernels. The test is a convolution for which the library prefers such a kernel. If the
-    library does not log these kernels, its answers are unreliable for convolutions that such kernels might compute.
+    library does not log these kernels, its results are unreliable for convolutions that such kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -264,9 +264,11 @@ def _knobs(descriptors: DescriptorSet, configuration: int) -> dict[int, int]:
 
 _MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
-"""Heuristic modes that torch uses: the first one, and the one for the case that no kernel of the first can run."""
+"""Heuristic modes that torch uses: the default mode, and the mode that torch uses if no kernel of the default mode can
+run.
+"""
 _FIRST, _ALL = 4, 100
-"""The number of kernels of the list that are tried. Usually the first one is used."""
+"""The number of kernels of the list that are tried. Usually the first kernel is used."""
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:
@@ -352,7 +354,7 @@ def _2d(values: Sequence[int], before: int) -> tuple[int, ...]:
 def describe_gpu(gpu: GpuSpec) -> str:
     """Return the device properties of a GPU in cuDNN's JSON format.
 
-    Clock rates, cache size and driver version are required, but had no effect on any tested answer.
+    Clock rates, cache size and driver version are required, but had no effect on any tested result.
     """
     return json.dumps(
         {

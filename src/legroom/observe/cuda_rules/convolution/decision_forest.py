@@ -1,4 +1,4 @@
-"""A random forest that predicts the workspace formula of a convolution, trained on answers of cuDNN on a real H200.
+"""A random forest that predicts the workspace formula of a convolution, trained on queries to cuDNN on a real H200.
 
 There is one forest per operation (`convolutions_h200.forest.gz`, written by `bench/rules/convolution/forest.py`). Trees
 branch on the sizes of a convolution, its matrix product and its number of tiles. Each tree votes for a formula. The
@@ -26,7 +26,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 FOREST = Path(__file__).with_name("convolutions_h200.forest.gz")
 LEAF = 255
-"""The value that replaces a feature index if the node is a leaf."""
+"""The feature index that marks a leaf."""
 
 
 class Vote(NamedTuple):
@@ -38,8 +38,8 @@ class Vote(NamedTuple):
 
 
 def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
-    """Return the votes of the trees, most votes first, then closest to the median. The result is empty without a
-    forest.
+    """Return the votes of the trees: most votes first, and among equal votes, closest to the median first. The result
+    is empty without a forest.
     """
     forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:
@@ -151,8 +151,9 @@ class ForestHeader(NamedTuple):
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
     """Read the forests. The file has one line of JSON per operation (`ForestHeader`), followed by the arrays of each
-    operation. These are the thresholds and, for all nodes, the feature indices, the indices of thresholds (or of
-    formulas, for leaves), and the distances to the right branch."""
+    operation. The arrays are the thresholds and, for all nodes, the feature indices, the indices of thresholds (or of
+    formulas, for leaves), and the distances to the right branch.
+    """
     if not FOREST.exists():
         return {}
     found: dict[ConvOperation, _Forest] = {}

@@ -3,8 +3,8 @@
 Some kernels of cuDNN are compiled by the driver, and others call cuBLAS. For a GPU that is only described, cuDNN skips
 both kinds of kernels and only logs that it skipped them (`cudnn_library.captured_log`). A real GPU would run the first
 of these kernels that can compute the convolution. The workspaces of these kernels do not depend on the GPU. A workspace
-contains tiles of images, as in Winograd or FFT algorithms, or one weight gradient per image. The workspaces were
-derived from 19,000 answers of cuDNN 9.19 on an H200. The kernel numbers are those of that version.
+contains tiles of images, as in Winograd or FFT algorithms, or one weight gradient per image. The formulas for these
+workspaces were derived from 19,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Algorithm(Enum):
     COMPILED = auto()
     """A direct kernel that is compiled at run time and needs no workspace."""
     SUMMED = auto()
-    """The same, but with partial sums for depthwise convolutions."""
+    """A kernel like `COMPILED`, but with partial sums for depthwise convolutions."""
 
 
 ALGORITHMS = {
@@ -60,8 +60,9 @@ GPU."""
 
 
 class KernelProblem(NamedTuple):
-    """One operation of a convolution for these kernels. A transposed convolution is treated as the gradient of an
-    ordinary convolution."""
+    """One operation of a convolution that a GPU-only kernel computes. A transposed convolution is treated as the
+    gradient of an ordinary convolution.
+    """
 
     operation: ConvOperation
     layer: ConvLayer
@@ -69,14 +70,14 @@ class KernelProblem(NamedTuple):
     inputs: int
     outputs: int
     input_size: tuple[int, ...]
-    """The size of an image; the height is 1 for 1D convolutions."""
+    """The size of an image. The height is 1 for 1D convolutions."""
     output_size: tuple[int, ...]
     kernel: tuple[int, ...]
     padding: tuple[int, ...]
 
     @property
     def planes(self) -> int:
-        """The number of channels of all inputs and outputs."""
+        """The number of channels in all inputs and outputs."""
         return self.c.batch * (self.inputs + self.outputs)
 
     @property
@@ -161,7 +162,7 @@ def _has_unit_steps(problem: KernelProblem) -> bool:
 
 
 def algorithm_workspace(algorithm: Algorithm, problem: KernelProblem) -> int | None:
-    """Return the size in bytes, or None if unknown."""
+    """Return the workspace size in bytes, or None if unknown."""
     if algorithm == Algorithm.COMPILED:
         return 0
     if algorithm == Algorithm.SUMMED:

@@ -1,7 +1,7 @@
 """Copies that cuDNN's kernels make before they compute, because they need another layout or padded channels.
 
 Kernels use a few combinations of copies, each named by a letter (`LAYOUTS`). The sizes were derived from 424,000
-answers of cuDNN 9.19 on an H200. Nearly all sizes are exact to the byte.
+queries to cuDNN 9.19 on an H200. Nearly all sizes are exact to the byte.
 """
 
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, group_width, round_up
@@ -81,10 +81,11 @@ LAYOUTS = {
     "q": ("...", "UU."),
     "0": ("...", "..."),
 }
-"""Layout → the rules for input, output and weights: for contiguous tensors, and for channels-last ones.
+"""Maps each layout to its rules for input, output and weights, first for contiguous and then for channels-last tensors.
 
-`A`: copied with channels padded to 16 bytes, except images of one pixel (weights of pointwise convolutions only if they are padded). `O`: copied only if padded.
-`P`: copied and padded in any case. `F`: copied without padding. `U`: the same, except for a single pixel or channel, for which both layouts are equal.
-`G`: the same, except for a single image, whose groups are contiguous. `.`: not copied. Layout `L` also converts to float32. Lower-case layouts: one group of a
-kernel without group support; without groups such a kernel has the upper-case layout.
+`A`: copied with channels padded to 16 bytes, except images of one pixel (weights of pointwise convolutions only if they
+are padded). `O`: copied only if padded. `P`: copied and padded in any case. `F`: copied without padding. `U`: like `F`,
+except for a single pixel or channel, for which both layouts are equal. `G`: like `F`, except for a single image, whose
+groups are contiguous. `.`: not copied. Layout `L` also converts to float32. A lower-case layout describes one group of
+a kernel without group support. Without groups, such a kernel has the upper-case layout.
 """

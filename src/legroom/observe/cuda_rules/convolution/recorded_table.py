@@ -17,7 +17,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 TABLE = Path(__file__).with_name("convolutions_h200.jsonl.gz")
 UNIT = 512
-"""Bytes. The allocator rounds to it, and remainders are stored in it."""
+"""The number of bytes to which the allocator rounds sizes. Remainders are stored in this unit."""
 
 Row = tuple[int, int, int, int, int, int, int]
 """Batch size and, for the forward pass and the two gradients, an index into `WORKSPACE_KINDS` and a remainder."""
@@ -27,7 +27,7 @@ class ConvLayer(NamedTuple):
     """A convolution without its batch size, which is the key of the table."""
 
     dtype: str
-    """torch's name; `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
+    """torch's name of the dtype, or `float32_strict` if TF32 is not allowed (`torch.backends.cudnn.allow_tf32`)."""
     channels_last: bool
     inputs: int
     outputs: int
@@ -38,7 +38,7 @@ class ConvLayer(NamedTuple):
     groups: int
     transposed: bool
     padding: tuple[int, ...] | None = None
-    """None if it is not recorded. In most of these cases, the image size is unchanged."""
+    """None if the padding is not recorded. In most of these cases, the convolution does not change the image size."""
 
 
 class ConvQuery(NamedTuple):
@@ -58,9 +58,9 @@ class WorkspaceKind(NamedTuple):
     weight: bool
     output: bool
     padding: int
-    """Channels are padded to a multiple of this."""
+    """Channels are padded to a multiple of this number."""
     copies: bool
-    """A float32 copy of the weights per image."""
+    """Whether there is a float32 copy of the weights per image."""
 
 
 WORKSPACE_KINDS = (
@@ -176,7 +176,7 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
 
 @lru_cache(maxsize=1)
 def _lines() -> dict[LayerFamily, str]:
-    """Maps each family to its line of the file, which is not parsed yet."""
+    """Return the line of the file for each family. The lines are not parsed yet."""
     if not TABLE.exists():
         return {}
     found: dict[LayerFamily, str] = {}
@@ -189,7 +189,7 @@ def _lines() -> dict[LayerFamily, str]:
 
 
 def table_text(layers: Iterable[tuple[ConvLayer, list[Row]]]) -> str:
-    """Return the text of the file for these layers, in a canonical order."""
+    """Return the content of the table file for these layers, in a canonical order."""
     lines: dict[LayerFamily, list[list[object]]] = {}
     for layer, rows in layers:
         fields = [

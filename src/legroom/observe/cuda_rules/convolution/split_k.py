@@ -2,10 +2,10 @@
 
 A convolution is a matrix product that is computed in tiles. The number of tiles computed at a time is the number of
 blocks that run at once (a wave). The tiles that remain after full waves would keep only a few SMs busy, so the depth of
-their sums is split. Each block computes the sum of one part and writes it, in float32, to the workspace. cuDNN reports
-the tile and the cluster of blocks. Without a GPU, cuDNN does not know how many clusters run at once, so the workspace
-that it reports has too few partial sums or none. The formula was derived from answers on a real H200. The formula is
-exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
+their sums is split. Each block computes the sum of one part and writes the sum to the workspace in float32. cuDNN
+reports the tile and the cluster of blocks. Without a GPU, cuDNN does not know how many clusters run at once, so the
+workspace that it reports has too few partial sums or none. The formula was derived from queries on a real H200. The
+formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
 """
 
 from dataclasses import replace
@@ -28,9 +28,11 @@ class MatrixProduct(NamedTuple):
     columns: int
     depth: int
     column_taps: int = 1
-    """Kernel positions, if each has its own columns: gradients of weights."""
+    """The number of kernel positions if each position has its own columns, as for weight gradients."""
     depth_taps: int = 1
-    """Kernel positions, if each is a part of the depth: the forward pass and gradients of inputs."""
+    """The number of kernel positions if each position is a part of the depth, as for the forward pass and input
+    gradients.
+    """
 
 
 def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
@@ -93,12 +95,12 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
             range(1, most + 1),
             key=lambda parts: (ceil_div(steps, parts) + cost * (parts - 1).bit_length(), -parts),
         )
-    return parts * remaining * (height * width + 1) * 4 if parts > 1 else 0  # and a semaphore for each
+    return parts * remaining * (height * width + 1) * 4 if parts > 1 else 0  # and a semaphore for each tile
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the number of bytes if the remaining tiles keep all blocks busy. Larger sizes were rarely measured.
-    Returns None if the tiles of the kernel are unknown.
+    """Return the size of the partial sums in bytes if the remaining tiles keep all blocks busy. Larger sizes were
+    rarely measured. Returns 0 if the tiles of the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:
@@ -117,11 +119,13 @@ def _count(product: MatrixProduct, tile: int, cluster: tuple[int, int]) -> int:
 
 MANY_PARTS = 8
 _MIN_DEPTH = 1024
-"""Products that allow more than `MANY_PARTS` parts of this depth are split into as many as possible; others into the cheapest number."""
+"""Products that can be split into more than `MANY_PARTS` parts of this depth are split into as many parts as possible.
+Other products are split into the number of parts with the lowest cost.
+"""
 
 
 def _split_cost(dtype: str, tile: int, waves: int) -> float:
-    """Return the cost of doubling the number of parts, in steps. It is lower after a full wave."""
+    """Return the cost of doubling the number of parts, in steps. The cost is lower after a full wave."""
     costs = (_SPLIT_COST_LATER if waves else _SPLIT_COST)[dtype]
     return costs.get(tile, costs[0])
 
@@ -147,6 +151,6 @@ _SPLIT_COST_LATER = {
     "bfloat16": {0: 26, 1: 30, 3: 24, 5: 42, 6: 24, 7: 32},
     "float32": {0: 5, 1: 6, 3: 3, 5: 10, 9: 4},
 }
-"""The same cost after a full wave."""
+"""The cost after the first full wave, by dtype and tile."""
 _LAST_SPLIT_WAVE = {("float16", 1): 6, ("float16", 6): 6}
 """The number of waves, by dtype and tile, after which nothing is split."""

@@ -1,8 +1,8 @@
 """Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
 
-cuDNN's kernels differ in the copies that they make in another layout, and in their partial sums. Both follow exactly from the number of
-the kernel and a few of its settings. The formulas were derived from 424,000 answers of cuDNN 9.19 on an H200. The
-kernel numbers are those of that version.
+cuDNN's kernels differ in the copies that they make in another layout, and in their partial sums. The copies and the
+partial sums follow exactly from the number of the kernel and a few of its settings. The formulas were derived from
+424,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 
 | formula | bytes |
 |---|---|
@@ -49,7 +49,9 @@ NO_BYTES = "0"
 
 
 def formula_bytes(formula: str, query: ConvQuery, c: Convolution, operation: ConvOperation) -> int:
-    """Return the bytes of a formula for one convolution, which is given as a query and by its sizes."""
+    """Return the workspace size in bytes that a formula yields for one convolution. The convolution is given both as a
+    query and by its sizes.
+    """
     if formula == NO_BYTES:
         return 0
     if formula[0] == "R":
@@ -91,7 +93,9 @@ def _evaluate(formula: str, query: ConvQuery, c: Convolution, operation: ConvOpe
 
 
 _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 159
-"""Bytes that kernels need in addition: if they copy anything, if they may split sums, if they copy weights, and if those copies are in tiles."""
+"""Additional bytes that kernels need if they copy anything, if they may split sums, if they copy weights, and if those
+copies are in tiles.
+"""
 
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
@@ -141,7 +145,7 @@ _MAX_COPIES = 1000
 
 
 def kernel_formula(engine: int, knobs: Mapping[int, int], c: Convolution, operation: ConvOperation) -> str:
-    """Return the formula of a kernel, from its number and its settings."""
+    """Return the formula of a kernel, given its number and its settings."""
     kernel = (actual_operation(operation, c.transposed), engine)
     algorithm = ALGORITHMS.get(kernel)
     if algorithm is not None:
@@ -171,7 +175,7 @@ _LAYOUT_OF = {
     (ConvOperation.WEIGHT_GRADIENT, 30): "J", (ConvOperation.WEIGHT_GRADIENT, 34): "J", (ConvOperation.WEIGHT_GRADIENT, 48): "J", (ConvOperation.WEIGHT_GRADIENT, 50): "J",
     (ConvOperation.WEIGHT_GRADIENT, 37): "U", (ConvOperation.WEIGHT_GRADIENT, 39): "U", (ConvOperation.WEIGHT_GRADIENT, 40): "L",
 }  # fmt: skip
-"""Maps (`actual_operation`, cuDNN's number of a kernel) to its layout, if it is not `P`."""
+"""Maps (`actual_operation`, cuDNN's number of a kernel) to its layout, if the layout is not `P`."""
 _SUMS_IN_PLACE = {(ConvOperation.WEIGHT_GRADIENT, 47), (ConvOperation.WEIGHT_GRADIENT, 48)}
 """Kernels that need no copies, regardless of their setting."""
 _TILES = {

@@ -1,4 +1,4 @@
-"""Rules for the workspace of a convolution, and helpers that all estimates of it share.
+"""Rules for the workspace of a convolution, and helper functions that all workspace estimates share.
 
 cuDNN's fast kernels read and write channels-last images. For contiguous tensors, these kernels convert the input and
 the weights in the workspace, and convert the result back. The conversion needs a second copy of input, weights and
@@ -67,7 +67,7 @@ class Convolution:
 
 
 class ConvWorkspaces(NamedTuple):
-    """Bytes for the forward pass and the two gradients."""
+    """Workspace sizes in bytes for the forward pass and the two gradients."""
 
     forward: int
     input_gradient: int
@@ -87,7 +87,7 @@ def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
 
 
 def forward(c: Convolution) -> int:
-    """Bytes for the forward pass."""
+    """Return the workspace size in bytes for the forward pass."""
     if c.depthwise:
         return 0
     if c.channels_last:
@@ -115,7 +115,7 @@ def forward(c: Convolution) -> int:
 
 
 def input_gradient(c: Convolution) -> int:
-    """Bytes for the gradient of the input."""
+    """Return the workspace size in bytes for the gradient of the input."""
     if c.depthwise:
         return 0
     if c.channels_last:
@@ -129,7 +129,7 @@ def input_gradient(c: Convolution) -> int:
 
 
 def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
-    """Bytes for the gradient of the weights."""
+    """Return the workspace size in bytes for the gradient of the weights."""
     half = c.element == 2
     if c.depthwise:
         return _depthwise_weights(c, gpu)
@@ -144,8 +144,9 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
-    """Bytes for one matrix product per image, each with its own copy of the weight gradient. If those copies would be
-    much larger than the images, the rule for other convolutions applies.
+    """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
+    copy of the weight gradient. If those copies would be much larger than the images, the rule for other convolutions
+    applies.
     """
     if c.output_area == 1:
         return 0
@@ -159,8 +160,9 @@ def _pointwise_weights(c: Convolution, partial: int) -> int:
 
 
 def _depthwise_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Bytes of the partial sums for channels-last tensors: eight per image and channel. In float32, large kernels are
-    unrolled, and there are partial sums for four blocks per SM."""
+    """Return the size in bytes of the partial sums for channels-last tensors. There are eight partial sums per image
+    and channel. In float32, large kernels are unrolled, and there are partial sums for four blocks per SM.
+    """
     if not c.channels_last or c.batch < 8:
         return 0
     if c.element == 2:
@@ -190,7 +192,9 @@ def tensor_bytes(c: Convolution) -> int:
 
 
 def _padding(c: Convolution) -> int:
-    """Bytes of padded copies. Channels-last tensors are copied only if their channels must be padded to 16 bytes."""
+    """Return the size in bytes of padded copies. Channels-last tensors are copied only if their channels must be padded
+    to 16 bytes.
+    """
     multiple = 16 // c.element
     input, output = bool(c.inputs % multiple), bool(c.outputs % multiple)
     if not input and not output:

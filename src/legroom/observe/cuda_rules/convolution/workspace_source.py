@@ -3,7 +3,7 @@ rules, in this order.
 
 The installed library is the most reliable source for the kernels that it will run. If the library has the version with
 which the table was recorded, the table comes first, because it contains the choices of this library as measured on a
-real H200. Without a GPU, 1 to 2% of the library's answers are wrong (partial sums, kernels that only a GPU can
+real H200. Without a GPU, 1 to 2% of the library's results are wrong (partial sums, kernels that only a GPU can
 compile). For any other version, the table provides an alternative size. If cuDNN crashes, the table, the forest and the
 rules are used. Only Hopper GPUs were measured. For other GPUs, the library or the rules are used.
 """
@@ -26,7 +26,7 @@ class WorkspaceGuess(NamedTuple):
 
     likely: ConvWorkspaces
     others: tuple[ConvWorkspaces, ...] = ()
-    """Alternatives, with more likely ones first. Empty if the sizes are certain."""
+    """Alternative sizes, most likely first. Empty if the sizes are certain."""
     crashed: bool = False
     """Whether cuDNN crashed when it was queried about this convolution."""
 
@@ -79,7 +79,7 @@ def _operation_sizes(
     answer: Answer | None,
     recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
-    """Return the workspace of one of `OPERATIONS`. Returns None if only the rules have an answer."""
+    """Return the workspace of one of `OPERATIONS`. Returns None if only the rules provide a size."""
     answered = answer.sizes[index] if answer and answer.sizes else ()
     if answered and answer and answer.logs_skipped_kernels:
         sizes = answered if recorded is None else (*answered, recorded[index])
@@ -107,9 +107,11 @@ def _operation_sizes(
 
 
 MIN_SHARE = 0.3
-"""A larger size that this fraction of the trees votes for is an alternative. An estimate that is too low costs a run; one that is too high costs little."""
+"""A larger size is an alternative if this fraction of the trees votes for it. An estimate that is too low can make a
+run fail. An estimate that is too high costs little.
+"""
 MAJORITY = 0.5
-"""A larger size than the library's is an alternative if more than this fraction of the trees votes for it."""
+"""A size above the library's size is an alternative if more than this fraction of the trees votes for it."""
 HUGE = 4
 """A workspace larger than this multiple of input, weights and output needs a majority of the votes."""
 

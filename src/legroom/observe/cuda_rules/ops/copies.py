@@ -1,4 +1,5 @@
-"""Kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation ends.
+"""Copies for kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation
+ends.
 
 Inputs are not contiguous after a transposition, a slice or an expansion. The gradient of the input of a sum is not
 contiguous, because it is an expanded scalar. Measurements on an H200 show which kernels support channels-last images,

@@ -57,7 +57,7 @@ def _listed(lengths: Any) -> list[int]:
 
 
 class _Losses(torch.autograd.Function):
-    """One loss per sequence."""
+    """An autograd function that computes one loss per sequence."""
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, targets: Tensor, longest: int) -> Tensor:
@@ -80,5 +80,5 @@ class _Losses(torch.autograd.Function):
 
 
 def _lengths_on_device(log_probs: Tensor) -> list[Tensor]:
-    """Lengths of targets and inputs, and the offset of each target."""
+    """Return the lengths of targets and inputs, and the offset of each target."""
     return [log_probs.new_empty(log_probs.shape[1], dtype=torch.int64) for _ in range(3)]

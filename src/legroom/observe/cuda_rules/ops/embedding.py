@@ -2,8 +2,8 @@
 
 Source: `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices need only one
 kernel. More indices are sorted together with their positions, and split into runs of the same row and then into
-segments of ten. Every segment has a row of float32 partial sums. The sizes are equal to measurements, except for the
-scratch memory of the sort.
+segments of ten. Every segment has a row of float32 partial sums. The sizes match measurements, except for the scratch
+memory of the sort.
 """
 
 from typing import Any
@@ -61,7 +61,7 @@ def _coalesce(call: OpCall) -> MemoryPlan:
 
 
 def _sparse_mask(call: OpCall) -> MemoryPlan:
-    """The rows of a dense matrix that a sparse one contains are gathered, then copied into the result."""
+    """The rows of the dense matrix that exist in the sparse matrix are gathered, then copied into the result."""
     mask = call.arguments["mask"]
     return MemoryPlan(
         [

@@ -21,9 +21,11 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 LARGEST_RADIX = 13
-"""Lengths whose prime factors are at most this have specialized kernels."""
+"""The largest prime factor of the lengths that have specialized kernels."""
 SHORT, LONG, LONGEST = 64, 1024, 16_384
-"""Up to the first, every length has one; beyond the second, real transforms only for powers of two; beyond the third, none."""
+"""Every length up to `SHORT` has a specialized kernel. Above `LONG`, real transforms have specialized kernels only for
+powers of two. Above `LONGEST`, there are no specialized kernels.
+"""
 
 
 def _transform(call: OpCall) -> MemoryPlan | None:
@@ -53,8 +55,9 @@ def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
 
 
 def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
-    """`full_side` is the tensor with all values, either the input or the result. `element` is the number of bytes of a
-    complex value."""
+    """Return the size of cuFFT's workspace in bytes. `full_side` is the tensor with all values, either the input or the
+    result. `element` is the number of bytes of a complex value.
+    """
     lengths = [int(full_side.shape[dim]) for dim in dims]
     full_size = int(full_side.numel()) * element
     odd = [length for length in lengths if length > SHORT and _largest_prime(length) > LARGEST_RADIX]
@@ -68,7 +71,7 @@ def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
 
 
 def _largest_prime(number: int) -> int:
-    """Return the largest prime factor."""
+    """Return the largest prime factor of a number."""
     largest = 1
     for factor in range(2, math.isqrt(number) + 1):
         while number % factor == 0:

@@ -47,8 +47,9 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """The gradients selected by the mask, in the shape of the source. The number of true values is unknown, so it is
-    assumed to be the size of the source."""
+    """The gradients selected by the mask are allocated, in the shape of the source. The number of true values is
+    unknown, so it is assumed to be the size of the source.
+    """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
     return MemoryPlan(

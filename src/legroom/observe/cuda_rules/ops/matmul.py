@@ -2,10 +2,10 @@
 
 cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends. The
 autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. Source:
-`getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp: the size is 32 MiB on Hopper and newer, 4096 KiB × 2 + 16
-KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt, which has
-its own workspace. In the measured histories, the workspace of cuBLASLt has 1 MiB and is allocated after the cuBLAS
-workspace.
+`getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a workspace is 32 MiB on Hopper and newer, 4096
+KiB × 2 + 16 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt,
+which has its own workspace. In the measured histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated
+after the cuBLAS workspace.
 """
 
 import math
@@ -117,9 +117,10 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """`nn.Bilinear`. The kernel loops over one dimension. In each iteration, the kernel multiplies the first two
+    """The kernel of `nn.Bilinear` loops over one dimension. In each iteration, the kernel multiplies the first two
     operands, then the third, and adds the slice to the result (`_trilinear` in ATen/native/Linear.cpp). CUDA uses the
-    same kernel."""
+    same kernel.
+    """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
     first = {dim for dim in summed if dim in call.arguments["expand3"]}

@@ -64,8 +64,9 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
     """The kernel copies inputs as in the forward pass. For many short rows, the gradients of the weights are summed in
-    two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for each 32 rows, and the
-    second reduces these sums."""
+    two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for every 32 rows, and the
+    second pass reduces these sums.
+    """
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
     if not input.is_contiguous():
@@ -112,9 +113,9 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
     """For channels-last images, cuDNN allocates partial sums in proportion to the image, with channels padded to 64. In
-    the forward pass, there is one pair of float32 values for each 32 pixels (80 in half precision), and one more value
-    for each 128 of these values. In the backward pass, there is one value for each 48 pixels. The rule agrees with 60
-    layers measured on an H200, except for some tens of bytes. The partial sums of torch's own kernel are small.
+    the forward pass, there is one pair of float32 values for every 32 pixels (80 in half precision), and one more value
+    for every 128 of these values. In the backward pass, there is one value for every 48 pixels. The rule matches 60
+    layers measured on an H200, to within a few tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -185,7 +186,7 @@ def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
 
 
 def _staged(size: int) -> list[MemoryStep]:
-    """Bytes of the sums of blocks, and of the semaphores that count finished blocks."""
+    """Allocate and free the sums of the blocks and the semaphores that count finished blocks."""
     if not size:
         return []
     return [

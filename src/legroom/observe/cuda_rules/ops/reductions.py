@@ -7,7 +7,7 @@ that is used. The bias gradient of a linear layer, a sum over a tall matrix, may
 the matrix itself.
 
 The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once matters.
-The sizes are equal to the byte to sums measured on an H200.
+The sizes match sums measured on an H200 to the byte.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,8 @@ def buffers(
     accumulator: int,
     vector: int = 4,
 ) -> tuple[int, int]:
-    """Return the size in bytes of the staging buffer and of its semaphores; zeros if one block per output is enough.
+    """Return the size in bytes of the staging buffer and of its semaphores; both are 0 if one block per output is
+    enough.
 
     `accumulator` is the number of bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is
     the number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
@@ -197,7 +198,9 @@ def _widened(call: OpCall, tensor: Any) -> int:
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16
-"""Bytes of a partial result: a float; mean, squared distance and two counts; a value and its index."""
+"""Sizes in bytes of three kinds of partial results: a float; mean, squared distance and two counts; a value and its
+index.
+"""
 
 _VALUES_ONLY = ("aten::max", "aten::min")
 """Operations that return no index if all dimensions are reduced."""

@@ -58,8 +58,8 @@ def _segmented_sort(count: int, row: int, element: int) -> list[MemoryStep]:
 
 
 def _sort_buffer(count: int, pairs: int) -> int:
-    """Return the size in bytes of cub's buffer: a second copy of the pairs, and about three bytes for each 16 pairs for
-    the digit counts.
+    """Return the size in bytes of cub's buffer: a second copy of the pairs, and about three bytes for every 16 pairs
+    for the digit counts.
     """
     return pairs + count * 3 // 16
 

@@ -24,7 +24,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 CHUNK = 65_536
-"""Values of a tensor that one block of a foreach kernel processes."""
+"""The number of values of a tensor that one block of a foreach kernel processes."""
 
 
 def _softmax_backward(call: OpCall) -> MemoryPlan | None:

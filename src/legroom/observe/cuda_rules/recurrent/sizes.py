@@ -69,8 +69,8 @@ class RecurrentLayer:
 
 
 def reserve(layer: RecurrentLayer) -> int:
-    """Return the size in bytes of the gates and cells of every step and layer, the outputs between layers, and dropout
-    masks of one bit per value.
+    """Return the size of the reserve in bytes. The reserve contains the gates and cells of every step and layer, the
+    outputs between layers, and dropout masks of one bit per value.
     """
     if not layer.training:
         return 0
@@ -93,7 +93,9 @@ class WorkspaceParts(NamedTuple):
     states: int
     """States of one step, per layer."""
     wider: tuple[tuple[float, float], ...] = ()
-    """(a, b): adds a × (inputs - b × hidden) if that is positive. These buffers are used for inputs or outputs."""
+    """Each pair (a, b) adds a × (inputs - b × hidden) if this value is positive. These buffers are used for inputs or
+    outputs.
+    """
 
 
 _STANDARD: dict[tuple[str, int, bool], WorkspaceParts] = {
@@ -110,7 +112,7 @@ _STANDARD: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(10, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(12, 2, 14, ((4, 1),)),
 }
-"""Training, by cell type, number of directions, and whether there are several layers."""
+"""Workspace parts for training, by cell type, number of directions, and whether there are several layers."""
 
 _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(21, 1, 8, ((2, 3),)),
@@ -126,7 +128,7 @@ _PERSISTENT: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 2, False): WorkspaceParts(19, 2, 14, ((4, 1),)),
     ("rnn", 2, True): WorkspaceParts(21, 2, 14, ((4, 1),)),
 }
-"""The same for persistent algorithms, whose weights stay in registers. They copy the gates of all steps."""
+"""Workspace parts for persistent algorithms, which keep the weights in registers and copy the gates of all steps."""
 
 _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("lstm", 1): WorkspaceParts(4, 0, 6, ((1, 3),)),
@@ -136,7 +138,7 @@ _PACKED: dict[tuple[str, int], WorkspaceParts] = {
     ("rnn", 1): WorkspaceParts(2, 0, 1, ((1, 1),)),
     ("rnn", 2): WorkspaceParts(8, 0, 6, ((4, 1),)),
 }
-"""Packed sequences need no copies in another layout."""
+"""Workspace parts for packed sequences, which need no copies in another layout."""
 
 _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("lstm", 1, False): WorkspaceParts(5, 1, 10),
@@ -152,14 +154,14 @@ _EVALUATION: dict[tuple[str, int, bool], WorkspaceParts] = {
     ("rnn", 1, True): WorkspaceParts(6, 1, 4),
     ("rnn", 2, True): WorkspaceParts(12, 1, 10),
 }
-"""Evaluation, by cell type, number of directions, and whether the algorithm is persistent."""
+"""Workspace parts for evaluation, by cell type, number of directions, and whether the algorithm is persistent."""
 
 CHUNK = 256
 """The maximum number of steps whose gates are copied at once."""
 
 
 def workspace(layer: RecurrentLayer, *, backward: bool = False) -> int:
-    """Return the size in bytes of the workspace of one call."""
+    """Return the size of the workspace of one cuDNN call in bytes."""
     is_persistent = persistent(layer, backward=backward)
     parts = _parts(layer, is_persistent)
     width = parts.hidden * layer.hidden + parts.inputs * layer.inputs + layer.directions * layer.projected
@@ -216,7 +218,7 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
     """Return the number of values that are copied in chunks: the gates of one chunk in the forward pass, or all steps
-    with fewer copies in the backward pass. In training, the workspace is the larger of the two.
+    with fewer copies in the backward pass. In training, the workspace is sized for the larger of the two passes.
     """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
@@ -252,7 +254,7 @@ def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
 
 
 def dropout_state(gpu: GpuSpec) -> int:
-    """Return the size in bytes of the random states of cuDNN's dropout: 24 for each thread that the GPU runs at
+    """Return the size in bytes of the random states of cuDNN's dropout: 24 bytes for each thread that the GPU runs at
     once.
     """
     return gpu.sm_count * gpu.threads_per_sm * 24
