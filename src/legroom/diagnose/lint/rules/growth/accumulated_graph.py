@@ -1,12 +1,13 @@
 """LG101: Memory grows with every step
 
 ## What it detects
-In a report: in each of the last steps, device memory or an autograd graph grew, allocated by the same lines. The report
-shows the line that allocates the memory. If Legroom found the variable that keeps the memory alive, the report shows
-this variable too.
+Reports contain this code if device memory or an autograd graph grew in each of the last steps, at the same lines of
+code. The report shows the line that allocates the memory. If Legroom finds the variable that keeps the memory alive,
+the report also names that variable.
 
-In source code (`legroom lint`): in a training or evaluation loop, a loss or output that still has its graph is summed,
-appended or stored, and nothing in the loop clears the container. The rule also covers objects that retain their arguments.
+`legroom lint` checks for training and evaluation loops that sum, append or store a loss or output together with its
+graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store
+their arguments.
 
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
@@ -31,7 +32,7 @@ outputs.append(output.detach().cpu())    # a tensor on the host, without its gra
 ```
 
 ## Estimated saving
-All memory that has accumulated so far, except the memory of one step.
+The estimated saving is all memory that has accumulated so far, except the memory of one step.
 
 ## Fix safety
 The fix is safe: it adds `.item()` if only the number is used later, and `.detach()` otherwise.

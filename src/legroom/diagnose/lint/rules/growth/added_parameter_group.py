@@ -1,7 +1,7 @@
 """LG115: Every step adds a parameter group
 
 ## What it detects
-Checks for unconditional calls of `add_param_group` in a training loop.
+The rule checks for unconditional calls to `add_param_group` in a training loop.
 
 ## Why this is a problem
 A parameter group stays in the optimizer, with its parameters and their state. If each step adds a group, the optimizer

@@ -1,17 +1,18 @@
 """LG111: A cache keeps the tensors of every call alive
 
 ## What it detects
-Checks for `lru_cache` or `cache` in one of these places:
+The rule checks for `lru_cache` and `cache` in three cases:
 
-- on a method of an `nn.Module`, or on a method that returns tensors;
-- without an explicit `maxsize`, on a function that takes tensors;
-- without a limit (`cache`, `maxsize=None`), on a function that returns tensors.
+- The cached function is a method of an `nn.Module`, or a method that returns tensors.
+- The cached function takes tensors, and the cache has no explicit `maxsize`.
+- The cached function returns tensors, and the cache has no limit (`cache`, `maxsize=None`).
 
 ## Why this is a problem
-`functools.lru_cache` stores the arguments and the result of every distinct call. Tensors are compared by identity, so every
-call is distinct. On a method, the cache also stores `self`, so the whole model stays alive as long as the class.
+`functools.lru_cache` stores the arguments and the result of every distinct call. Tensors are compared by identity, so
+every call with a new tensor is distinct. The cache of a method also stores `self`, so the whole model stays alive as
+long as its class exists.
 
-If a mask or a table depends only on sizes, register it as a buffer or give the cache a small `maxsize`.
+Register masks and tables that depend only on sizes as buffers, or give the cache a small `maxsize`.
 
 ## Example
 ```python

@@ -1,11 +1,11 @@
 """LG104: Activations of earlier steps are still alive
 
 ## What it detects
-In a report: checks whether activations that autograd saved in an earlier step are still allocated.
+Reports contain this code if activations that autograd saved in an earlier step are still allocated.
 
-In source code (`legroom lint`): a model receives a state and returns it under the same name, in a loop with a backward pass
-or with gradients enabled, and nothing in the loop detaches or recreates the state. The rule does not flag
-a loop over the time steps within one training step.
+`legroom lint` checks for loops in which a model receives a state and the result is assigned to the same name. The rule
+applies if the loop has a backward pass or runs with gradients enabled, and nothing in the loop detaches or recreates
+the state. The rule does not flag a loop over the time steps within one training step.
 
 ## Why this is a problem
 The backward pass releases saved activations. Activations stay allocated if there is no backward pass, if the backward
@@ -25,12 +25,12 @@ loss.backward()
 ```
 
 ## Estimated saving
-The fix saves the memory of these activations.
+The estimated saving is the memory of the activations from earlier steps.
 
 ## Fix safety
-The fix is unsafe: it detaches the state that the model receives, so gradients stop at the beginning of the step,
-as in truncated backpropagation through time. In a tuple or list of states, every element is detached. An initial `None`
-stays `None`.
+The fix is unsafe: it detaches the state that the model receives, so gradients stop at the beginning of the step, as in
+truncated backpropagation through time. In a tuple or list of states, every element is detached. If the initial state is
+`None`, it stays `None`.
 """
 
 from collections.abc import Iterator

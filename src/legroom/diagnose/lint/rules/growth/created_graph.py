@@ -1,12 +1,13 @@
 """LG109: backward() creates a graph of the gradients
 
 ## What it detects
-Checks for `create_graph=True` in a call of `backward`. The argument is allowed in `torch.autograd.grad`.
+The rule checks for `create_graph=True` in a call to `backward`. The rule allows `create_graph=True` in
+`torch.autograd.grad`.
 
 ## Why this is a problem
-With `create_graph=True`, gradients have their own graph. Each parameter references its gradient, the gradient references its
-graph, and the graph references the parameter. Only the garbage collector can free this reference cycle, which keeps all
-activations of the step alive.
+With `create_graph=True`, gradients have their own graph. Each parameter references its gradient, the gradient
+references its graph, and the graph references the parameter. This reference cycle keeps all activations of the step
+alive. Only Python's garbage collector can free a reference cycle.
 
 ## Example
 ```python
@@ -21,7 +22,7 @@ penalty = sum(gradient.norm() for gradient in gradients)   # no parameter refere
 ```
 
 ## Fix safety
-No automatic fix is available. If you do not need second derivatives, remove the argument.
+No automatic fix is available. If you do not need second derivatives, remove `create_graph=True`.
 """
 
 from collections.abc import Iterator

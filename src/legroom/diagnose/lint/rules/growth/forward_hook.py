@@ -1,14 +1,15 @@
 """LG110: A hook stores module outputs
 
 ## What it detects
-Checks for functions passed to `register_forward_hook` (or another hook) that store their arguments in a container that is
+The rule checks for hooks, for example of `register_forward_hook`, that store their arguments in a container that is
 never cleared.
 
 ## Why this is a problem
 A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one more output, and each
 output keeps the graph of its step alive.
 
-Clear the list after each step if you need all outputs of one step. Call `handle.remove()` on hooks that you no longer need.
+Clear the list after each step if you need all outputs of one step. Call `handle.remove()` to remove a hook that you no
+longer need.
 
 ## Example
 ```python

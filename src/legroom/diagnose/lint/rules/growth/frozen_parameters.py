@@ -1,7 +1,8 @@
 """LG112: The optimizer receives frozen parameters
 
 ## What it detects
-Checks for optimizers that receive all parameters of a model, although part of the model is frozen and not unfrozen later.
+The rule checks for optimizers that receive all parameters of a model, although a part of the model is frozen and never
+unfrozen.
 
 ## Why this is a problem
 Parameters with `requires_grad = False` get no gradient, so the optimizer does not update them. However, the optimizer
@@ -22,8 +23,8 @@ optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
 ```
 
 ## Fix safety
-The fix is unsafe. The optimizer receives only parameters that require gradients, so it cannot load an optimizer
-state that was saved before.
+The fix is unsafe: the optimizer then receives only parameters that require gradients, so it cannot load an optimizer
+state that was saved before the fix.
 """
 
 from collections.abc import Iterator

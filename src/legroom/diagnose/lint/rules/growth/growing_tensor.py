@@ -1,7 +1,8 @@
 """LG116: A tensor is concatenated to itself in every step
 
 ## What it detects
-Checks for `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates or recreates `x`.
+The rule checks for `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates
+or recreates `x`.
 
 ## Why this is a problem
 Each iteration allocates the whole history again, so memory use and time grow with every step. During the concatenation, the old and the
@@ -19,8 +20,8 @@ history = torch.cat([history, output.detach()])[-1000:]   # or keep only the lat
 ```
 
 ## Fix safety
-The fix is safe: it is available if the added tensor has a graph and no backward pass goes through the history. The fix
-adds `.detach()`, so the history keeps no graph alive. The history still grows until you limit its length.
+A safe fix is available if the added tensor has a graph and no backward pass goes through the history. The fix adds
+`.detach()`, so the history keeps no graph alive. The history still grows until you limit its length.
 """
 
 from collections.abc import Iterator

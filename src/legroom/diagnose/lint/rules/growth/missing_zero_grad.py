@@ -1,9 +1,9 @@
 """LG113: Gradients are never cleared
 
 ## What it detects
-Checks for loops that call `backward()` and `optimizer.step()` but never clear the gradients. Gradients are cleared by
-`zero_grad` or by an assignment to `.grad`. The rule searches the function with the loop, and the functions of the same
-file that the loop calls.
+The rule checks for loops that call `backward()` and `optimizer.step()` but never clear the gradients. Gradients are
+cleared by `zero_grad` or by an assignment to `.grad`. The rule searches the function that contains the loop, and all
+functions in the same file that the loop calls.
 
 ## Why this is a problem
 `backward()` adds to the existing gradients. If the gradients are never cleared, each step uses the sum of the gradients

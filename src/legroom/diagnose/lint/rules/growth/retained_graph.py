@@ -1,15 +1,15 @@
 """LG108: Every backward pass retains the graph
 
 ## What it detects
-Checks for `retain_graph=True` in a loop, without another backward pass later in the same iteration.
+The rule checks for `retain_graph=True` in a loop, if no other backward pass follows in the same iteration.
 
 ## Why this is a problem
 `backward()` frees the saved activations layer by layer, which makes room for the gradients. With `retain_graph=True`,
-all activations stay allocated until the loss is released, so the peak is higher in every step. The argument is needed
-only if a second backward pass goes through the same graph.
+all activations stay allocated until the loss is released, so the peak is higher in every step. `retain_graph=True` is
+needed only if a second backward pass goes through the same graph.
 
-If you remove the argument and PyTorch raises "Trying to backward through the graph a second time", a tensor is carried
-from step to step with its graph. Detach that tensor (LG104).
+If you remove `retain_graph=True` and PyTorch raises "Trying to backward through the graph a second time", a tensor is
+carried from step to step with its graph. Detach that tensor (LG104).
 
 ## Example
 ```python
@@ -22,7 +22,7 @@ loss.backward()
 ```
 
 ## Fix safety
-The fix is unsafe: it removes the argument.
+The fix removes `retain_graph=True`. The fix is unsafe, because a later backward pass may need the graph.
 """
 
 from collections.abc import Iterator

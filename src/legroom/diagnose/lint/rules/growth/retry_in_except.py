@@ -1,13 +1,13 @@
 """LG106: A retry runs inside the except block
 
 ## What it detects
-Checks for `except` blocks that handle an out-of-memory error (or `RuntimeError`) and call a model, `backward`, or the
-function that the `try` block called.
+The rule checks for `except` blocks that handle an out-of-memory error (or `RuntimeError`) and call a model, `backward`,
+or the function that the `try` block called.
 
 ## Why this is a problem
-During an `except` block the exception is alive. Its traceback keeps every frame of the failed attempt alive, with all its
-tensors. A retry inside the block has less memory than the failed attempt. `empty_cache()` inside the block cannot free
-these tensors.
+During an `except` block, the exception is alive. The traceback of the exception keeps every frame of the failed attempt
+alive, including all tensors in these frames. A retry inside the `except` block therefore has less free memory than the
+failed attempt. `empty_cache()` cannot free tensors that a traceback keeps alive.
 
 ## Example
 ```python

@@ -1,12 +1,12 @@
 """LG114: An autograd function stores tensors as attributes of ctx
 
 ## What it detects
-Checks for tensors that the `forward` method of a `torch.autograd.Function` assigns to an attribute of the context.
+The rule checks for tensors that the `forward` method of a `torch.autograd.Function` assigns to an attribute of `ctx`.
 
 ## Why this is a problem
 The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive
 until the graph is freed. If the tensor is an output, it forms a reference cycle with its own graph. Reference counting
-never frees such a cycle.
+alone never frees a reference cycle.
 
 ## Example
 ```python

@@ -1,7 +1,7 @@
 """LG403: The backward pass runs under autocast
 
 ## What it detects
-Checks for `backward()` inside a `with` block of `autocast`.
+The rule checks for `backward()` inside a `with` block of `autocast`.
 
 ## Why this is a problem
 Backward operations automatically use the dtype of their forward operations, so autocast has no benefit for them. Autocast keeps half-precision

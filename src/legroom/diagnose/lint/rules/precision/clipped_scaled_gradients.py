@@ -1,7 +1,8 @@
 """LG404: Gradients are clipped before they are unscaled
 
 ## What it detects
-Checks for `clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()`, in a function without `unscale_`.
+The rule checks for `clip_grad_norm_` or `clip_grad_value_` after `scaler.scale(...).backward()`, in a function that
+does not call `unscale_`.
 
 ## Why this is a problem
 `GradScaler` multiplies the loss, and with it the gradients, by a large factor. If the gradients are clipped before they

@@ -1,17 +1,17 @@
 """LG406: .data bypasses autograd
 
 ## What it detects
-Checks for uses of `.data` on a value that is known to be a tensor, such as an output, a parameter, a `.weight` or a
-`.grad`. The rule does not flag:
+The rule checks for uses of `.data` on a value that is known to be a tensor, such as an output, a parameter, a `.weight`
+or a `.grad`. The rule does not flag three uses of `.data`:
 
-- assigning a new tensor to change the dtype or device of a parameter (`p.data = p.data.to(torch.bfloat16)`);
-- initialization in `__init__`, `_init_weights` and similar methods;
-- reading metadata (`w.data.shape`).
+- An assignment changes the dtype or device of a parameter (`p.data = p.data.to(torch.bfloat16)`).
+- `__init__`, `_init_weights` or a similar method initializes the tensor.
+- The code only reads metadata (`w.data.shape`).
 
 ## Why this is a problem
 `.data` shares the memory of the tensor, but not its version counter. Autograd does not detect a change through `.data`,
-and gradients can be silently wrong. `.detach()` also returns a tensor without a graph, and autograd raises an error if
-a change makes a gradient invalid.
+and gradients can be silently wrong. `.detach()` also returns a tensor without a graph, but autograd detects changes
+through `.detach()` and raises an error if a gradient is no longer valid.
 
 ## Example
 ```python

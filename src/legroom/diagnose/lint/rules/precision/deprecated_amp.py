@@ -1,8 +1,8 @@
 """LG402: torch.cuda.amp is deprecated
 
 ## What it detects
-Checks for names from `torch.cuda.amp` and `torch.cpu.amp`, imported or fully qualified. The rule does not flag code
-that runs only with certain torch versions, or fallbacks that run if the import of the new names fails.
+The rule checks for imported or fully qualified names from `torch.cuda.amp` and `torch.cpu.amp`. The rule does not flag
+code that runs only with certain torch versions, or fallbacks that run if the import of the new names fails.
 
 ## Why this is a problem
 `torch.cuda.amp.autocast` and `torch.cuda.amp.GradScaler` issue a warning on every use and will be removed. `torch.amp` has the same classes, with

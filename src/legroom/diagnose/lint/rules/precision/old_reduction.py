@@ -1,7 +1,7 @@
 """LG405: size_average and reduce are deprecated
 
 ## What it detects
-Checks for `size_average=` or `reduce=`, passed as True or False to a loss of `torch.nn`.
+The rule checks for losses of `torch.nn` that receive `size_average=` or `reduce=` as True or False.
 
 ## Why this is a problem
 `reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the old arguments and will remove

@@ -1,8 +1,8 @@
 """LG302: Copies from pinned memory are blocking
 
 ## What it detects
-Checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`. The loader
-may be created in another function.
+The rule checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`.
+The rule also finds loaders that are created in another function.
 
 ## Why this is a problem
 `pin_memory=True` costs host memory and time. In return, the GPU can copy data while the program continues. Without

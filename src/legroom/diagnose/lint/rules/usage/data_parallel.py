@@ -1,11 +1,12 @@
 """LG501: DataParallel gathers all outputs on the first GPU
 
 ## What it detects
-Checks for `nn.DataParallel(...)`.
+The rule checks for `nn.DataParallel(...)`.
 
 ## Why this is a problem
-In each step, `nn.DataParallel` copies the model to every GPU from a single process and gathers all outputs on the first GPU. That GPU runs out of
-memory first, while the others wait. The PyTorch documentation recommends `DistributedDataParallel` even on a single machine.
+In each step, `nn.DataParallel` copies the model to every GPU from a single process and gathers all outputs on the first
+GPU. The first GPU runs out of memory before the others, and the other GPUs wait for the first one. The PyTorch
+documentation recommends `DistributedDataParallel` even on a single machine.
 
 ## Example
 ```python

@@ -1,15 +1,15 @@
 """LG304: The cache is emptied in every step
 
 ## What it detects
-Checks for unconditional calls of `empty_cache()` in a loop over batches or steps, outside `except` blocks.
+The rule checks for unconditional calls to `empty_cache()` in a loop over batches or steps, outside `except` blocks.
 
 ## Why this is a problem
-PyTorch caches freed memory for later allocations. `empty_cache()` returns the cache to the driver. The call waits for
-the GPU, and the next step must allocate the memory from the driver again. `empty_cache()` frees no memory that is in
-use, so it cannot make a step fit.
+PyTorch caches freed memory for later allocations. `empty_cache()` returns the cache to the driver. `empty_cache()`
+waits for the GPU, and the next step must allocate the memory from the driver again. `empty_cache()` frees no memory
+that is in use, so it cannot make a step fit.
 
-The call is useful between phases with different memory use, such as training and evaluation, or after an out-of-memory
-error. To reduce fragmentation, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
+`empty_cache()` is useful between phases with different memory use, such as training and evaluation, or after an
+out-of-memory error. To reduce fragmentation, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
 
 ## Example
 ```python
@@ -25,7 +25,7 @@ for batch in loader:
 ```
 
 ## Fix safety
-The fix is safe: it removes the line.
+The fix is safe: it removes the call to `empty_cache()`.
 """
 
 from collections.abc import Iterator

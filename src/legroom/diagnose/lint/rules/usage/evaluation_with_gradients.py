@@ -1,16 +1,17 @@
 """LG201: Evaluation runs with gradients enabled
 
 ## What it detects
-In a report: several batches went through the model without a backward pass, and every operation saved its activations.
+Reports contain this code if several batches passed through the model without a backward pass, and every operation saved
+its activations.
 
-In source code (`legroom lint`): a model is called with gradients enabled in one of these places:
+`legroom lint` checks for calls to a model with gradients enabled in three cases:
 
-- after `model.eval()`;
-- in a loop without a backward pass, if the function or the data has a name that indicates evaluation;
-- in any other loop that has no backward pass and whose results are not used in a later backward pass.
+- The call follows `model.eval()`.
+- The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
+- The call is in any other loop without a backward pass, and no later backward pass uses the results.
 
-The rule does not flag functions that the file calls only under `no_grad`, or methods that frameworks call with gradients
-disabled (`validation_step`).
+The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
+methods that frameworks call with gradients disabled, such as `validation_step`.
 
 ## Why this is a problem
 Without `torch.no_grad()`, autograd saves activations for a backward pass that never runs. `model.eval()` changes dropout and batch
@@ -32,7 +33,7 @@ with torch.no_grad():                    # or torch.inference_mode()
 ```
 
 ## Estimated saving
-All activations that the evaluation saved.
+The estimated saving is the memory of all activations that were saved during evaluation.
 
 ## Fix safety
 The fix is safe if the function returns no tensor with a graph, and unsafe otherwise. The fix adds `@torch.no_grad()` to

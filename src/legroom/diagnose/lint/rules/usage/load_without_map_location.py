@@ -1,13 +1,13 @@
 """LG301: torch.load restores tensors to their original device
 
 ## What it detects
-Checks for `torch.load` without `map_location` in two cases: the file uses several ranks, or the program uses CUDA and
-passes the result to `load_state_dict`.
+The rule checks for `torch.load` without `map_location` in two cases: the source file uses several ranks, or the program
+uses CUDA and passes the result to `load_state_dict`.
 
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU from
-which they were saved, usually `cuda:0`. That GPU then stores one copy per rank. On a single GPU, the weights exist
-twice until the loaded copy is released.
+which they were saved, usually `cuda:0`. The memory of `cuda:0` then contains one copy per rank. On a single GPU, the
+weights exist twice until the loaded copy is released.
 
 ## Example
 ```python

@@ -1,12 +1,12 @@
 """LG502: set_epoch is never called on the sampler
 
 ## What it detects
-Checks for files that use a shuffling `DistributedSampler` and never call `set_epoch`, although they iterate over a
-loader in a loop over epochs.
+The rule checks for files that use a shuffling `DistributedSampler` and never call `set_epoch`, although they iterate
+over a loader in a loop over epochs.
 
 ## Why this is a problem
-`DistributedSampler` shuffles by its epoch number. Without `set_epoch`, every epoch has the same order, and each rank
-gets the same part of the data in every epoch.
+`DistributedSampler` computes the order of the data from its epoch number. Without `set_epoch`, every epoch has the same
+order, and each rank gets the same part of the data in every epoch.
 
 ## Example
 ```python

@@ -1,11 +1,12 @@
 """LG303: The whole model is pickled
 
 ## What it detects
-Checks for calls of `torch.save` on a model.
+The rule checks for calls to `torch.save` on a model.
 
 ## Why this is a problem
-`torch.save(model)` stores the object and the import paths of its classes. The file cannot be loaded if the code moves, or with
-`weights_only=True`. Loading the file restores the whole model at once, on the device where it was saved.
+`torch.save(model)` stores the object and the import paths of its classes. The file cannot be loaded with
+`weights_only=True`, or after the code of the classes has moved. Loading the file restores the whole model at once, on
+the device from which it was saved.
 
 ## Example
 ```python

@@ -1,7 +1,7 @@
 """LG503: DataLoader receives both a sampler and shuffle=True
 
 ## What it detects
-Checks for `sampler=` (or `batch_sampler=`) and `shuffle=True` in the same call.
+The rule checks for `sampler=` (or `batch_sampler=`) and `shuffle=True` in the same call to `DataLoader`.
 
 ## Why this is a problem
 The sampler determines the order of the data. `DataLoader` raises a `ValueError` if `shuffle=True` is passed as well.
