@@ -1,6 +1,6 @@
 """Allocates and frees device memory for a recorded run, and emits an event for each allocation and free.
 
-All memory that is recorded for a run, both storages and the workspaces of CUDA kernels, is allocated here.
+This module allocates all memory that is recorded for a run: storages and the workspaces of CUDA kernels.
 """
 
 import time
@@ -51,7 +51,7 @@ class HostMemory:
         self.index = 0
         self.allocated = self.peak_allocated = 0
         self._blocks: dict[int, HostBlock] = {}
-        """Blocks of the same size are one object."""
+        """One block object per size, shared by all allocations of that size."""
 
     @property
     def allocator(self) -> "HostMemory":
@@ -92,11 +92,12 @@ class DeviceAllocations:
         stream_on: Callable[[int], int] | None,
         on_failure: Callable[[AllocationFailed, int, OpLocation, str], BaseException | None],
     ) -> None:
-        """`stream_on(device)` is the current stream of a device, if the program uses several. `on_failure(failure,
-        device, location, op)` returns the exception that the operation raises, or None to retry because memory was
-        freed."""
+        """`stream_on(device)` returns the current stream of a device, if the program uses several streams.
+        `on_failure(failure, device, location, op)` returns the exception that the operation raises, or None to retry
+        because memory was freed.
+        """
         self.sink = sink
-        """May be replaced at any time."""
+        """The receiver of events. It may be replaced at any time."""
         self.devices = devices
         self.count = 0
         """Number of allocations."""
@@ -105,8 +106,9 @@ class DeviceAllocations:
         self.optional: set[int] = set()
         """Numbers of workspace allocations that are optional for the kernel."""
         self.room_left = 0
-        """A lower bound on the memory that is left on the fullest device. Allocations reduce it, and
-        `Recorder.check_room` updates it."""
+        """A lower bound on the memory that is left on the fullest device. Allocations reduce this value, and
+        `Recorder.check_room` updates it.
+        """
         self._clock = clock
         self._stream_on = stream_on
         self._on_failure = on_failure

@@ -1,9 +1,9 @@
 """The location of an operation in the user's program: line, module and phase of the training loop.
 
 The line is the innermost frame of the user's code, outside torch, site-packages, the standard library and Legroom. A
-backward operation has no such frame, because the autograd engine runs it from `loss.backward()`. Therefore the location
-of each forward operation is stored under the sequence number of its autograd node, and is looked up for the backward
-operation.
+backward operation has no such frame, because the autograd engine runs the operation from `loss.backward()`. Therefore
+the location of each forward operation is stored under the sequence number of its autograd node, and is looked up for
+the backward operation.
 """
 
 import threading
@@ -36,8 +36,9 @@ _MAX_CACHED = 100_000
 
 
 def located(frame: Frame | None, module: str, phase: Phase) -> OpLocation:
-    """Return the location with these values. Equal locations share one object, because a run stores a location for each
-    operation."""
+    """Return the `OpLocation` with these values. Equal locations share one object, because a run stores a location for
+    each operation.
+    """
     key = (id(frame), module, phase)
     known = _locations.get(key)
     if known is None or known.frame is not frame:
@@ -57,15 +58,15 @@ its `id` is not reused."""
 
 
 def _engine_code() -> CodeType | None:
-    """Return the code of the Python function that runs the autograd engine. Without it, a custom backward pass written
-    in Python is reported at the line of its forward pass.
+    """Return the code of the Python function that runs the autograd engine. If torch has no such function, a custom
+    backward pass written in Python is reported at the line of its forward pass.
     """
     function = getattr(torch.autograd.graph, "_engine_run_backward", None)
     return getattr(function, "__code__", None)
 
 
 ENGINE = _engine_code()
-"""The code object of that function."""
+"""The code object of the function that runs the autograd engine."""
 
 
 def user_frame(frame: FrameType | None) -> tuple[Frame | None, bool]:
@@ -143,7 +144,7 @@ class ModuleStack(threading.local):
         """The paths of the running modules, outermost first."""
         self._names: dict[int, str] = {}
         self._entered = 0
-        """Module calls since the root was entered."""
+        """The number of module calls since the root module was entered."""
         self._known = ModuleNames()
         self._on_enter = on_enter
         self._handles: list[Any] = []
@@ -164,8 +165,9 @@ class ModuleStack(threading.local):
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root module's submodules that were called. None outside the root module, or
-        if submodules are called repeatedly."""
+        """The approximate fraction of the root module's submodules that were called. The value is None outside the root
+        module, or if submodules are called repeatedly.
+        """
         return fraction_entered(self._entered, self._names) if self.stack else None
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -189,7 +191,7 @@ class ModuleStack(threading.local):
 
 
 class ForwardLocations:
-    """Maps the sequence number of an autograd node to the location of the forward operation that created it."""
+    """Maps the sequence number of an autograd node to the location of the forward operation that created the node."""
 
     MAX_ENTRIES = 200_000
 
@@ -204,7 +206,7 @@ class ForwardLocations:
             return
         number = next_sequence_nr() - 1
         numbers = self._numbers
-        if numbers and number <= numbers[-1]:  # the operation created no node, or another thread did
+        if numbers and number <= numbers[-1]:  # no node was created, or another thread created one
             return
         numbers.append(number)
         self._locations.append(location)

@@ -1,7 +1,7 @@
 """The state of torch's autograd engine on this thread.
 
-The functions that return this state are private to torch. Each of them is looked up once in this module, and its
-docstring states what is lost in versions of torch without it.
+The functions that return this state are private to torch. This module looks up each function once. The docstring of
+each function describes the effect of a torch version without this function.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 ACCUMULATE_GRAD = 2**63
-"""Nodes that accumulate gradients have at least this sequence number. They stay alive as long as their parameter."""
+"""Nodes that accumulate gradients have at least this sequence number. Such nodes stay alive as long as their
+parameter.
+"""
 
 
 def _no_node() -> None:
@@ -22,13 +24,15 @@ def _no_graph_task() -> int:
 
 
 current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", _no_node)
-"""The node that the engine runs, or None outside a backward pass. Without it, backward operations are attributed to the line that
-called `backward()`."""
+"""Returns the node that the engine runs, or None outside a backward pass. Without this function, backward operations
+are attributed to the line that called `backward()`.
+"""
 next_sequence_nr: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-"""The sequence number of the next node. Without it, backward operations are attributed to the line that called `backward()`, and
-the age of graphs is unknown."""
+"""Returns the sequence number of the next node. Without this function, backward operations are attributed to the line
+that called `backward()`, and the age of graphs is unknown.
+"""
 current_graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", _no_graph_task)
-"""The id of the running backward pass, or -1. Without it, no backward pass is detected."""
+"""Returns the id of the running backward pass, or -1. Without this function, no backward pass is detected."""
 
 
 def in_backward_pass() -> bool:

@@ -2,7 +2,7 @@
 
 Parameters and buffers belong to modules, gradients are accumulated by the engine, optimizer state belongs to an
 optimizer, activations are saved by the autograd graph, and inputs are returned by a loader. A storage whose purpose is
-unknown keeps the category that it got when it was allocated.
+unknown keeps its category from the time of allocation.
 """
 
 import weakref
@@ -21,7 +21,7 @@ GUESSES = (Category.TEMPORARY, Category.INPUT)
 """Categories that a storage may have before its purpose is known."""
 _TEMPORARY = (Category.TEMPORARY,)
 _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
-"""Categories that a storage of the forward pass may change between."""
+"""Categories of forward-pass storages. A storage may change from one of these categories to another."""
 
 
 class CategoryTracker:
@@ -43,16 +43,18 @@ class CategoryTracker:
                 self._emit(Tag(storage.id, category))
 
     def tag_tensor(self, tensor: Any, category: Category, *, over: Sequence[Category] | None = None) -> None:
-        """Set the category of a tensor's storage. If `over` is given, set it only if the previous category is in
-        `over`."""
+        """Set the category of a tensor's storage. If `over` is given, set the category only if the previous category is
+        in `over`.
+        """
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         if known is not None and known.category is not category and (over is None or known.category in over):
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """Set the category of the result of a detach to gradient if an AccumulateGrad node is running, because the
-        result becomes `.grad`."""
+        """If an AccumulateGrad node is running, set the category of the result of `detach` to gradient, because the
+        result becomes `.grad`.
+        """
         node = current_node()
         if node is not None and node._sequence_nr() >= ACCUMULATE_GRAD:
             self.tag_tensor(out, Category.GRADIENT)
@@ -82,8 +84,8 @@ class CategoryTracker:
     ) -> None:
         """Update every category that can be determined now. Call this method before a report on the current state.
 
-        `tensors` are tensors whose graphs contain the current activations, such as local variables on the call stack.
-        `by_holder` maps storage keys to categories derived from the holder.
+        `tensors` are tensors whose graphs contain the current activations, for example local variables on the call
+        stack. `by_holder` maps storage keys to categories derived from the holder.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])
         for key, category in by_holder.items():

@@ -1,13 +1,12 @@
-"""Checks operations with tensors on different devices. CUDA allows some of these operations and raises an error for the
-others.
+"""Checks operations with tensors on different devices. CUDA allows some of these operations and rejects the others.
 
 The tensors of a virtual GPU are CPU tensors, so only this check prevents a program from mixing device tensors with host
 tensors. Mixing devices is the most common mistake in code that was never run on a GPU.
 
 torch checks the inputs of an operation, but not the operations inside it. A composite operation moves its own
 intermediate results to the right device (`lengths.to(log_probs.device)`). On a virtual GPU, where all tensors are CPU
-tensors, this move runs no copy operation. An operation that mixes devices is therefore an error only if the *call* that
-the program made mixes them as well.
+tensors, this move runs no copy operation. An operation that mixes devices is therefore an error only if the *call* in
+the program mixes devices as well.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,13 +27,15 @@ _INDEXING = overloads(
     "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"
 )
 _REJECT_HOST_SCALARS = overloads("cat", "stack", "_foreach_norm")
-"""Operations that reject zero-dimensional host tensors next to device tensors; others accept them as numbers."""
+"""Operations that reject zero-dimensional host tensors together with device tensors. Other operations accept such
+tensors as numbers.
+"""
 IN_PLACE = overloads(
     "equal", "allclose", "add_", "sub_", "mul_", "div_", "addcmul_", "addcdiv_", "lerp_", "masked_fill_", "masked_scatter_", "index_add_",
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations that allocate no storage, most of them in place, whose inputs are checked as well."""
+"""Operations that allocate no storage, most of them in-place operations. Their inputs are checked as well."""
 LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
 """Operations whose last result is in host memory, regardless of the device of their inputs."""
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))
@@ -52,7 +53,7 @@ def check(
 ) -> None:
     """Raise torch's own error if the operation `func(*args)`, whose inputs are `tensors`, mixes devices.
 
-    `call` is the function that the program called, with its tensors, or None if it is not known.
+    `call` is the function that the program called, with its tensors, or None if the function is unknown.
     """
     if id(func) in CROSS_DEVICE or call is None:
         return
@@ -77,7 +78,7 @@ def check(
 def _mixed_devices(
     tensors: Iterable[torch.Tensor], device_of: Callable[[torch.Tensor], int | None], scalars_allowed: bool
 ) -> tuple[int | None, int | None] | None:
-    """Return the first two different devices, with the host last; None if all tensors are on one device."""
+    """Return the first two different devices, with the host last, or None if all tensors are on one device."""
     device: int | None = None
     host = False
     for tensor in tensors:
@@ -95,8 +96,9 @@ def _check_indexing(
     args: Any, device_of: Callable[[torch.Tensor], int | None], call_tensors: Iterable[torch.Tensor]
 ) -> None:
     """Check the devices of an indexing operation. A device tensor accepts indices on the host. A host tensor accepts
-    only indices on the host. Values must be on the same device as the tensor. Inside `vmap`, a number that is assigned
-    becomes a host tensor with dimensions. The call itself contains no host tensor, so this case is allowed."""
+    only indices on the host. Values must be on the same device as the tensor. Inside `vmap`, an assigned number becomes
+    a host tensor with dimensions. The call itself contains no host tensor, so it is allowed.
+    """
     indexed, indices = device_of(args[0]), args[1]
     for index in indices:
         device = None if index is None else device_of(index)

@@ -16,9 +16,9 @@ from legroom.observe.dispatch import device_mismatch
 from legroom.observe.dispatch.storages import LiveStorage, inner_tensor, storage_of, tensors_in
 
 HOST = -1
-"""`CallContext.target`: results of the call are in host memory."""
+"""The value of `CallContext.target` if the results of the call are in host memory."""
 INHERIT = -2
-"""`CallContext.target`: results of the call are on the device of its inputs."""
+"""The value of `CallContext.target` if the results of the call are on the device of its inputs."""
 
 
 class CallContext(threading.local):
@@ -26,10 +26,14 @@ class CallContext(threading.local):
 
     target: int = INHERIT
     factory_target: int = INHERIT
-    """The device of results of operations without tensor inputs. Such operations run inside larger ones (a causal mask
-    inside attention). INHERIT outside any call: the engine runs the operation, on the device of the backward pass."""
+    """The device of the results of operations without tensor inputs. Such operations run inside larger operations (a
+    causal mask inside attention). The value is INHERIT outside any call, because the engine then runs the operation on
+    the device of the backward pass.
+    """
     only_named_factories: bool = False
-    """Whether `factory_target` applies only to operations that name a device; the others are on the host."""
+    """Whether `factory_target` applies only to operations that name a device. The results of other operations are on
+    the host.
+    """
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
     """The torch function that the program called, its arguments and keyword arguments, while it runs."""

@@ -35,7 +35,7 @@ class AddStorage(Protocol):
 
 
 class KernelMemory:
-    """Kernel memory of one run. Memory that a library allocates once and keeps is allocated only once."""
+    """The memory that kernels allocate in one run. Memory that a library never frees is allocated only once."""
 
     def __init__(self, rules: CudaRules) -> None:
         self.rules = rules
@@ -91,7 +91,7 @@ class KernelMemory:
 
 
 def _keys_by_index(out: Any) -> dict[int, int]:
-    """Maps the index of a result (lists of results are flattened) to the key of its storage."""
+    """Return the storage key of each result, by the index of the result. Lists of results are flattened."""
     storages = map(storage_of, _flatten(out))
     return {index: storage._cdata for index, storage in enumerate(storages) if storage is not None}
 

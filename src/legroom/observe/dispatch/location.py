@@ -1,6 +1,6 @@
 """The location of the running operation: the user's line, the module and the training phase.
 
-A backward operation gets the location of the forward operation that it differentiates.
+The location of a backward operation is that of the corresponding forward operation.
 """
 
 import sys
@@ -26,7 +26,7 @@ from legroom.observe.training import TrainingClock
 
 
 class ThreadState:
-    """What is known about the operations of one thread. torch numbers the nodes of each thread separately."""
+    """The state of the operations of one thread. torch numbers the nodes of each thread separately."""
 
     __slots__ = ("forward_locations", "in_backward")
 
@@ -37,7 +37,7 @@ class ThreadState:
 
 
 class _Threads(threading.local):
-    # An attribute of a `threading.local` takes several times as long as one of a plain object.
+    # Reading an attribute of a `threading.local` takes several times as long as reading one of a plain object.
     def __init__(self) -> None:
         self.state = ThreadState()
 
@@ -76,7 +76,7 @@ class OpLocator:
             if frame is None:
                 frame, _ = user_frame(caller)
             location = located(frame, modules.path, Phase.BACKWARD)
-            if torch.is_grad_enabled():  # recomputed for a checkpoint, so its own backward follows
+            if torch.is_grad_enabled():  # recomputed for a checkpoint, so its own backward pass follows
                 state.forward_locations.record(location)
             return location
         state.in_backward = False
@@ -94,13 +94,13 @@ class OpLocator:
         return location
 
     def interrupted(self) -> None:
-        """Call when an exception may have ended a backward pass."""
+        """Reset the backward state. Call this method when an exception may have ended a backward pass."""
         self.threads.state.in_backward = False
 
     @staticmethod
     def initial_category(func: Any, phase: Phase) -> Category:
-        """Return the initial category of a tensor. `CategoryTracker` corrects it when the tensor's purpose becomes
-        known.
+        """Return the initial category of a tensor. `CategoryTracker` corrects this category when the tensor's purpose
+        becomes known.
         """
         if phase is Phase.BACKWARD:
             node = current_node()

@@ -14,7 +14,7 @@ class ModuleNames:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
 
     def below(self, root: nn.Module) -> dict[int, str]:
-        """Maps the `id` of each submodule of the root to its path."""
+        """Return the path of each submodule of the root, by the `id` of the submodule."""
         known = self._roots.get(id(root))
         if known is not None and known[0]() is root:
             return known[1]
@@ -28,8 +28,8 @@ class ModuleNames:
         return names
 
     def containing(self, module: nn.Module) -> dict[int, str]:
-        """Return the paths inside the known root that contains the module. If there is none, the paths inside the
-        module itself.
+        """Return the paths inside the known root that contains the module. If there is no such root, return the paths
+        inside the module itself.
         """
         for root, names in self._roots.values():
             if id(module) in names and root() is not None:

@@ -1,5 +1,6 @@
-"""Facts about an operation that the recorder needs before and after the operation runs. These facts are determined once
-per operation."""
+"""Properties of an operation that the recorder needs before and after the operation runs. These properties are
+determined once per operation.
+"""
 
 from typing import Any
 
@@ -11,7 +12,7 @@ from legroom.observe.dispatch.operations import overloads
 
 
 class OperationFacts:
-    """Facts about one operation."""
+    """The properties of one operation."""
 
     __slots__ = (
         "call",
@@ -28,9 +29,9 @@ class OperationFacts:
 
     def __init__(self, func: Any) -> None:
         self.func = func
-        """Stored so that its `id` is not reused."""
+        """The operation, stored so that its `id` is not reused."""
         self.call = _fast_call(func)
-        """Runs the operation."""
+        """The function that runs the operation."""
         self.only_aliases = _only_aliases(func)
         """Whether every result shares the memory of an input, as for views and in-place operations."""
         self.is_detach = id(func) in _DETACH
@@ -40,15 +41,18 @@ class OperationFacts:
         self.last_result_on_host = id(func) in device_mismatch.LAST_RESULT_ON_HOST
         self.device_position = _device_position(func)
         """The position of the argument `device` of an operator that a library registered, or None. torch's own
-        operators take it by name."""
+        operators accept `device` by name only.
+        """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
-        """Whether nothing is recorded in a run in host memory if the result is a known storage."""
+        """Whether nothing is recorded if the result is a known storage and the run is in host memory."""
         self.is_silent = self.is_silent_on_host and not self.checks_in_place
-        """Whether nothing is recorded on a virtual GPU if the result is a known storage."""
+        """Whether nothing is recorded if the result is a known storage and the run is on a virtual GPU."""
 
 
 FACTS: dict[int, OperationFacts] = {}
-"""By `id` of the operation, because hashing one calls into Python."""
+"""Maps the `id` of each operation to its properties. Operations are not keys, because hashing them calls into
+Python.
+"""
 
 
 def facts_of(func: Any) -> OperationFacts:
@@ -59,11 +63,10 @@ def facts_of(func: Any) -> OperationFacts:
 
 
 def _fast_call(func: Any) -> Any:
-    """Return the fastest function that runs the operation, and no other, with the arguments that a dispatch mode
-    receives.
+    """Return the fastest function that runs only this operation, with the arguments that a dispatch mode receives.
 
-    The generic function of an operation reads its arguments according to a schema, which takes longer than a small kernel.
-    `_op` is private to torch; it saves a call of a Python function.
+    The generic function of an operation reads its arguments according to a schema, which takes longer than a small
+    kernel. `_op` is private to torch and saves a call of a Python function.
     """
     if type(func) is not OpOverload:
         return func
@@ -90,7 +93,9 @@ _RESIZING = overloads("resize_", "resize_as_", "set_")
 
 
 def _functions() -> dict[Any, Any]:
-    """Maps common operations to torch's own functions for them: those in C++, because a program may replace the others."""
+    """Return torch's C++ function for each common operation. Other functions are not used, because a program may
+    replace them.
+    """
     found: dict[Any, Any] = {}
     for module, names in (
         (getattr(torch._C, "_VariableFunctions", None), _OF_TORCH),

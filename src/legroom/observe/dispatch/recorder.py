@@ -1,9 +1,9 @@
 """Records the allocation and the freeing of every storage of a running program as events. The recorder is a dispatch
 mode.
 
-The recorder works with real CPU tensors and with fake tensors, because it only tracks storages. The recorder treats a
-storage as allocated when an operation first returns it, and as freed when a weak reference to the storage expires. The
-recorder keeps no tensor, frame or exception alive.
+The recorder works with real CPU tensors and with fake tensors, because it only tracks storages. A storage counts as
+allocated when an operation first returns it, and as freed when a weak reference to the storage expires. The recorder
+keeps no tensor, frame or exception alive.
 
 `device_placement` decides which storages are recorded: all storages for a run in host memory, and storages on a device
 for a virtual GPU. `location` finds the user's line of an operation, `categories` classifies the memory of the
@@ -82,12 +82,13 @@ class Recorder:
     ) -> None:
         """With `host_only`, every storage is recorded, as memory of device 0. `eager` means that the program compiles
         nothing with `torch.compile` until `compiles()` is called, which makes recording an operation cheaper.
-        `stream_on(device)`: the current stream of a device, if the program uses several. With `rules`, the memory that
-        CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device tensors have no
-        data. `on_failure(recorder, failure, device, location, op)` returns the exception that an operation raises when
-        an allocation fails, or None to retry. `room()` is the memory left on the fullest device. An operation whose
-        results need more memory fails before it is computed. `current_device()` is the device that `cuda` without an
-        index refers to, if the devices are virtual."""
+        `stream_on(device)` returns the current stream of a device, if the program uses several streams. With `rules`,
+        the memory that CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device
+        tensors have no data. `on_failure(recorder, failure, device, location, op)` returns the exception that an
+        operation raises when an allocation fails, or None to retry. `room()` returns the memory left on the fullest
+        device. An operation whose results need more memory fails before it is computed. `current_device()` returns the
+        device that `cuda` without an index refers to, if the devices are virtual.
+        """
         self.rules = rules
         self.fake_tensors = fake_tensors
         self.live: dict[int, LiveStorage] = {}
@@ -107,7 +108,9 @@ class Recorder:
         self._locator = OpLocator(self.modules, self.clock, self.categories)
         self._kernels = KernelMemory(rules) if rules is not None else None
         self._fake_mode = None if fake_tensors is None else fake_tensors.mode
-        """The mode whose fake tensors are recorded: that of `fake_tensors`, or one that the program entered itself."""
+        """The mode whose fake tensors are recorded: the mode of `fake_tensors`, or a mode that the program entered
+        itself.
+        """
         self._eager = eager
         self._modes: weakref.WeakSet[RecordingMode] = weakref.WeakSet()
         self._on_failure = on_failure
@@ -115,7 +118,9 @@ class Recorder:
         self.current_device = current_device
         self._result_sizes = ResultSizes()
         self._ignores_aliases = rules is None and not host_only
-        """Whether a view of an unknown storage can be ignored. On a virtual GPU, it is a view of host memory."""
+        """Whether a view of an unknown storage can be ignored. On a virtual GPU, such a view is a view of host
+        memory.
+        """
         self.lock = threading.RLock()
         """Protects the allocators and the state of the recorder."""
         self._expired: deque[LiveStorage] = deque()
@@ -157,7 +162,9 @@ class Recorder:
         return mode
 
     def compiles(self) -> None:
-        """Call before the program compiles a function for the first time."""
+        """Prepare for compiled functions. Call this method before the program compiles a function for the first
+        time.
+        """
         if self._eager:
             self._eager = False
             for mode in self._modes:
@@ -175,8 +182,9 @@ class Recorder:
     # --- allocations and frees
 
     def check_room(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Raise an error for an operation whose results cannot fit, before the CPU computes them in host memory. Call it if
-        the results may need more than `DeviceAllocations.room_left`."""
+        """Raise an error for an operation whose results cannot fit, before the CPU computes them in host memory. Call
+        this method if the results may need more than `DeviceAllocations.room_left`.
+        """
         assert self.room is not None
         bound = upper_bound(args) * LARGEST_ELEMENT
         room = self.allocations.room_left = self.room()
@@ -245,8 +253,8 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_view_of_host(self, args: Sequence[Any], key: int) -> bool:
-        """Return whether the unknown storage `key` belongs to the first argument, which is then in host memory. The
-        indices of a sparse tensor have another storage than its values.
+        """Return whether the unknown storage `key` belongs to the first argument, which is then in host memory. In a
+        sparse tensor, indices and values have different storages.
         """
         if not self._ignores_aliases or self.context.target != INHERIT or not args:
             return False
@@ -281,7 +289,7 @@ class Recorder:
             device = found
             if aliases:
                 new = [(key, storage) for key, storage in new if key not in aliases]
-        if has_no_data:  # it is on the device, but uses no memory
+        if has_no_data:  # the tensor is on the device, but uses no memory
             for _, storage in new:
                 self.register_storage(storage, device, nbytes=0)
             return
@@ -306,7 +314,7 @@ class Recorder:
     ) -> Any:
         """Call a function that runs only `operation`, which has no tensor inputs, and record its result on `device`.
 
-        During the call, the dispatch modes are disabled, because they cost about ten times as much as creating a small
+        During the call, the dispatch modes are disabled, because they take about ten times as long as creating a small
         tensor. If the modes are necessary, this method runs nothing and returns None. The dispatch modes are necessary
         for other modes, for CUDA rules and fake tensors, and if the result may be too large.
         """
@@ -323,7 +331,7 @@ class Recorder:
         try:
             with _no_dispatch():
                 made = func(*args, **kwargs)
-        except RuntimeError:  # the dispatch mode raises it again, or handles it
+        except RuntimeError:  # the dispatch mode raises the error again, or handles it
             return None
         storage = storage_of(made)
         if storage is not None:
@@ -343,7 +351,7 @@ class Recorder:
     ) -> None:
         """Record a storage that no operation created (it was loaded, copied or shared) as memory of `device`.
 
-        `nbytes` is the memory that the storage uses on the device, if that differs from its size."""
+        `nbytes` is the memory that the storage uses on the device, if it differs from the storage size."""
         key = storage._cdata
         known = self.live.get(key)
         if known is not None:
@@ -382,13 +390,13 @@ class Recorder:
         live.category = category
         if nbytes:
             live.id, live.block = self.allocations.allocate(nbytes, device, category, location, func)
-        else:  # it has a device but uses no memory
+        else:  # the storage has a device but uses no memory
             live.id, live.block = 0, None
         self.live[key] = live
 
     def wait_for_frees(self, seconds: float) -> bool:
-        """Return whether other threads have freed storages, or free some within `seconds`. If so, the memory of these
-        storages is freed. The caller holds the lock, so other threads can only append to `_expired`.
+        """Return whether other threads have freed storages or free storages within `seconds`. If so, free the memory of
+        these storages. The caller holds the lock, so other threads can only append to `_expired`.
         """
         deadline = time.monotonic() + seconds
         while not self._expired:
@@ -411,9 +419,10 @@ class Recorder:
         return error
 
     def _storage_expired(self, expired: Any) -> None:
-        """The callback of the weak references. The callback may run at any time on any thread. If the garbage collector
-        runs inside the allocator, the callback even runs there. Therefore the callback does not free the memory itself.
-        The thread that holds the lock does, before it releases the lock or later."""
+        """Record that a storage was freed. This callback of the weak references may run at any time on any thread, even
+        inside the allocator if the garbage collector runs there. Therefore the callback does not free the memory
+        itself. The thread that holds the lock frees the memory, before it releases the lock or later.
+        """
         if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
             again = LiveStorage(storage, self._storage_expired)
             for name in LiveStorage.__slots__:
@@ -445,7 +454,9 @@ class Recorder:
                 self.allocations.free_storage(expired)
 
     def _reallocate(self, key: int, location: OpLocation, func: Any) -> None:
-        """Move a storage to other memory of the same size: allocate the new memory, then free the old. The caller holds the lock."""
+        """Move a storage to other memory of the same size: allocate the new memory, then free the old memory. The
+        caller holds the lock.
+        """
         known = self.live.get(key)
         storage = None if known is None else known()
         if known is not None and storage is not None:
@@ -463,7 +474,7 @@ class Recorder:
         if storage.nbytes() == known.nbytes:
             return
         with self.lock:
-            # As CUDA does, allocate the new memory first: if that fails, the storage keeps its old memory.
+            # Like CUDA, allocate the new memory first. If the allocation fails, the storage keeps its old memory.
             location = self._locator.locate((), depth=4)
             self._add_storage(storage._cdata, storage, known.device, location, func, known.category)
             self.allocations.free_storage(known)
@@ -523,9 +534,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is DEVICE_QUERY and fake_tensors is not None:  # torch's own code calls it very often
             return fake_tensors.device_of(args[0])
         if types and any(is_wrapper(kind) for kind in types):
-            return NotImplemented  # the operations on the tensors inside it are dispatched here as well
+            return NotImplemented  # operations on the inner tensors are dispatched here as well
         if torch.is_inference_mode_enabled() and _is_composite(func):
-            with self:  # in other modes, torch decomposes it before it is dispatched here
+            with self:  # in other modes, torch decomposes the operation before it is dispatched here
                 return _decomposed(func, args, kwargs or {})
         if kwargs and "device" in kwargs and self._recorder.current_device is not None:
             device = kwargs["device"]
@@ -568,7 +579,9 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _with_named_device(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, position: int
     ) -> Any:
-        """Run an operation with its argument `device` by name. FSDP2 of torch 2.6 and 2.8 passes it by position."""
+        """Run an operation and pass its argument `device` by name. FSDP2 of torch 2.6 and 2.8 passes `device` by
+        position.
+        """
         parameters = func._schema.arguments[position : len(args)]
         named = {each.name: value for each, value in zip(parameters, args[position:], strict=True)}
         return self.__torch_dispatch__(func, types, args[:position], {**named, **(kwargs or {})})
@@ -607,16 +620,18 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class EagerMode(RecordingMode):  # type: ignore[no-untyped-call]
-    """`RecordingMode` for programs that compile nothing. This class lacks torch's wrapper that disables the compiler
-    inside a mode."""
+    """A `RecordingMode` for programs that compile nothing. This class does not have torch's wrapper that disables the
+    compiler inside a mode.
+    """
 
 
 EagerMode.__torch_dispatch__ = inspect.unwrap(RecordingMode.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def _with_rules_for_modes(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """`HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. These versions
-    raise an error unless the operation has a rule for the class of the mode."""
+    """Wrap `HigherOrderOperator.dispatch` for versions of torch without `supports_higher_order_operators`. These
+    versions raise an error unless the operation has a rule for the class of the mode.
+    """
 
     @functools.wraps(dispatch)
     def run(self: Any, /, dispatch_key: Any, *args: Any, **kwargs: Any) -> Any:
@@ -638,7 +653,8 @@ if not hasattr(TorchDispatchMode, "supports_higher_order_operators"):
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    """Return whether an operation consists of other operations, which are recorded instead of it.
+    """Return whether an operation is composed of other operations. These other operations are recorded instead of the
+    composite operation.
 
     An operation that is composite only in torch's Python decompositions (`native_batch_norm`) is one kernel in eager
     mode. Running such an operation as composite would crash, because there is no composite C++ kernel.
@@ -649,15 +665,17 @@ def _is_composite(func: Any) -> bool:
 
 
 def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run the operations that `func` consists of. These are the operations in torch's C++ code. If torch's private
-    `_op_dk` is missing, they are the operations of torch's Python decomposition."""
+    """Run the operations of which `func` is composed, as in torch's C++ code. If torch's private `_op_dk` is missing,
+    run the operations of torch's Python decomposition.
+    """
     run = getattr(func, "_op_dk", None)
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
 
 
 def _discard_events_of_forks(recorder: Recorder) -> None:
-    """Discard the events of a forked child (a DataLoader worker), because they must not mix with those of the
-    parent."""
+    """Discard the events of a forked child (a DataLoader worker), because they must not mix with the events of the
+    parent.
+    """
     reference = weakref.ref(recorder)
 
     def in_child() -> None:
@@ -677,12 +695,14 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""Private to torch. Without one of these four, every operation goes through the dispatch modes."""
+"""One of four private functions of torch. If one of these functions is missing, every operation goes through the
+dispatch modes.
+"""
 
 
 def _only_mode() -> Any:
-    """Return the dispatch mode, if only one and no `torch.func` transform is active: then nothing else sees the
-    operations. Otherwise None.
+    """Return the active dispatch mode, or None if several modes or a `torch.func` transform are active. With a single
+    mode, no other code receives the operations.
     """
     if (
         _no_dispatch is None

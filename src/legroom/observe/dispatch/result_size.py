@@ -1,9 +1,9 @@
-"""Predicts how much memory an operation allocates for its results, before it runs.
+"""Predicts the memory that an operation allocates for its results, before the operation runs.
 
-A virtual GPU computes on the CPU. If the results of an operation are far too large for the GPU, computing them would
-use up the host's memory before the allocator could reject the results. The size comes from an evaluation on torch's
-`meta` device, which computes shapes only. Evaluations are cached, and for small operations a cheap upper bound makes
-them unnecessary.
+A virtual GPU computes on the CPU. If the results of an operation are far too large for the GPU, computing them could
+exhaust host memory before the allocator rejects the results. The size comes from an evaluation on torch's `meta`
+device, which computes shapes only. Evaluations are cached. For small operations, a cheap upper bound replaces the
+evaluation.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from legroom.observe.dispatch.storages import storage_of
 
 LARGEST_ELEMENT = 16
-"""Bytes of a complex128."""
+"""The size of a complex128 in bytes."""
 
 
 class ResultSizes:
@@ -44,7 +44,7 @@ class ResultSizes:
 
 
 def upper_bound(args: Sequence[Any]) -> float:
-    """Return an upper bound on the elements that any operation with these arguments creates."""
+    """Return an upper bound on the number of elements that any operation with these arguments creates."""
     bound: float = 1
     has_tensor = False
     for argument in args:

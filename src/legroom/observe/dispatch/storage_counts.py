@@ -1,6 +1,7 @@
 """The reference counts of storages, and weak references that end before the storage is freed.
 
-Both depend on private parts of torch. This module checks each of them once, on a small storage.
+Reference counts and weak references of storages depend on private parts of torch. This module checks each part once, on
+a small storage.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ def _in_memory(key: int) -> int:
 
 
 def _is_correct(count: Callable[[int], int]) -> bool:
-    """Return whether `count` increases with the tensors that use a storage."""
+    """Return whether `count` increases with the number of tensors that use a storage."""
     make_storage: Any = torch.UntypedStorage
     storage = make_storage(1)
     counts = [count(storage._cdata)]
@@ -52,11 +53,13 @@ with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorc
     count_references: Callable[[int], int] | None = _first_correct(
         getattr(torch._C, "_storage_Use_Count", None), _in_memory
     )
-    """The number of references to the storage at an address (`_cdata`). None if this torch does not show it: then
-    gradients are assumed to be added out of place."""
+    """Returns the number of references to the storage at an address (`_cdata`). None if this version of torch does not
+    expose the count. In that case, gradients are assumed to be added out of place.
+    """
     weak_references_end_early = _can_end_early()
-    """Whether a weak reference to a storage can end although tensors use the storage. This is so in torch 2.6 to 2.8:
-    the garbage collector may free the Python object of a storage alone, for example after `torch.save`."""
+    """Whether a weak reference to a storage can end although tensors use the storage. In torch 2.6 to 2.8, the garbage
+    collector may free only the Python object of a storage, for example after `torch.save`.
+    """
 
 
 def surviving_storage(key: int) -> Any:

@@ -34,8 +34,8 @@ class LiveStorage(weakref.ref):  # type: ignore[type-arg]
 
 
 def storage_of(tensor: Any) -> Any:
-    """Return a tensor's storage, or None if it has none (functional wrappers). For a sparse tensor, this is the storage
-    of its values.
+    """Return a tensor's storage, or None if the tensor has no storage (functional wrappers). For a sparse tensor,
+    return the storage of its values.
     """
     try:
         return tensor.untyped_storage()
@@ -55,7 +55,7 @@ def is_wrapper(kind: type) -> bool:
 
 
 def note_wrapper(kind: type) -> None:
-    """Remember that tensors of this class contain other tensors."""
+    """Record that tensors of this class contain other tensors."""
     if not kind.__module__.startswith(
         "torch."
     ):  # torch's own classes implement `__tensor_flatten__` or have no data
@@ -68,7 +68,7 @@ def _can_flatten(kind: type) -> bool:
 
 
 def inner_tensor(tensor: Any) -> Any:
-    """Return the first tensor inside a tensor that contains other tensors, or None if it contains none."""
+    """Return the first tensor inside a tensor that contains other tensors, or None if it contains no tensor."""
     kind: Any = type(tensor)
     if kind in _PLAIN or not is_wrapper(kind):
         return None
@@ -87,8 +87,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def _storage_of_wrapped(tensor: Any) -> Any:
     """Return the storage of a tensor wrapped by a `torch.func` transform (`vmap`, `jvp`, `hessian`).
 
-    Without torch's private functions for this, the result is None, and tensors that such a function creates are treated
-    as host memory.
+    Without torch's private functions for these tensors, the result is None, and tensors that such a function creates
+    are treated as host memory.
     """
     functions: Any = getattr(torch._C, "_functorch", None)
     is_wrapped = getattr(functions, "is_functorch_wrapped_tensor", None)
@@ -113,8 +113,7 @@ def is_shape_inference(out: Any, mode: Any) -> bool:
     """Return whether a result is a fake tensor of a mode other than `mode`, which means that torch only computed its
     shape.
 
-    For example, torch computes such shapes, with the sizes of the full tensors, to place the results of operations on
-    sharded tensors.
+    For example, torch computes the shapes of full tensors to place the results of operations on sharded tensors.
     """
     first = out if isinstance(out, torch.Tensor) else next(tensors_in(out), None) if out else None
     return isinstance(first, torch._subclasses.FakeTensor) and first.fake_mode is not mode

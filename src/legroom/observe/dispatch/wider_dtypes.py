@@ -25,7 +25,7 @@ _WIDENINGS: dict[torch.dtype, tuple[Widening, ...]] = {
         for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     },
 }
-"""Dtype of an argument → the wider dtypes to try, which represent all its values."""
+"""Maps the dtype of an argument to the wider dtypes to try, which can represent all its values."""
 
 _COMPLEX = """_fft_c2c _fft_c2r acos acosh angle asin asinh atan atanh cos cosh cumprod div exp flip lerp log logaddexp pow prod
     rsqrt sigmoid sigmoid_backward sin sinh sqrt sum tan tanh tanh_backward trace"""
@@ -33,7 +33,7 @@ _MARGIN_LOSSES = "multi_margin_loss multi_margin_loss_backward multilabel_margin
 _POOLS = "avg_pool3d avg_pool3d_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward"
 _FFT = """fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2 fft_ihfftn
     fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn"""
-"""torch rejects the dtype in these functions, before it dispatches an operation."""
+"""Functions in which torch rejects the dtype before it dispatches an operation."""
 _ONLY_ON_CUDA: dict[torch.dtype, frozenset[str]] = {
     torch.complex32: frozenset(_COMPLEX.split()),
     torch.float16: frozenset(f"_fft_r2c rrelu_with_noise {_POOLS} {_MARGIN_LOSSES} {_FFT}".split()),
@@ -41,13 +41,14 @@ _ONLY_ON_CUDA: dict[torch.dtype, frozenset[str]] = {
     torch.bool: frozenset(("abs", "trace")),
     **dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), frozenset(("histc",))),
 }
-"""Dtype → operations that CUDA supports for it and the CPU does not. `bench/sweep/dtypes.py` derives it from torch's own tests
-(torch 2.13)."""
+"""Maps a dtype to the operations that support it on CUDA but not on the CPU. `bench/sweep/dtypes.py` derives this table
+from torch's own tests (torch 2.13).
+"""
 
 _UNSUPPORTED = re.compile(
     r"not implemented for '|Unsupported dtype|expected scalar type \w+ but found (Half|BFloat16|ComplexHalf)"
 )
-"""Errors of CPU kernels for a dtype that they lack."""
+"""Error messages of CPU kernels for unsupported dtypes."""
 
 
 def is_dtype_error(error: BaseException) -> bool:
@@ -77,7 +78,9 @@ def _name(func: Any) -> str:
 
 
 def _widenings(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Widening, ...]:
-    """Return the wider dtypes to try. None if floating dtypes are mixed, because CUDA rejects mixed dtypes too."""
+    """Return the wider dtypes to try. The result is empty if floating dtypes are mixed, because CUDA rejects mixed
+    dtypes too.
+    """
     dtypes: dict[torch.dtype, None] = {}
     tree_map_only(Tensor, lambda tensor: dtypes.setdefault(tensor.dtype), (args, kwargs))
     floating = [dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex]

@@ -6,7 +6,7 @@ any other device tensor, it gets a placeholder: `.item()` returns 1, `all()`, `e
 other Boolean values are False, and `.cpu()` returns ones.
 
 Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
-creates in its constructor are fake from the start. All parameters and buffers that a module registers are fake too.
+creates in its constructor are fake from the beginning. All parameters and buffers that a module registers are fake too.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class FakeTensors:
         self.values_read = 0
         """The number of times that the program read values of a fake tensor."""
         self.values_substituted = 0
-        """The number of times that these values were placeholders."""
+        """The number of times that the program read a placeholder."""
         self._overflow_flags = _StorageSet()
         self._true_results = _StorageSet()
         self._values = KnownValues(self._fake_like)
@@ -79,21 +79,21 @@ class FakeTensors:
             self._values.forget(args)
             return _run_collective(func, args)
         if to_device and args and is_lazy(args[0]):
-            return func(*args, **kwargs)  # it is empty, and fake mode does not support its class
+            return func(*args, **kwargs)  # the tensor is empty, and fake mode does not support its class
         if not (to_device or _any_fake(args) or _any_fake(kwargs.values())):
             if active_fake_mode() is not None:
                 return func(*args, **kwargs)
             if not _is_in_module_constructor(func, args, kwargs):
                 return run_on_host(func, args, kwargs)
             return self._shapes.run(func, args, kwargs)
-        # For example, torch copies a fake tensor: the active mode handles the operation after this one.
+        # For example, torch copies a fake tensor. The active mode handles this operation next.
         if active_fake_mode() is not None:
             self._values.forget(args)
             return func(*args, **kwargs)
         return self._on_device(func, args, kwargs)
 
     def _on_device(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run the operation on shapes, and also on values if these are known."""
+        """Run the operation on shapes, and also on values if the values are known."""
         if needs_values(func, args):
             result = self._values.evaluate(func, args, kwargs)
             if result is not None:
@@ -132,8 +132,8 @@ class FakeTensors:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
     def device_of(self, tensor: FakeTensor) -> torch.device:
-        """Return the device that a fake tensor reports. The result is the same as with `FakeTensorMode`, but without
-        dispatching through it.
+        """Return the device that a fake tensor reports. `FakeTensorMode` would return the same device, but this
+        function does not dispatch through the mode.
         """
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
@@ -193,8 +193,9 @@ class FakeTensors:
         swap = torch.utils.swap_tensors
 
         def swap_data(tensor: Any, other: Any) -> None:
-            """Make `Module.to` assign `data` for fake tensors. By default, it would swap the tensors, which fails if a
-            tensor has weak references."""
+            """Make `Module.to` assign `data` for fake tensors. By default, `Module.to` would swap the tensors, which
+            fails if a tensor has weak references.
+            """
             if isinstance(tensor, FakeTensor) and isinstance(other, FakeTensor):
                 tensor.data = other.data
             else:
@@ -252,8 +253,10 @@ def _any_fake(values: Any) -> bool:
 
 
 def _check_indices(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    """Raise torch's own error if the indices are not integers. Shape inference accepts them in many releases (`embedding` from
-    2.8 to 2.10, the other operations in all). The operation runs on small host tensors to get the error."""
+    """Raise torch's own error if the indices are not integers. Shape inference accepts such indices in many releases
+    (`embedding` from 2.8 to 2.10, other operations in all releases). The operation runs on small host tensors to get
+    the error.
+    """
     index = args[1] if id(func) in _EMBEDDING else args[2]
     if isinstance(index, torch.Tensor) and index.dtype.is_floating_point:
         func(*tree_map_only(torch.Tensor, _small, args), **kwargs)
@@ -267,7 +270,7 @@ _EMBEDDING = overloads("embedding")
 _TAKES_INDICES = _EMBEDDING | overloads(
     "index_select", "index_add", "index_add_", "index_copy", "index_copy_"
 )
-_ALL = overloads("all", "_is_all_true")  # `torch.distributions` validates its parameters with the latter
+_ALL = overloads("all", "_is_all_true")  # `torch.distributions` validates its parameters with `_is_all_true`
 _COMPARISONS = overloads("equal", "allclose")
 _MAY_BE_SPARSE = overloads("_sparse_coo_tensor_with_dims_and_tensors", "_embedding_bag_backward")
 _FACTORIES = overloads(

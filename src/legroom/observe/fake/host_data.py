@@ -1,9 +1,9 @@
-"""Large random tensors on the host, without the time and memory to fill them.
+"""Creates large random tensors on the host without filling them, which saves time and memory.
 
 A script may create its batches with `torch.randn(size, ...)` on the host. In a trace of a large batch size, filling
 these batches would take most of the time. The values of these batches are not needed, because the values of large
-tensors are not tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest reads as
-zeros, and the operating system reserves memory for it only when a program writes to it.
+tensors are not tracked (see `known_values`). Therefore only the beginning of such a tensor is filled. The rest of the
+tensor contains zeros, and the operating system reserves memory for the rest only when a program writes to it.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from legroom.observe.dispatch.operations import overloads
 
 LARGE_BYTES = 64 << 20
-"""Smaller tensors are filled. The C library requests new pages, which are zero, for every larger one."""
+"""Tensors below this size are filled. For larger tensors, the C library requests new pages, which contain zeros."""
 FILLED_ELEMENTS = 1 << 16
 """The number of elements that are filled."""
 

@@ -1,7 +1,7 @@
 """Values of fake tensors that do not depend on the model: labels and masks of a batch, positions, anchors, noise.
 
 Such a tensor has a host copy with data. If all arguments of an operation have values, the operation also runs on the
-host copies. A selection (`x[mask]`, `nonzero`, `bincount`) therefore has its real size, and a test (`mask.all()`) has
+host copies. A selection (`x[mask]`, `nonzero`, `bincount`) therefore has its real size, and a check (`mask.all()`) has
 its real result. Tensors that depend on a parameter, and tensors larger than `MAX_TRACKED_BYTES`, have no values.
 
 A host copy belongs to a storage, not to a tensor, so views and in-place operations work without special cases. Random
@@ -22,8 +22,9 @@ from legroom.observe.dispatch.storages import tensors_in
 MAX_TRACKED_BYTES = 4 << 20
 """The maximum size of tensors whose values are tracked."""
 MAX_FILLED_BYTES = 64 << 10
-"""The limit for tensors filled without reading another tensor's values (`zeros_like`). Most of these are optimizer state or
-gradients, whose values are never read."""
+"""The maximum size for tensors that are filled without reading another tensor's values (`zeros_like`). Most of these
+tensors are optimizer state or gradients, whose values are never read.
+"""
 
 Tensor = torch.Tensor
 
@@ -37,8 +38,9 @@ class KnownValues:
         self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
     def of(self, tensor: Any) -> Tensor | None:
-        """Return a host tensor with the values of this tensor; None if the values are unknown. The host tensor shares
-        memory with the host copies of the tensor's views."""
+        """Return a host tensor with the values of this tensor, or None if the values are unknown. The host tensor
+        shares memory with the host copies of the tensor's views.
+        """
         if not isinstance(tensor, FakeTensor):
             return None if _is_larger(tensor, MAX_TRACKED_BYTES) else tensor
         if tensor.layout is not torch.strided:
@@ -68,8 +70,9 @@ class KnownValues:
             )
 
     def propagate(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-        """Run an operation that returned the fake `result` on values as well. If that is not possible, forget the
-        values that the operation overwrote."""
+        """Run an operation that returned the fake `result` on values as well. If the operation cannot run on values,
+        forget the values that it overwrote.
+        """
         values = self._with_values(func, args, kwargs, result)
         if values is not None:
             try:
@@ -133,8 +136,8 @@ class KnownValues:
     def _with_values(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
     ) -> tuple[list[Any], dict[str, Any]] | None:
-        """Return the arguments, with fake tensors replaced by their values. None if a fake tensor has no values or the
-        result is too large.
+        """Return the arguments, with fake tensors replaced by their values. Return None if a fake tensor has no values
+        or the result is too large.
         """
         if id(func) in _UNINITIALIZED or _communicates(func):
             return None
@@ -163,11 +166,11 @@ class KnownValues:
 
 
 class _UnknownError(Exception):
-    """The values of a tensor are unknown."""
+    """Raised if the values of a tensor are unknown."""
 
 
 def needs_values(func: Any, args: Any) -> bool:
-    """Return whether the shape of an operation's result, or the number it returns, depends on the values of its
+    """Return whether an operation's result shape, or the number that it returns, depends on the values of its
     arguments.
     """
     if func in _SELECTIONS:
@@ -185,8 +188,8 @@ def _is_dependent(func: Any) -> bool:
 
 @functools.cache
 def _communicates(func: Any) -> bool:
-    """Return whether an operation communicates with other ranks, which do not exist in a trace. The fake group of a
-    single rank may return memory that is not a tensor's.
+    """Return whether an operation communicates with other ranks, which do not exist in a trace. The fake process group
+    of a single rank may return memory that does not belong to a tensor.
     """
     return "c10d" in getattr(func, "namespace", "")
 
@@ -223,7 +226,7 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 _STATISTICS = ("running_mean", "running_var")
-"""Arguments that batch normalization writes to although its schema does not declare it."""
+"""Arguments that batch normalization overwrites although its schema does not declare this."""
 
 
 def _is_larger(tensor: Tensor, most: int) -> bool:

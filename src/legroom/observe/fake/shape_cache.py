@@ -18,12 +18,12 @@ from legroom.observe.dispatch.storages import tensors_in
 
 
 class ShapeCache:
-    """Runs operations in a fake mode. Each distinct case runs only once; later calls use the cache."""
+    """Runs operations in a fake mode. Each distinct case runs only once. Later calls use the cache."""
 
     def __init__(self, mode: FakeTensorMode, run: Callable[[Any, Any, dict[str, Any]], Any]) -> None:
         self._mode, self._run = mode, run
         self._known: dict[tuple[Any, ...], _Result | None] = {}
-        """None if this case cannot be cached."""
+        """Maps each key to its result, or to None if the result cannot be cached."""
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         key = _key(func, args, kwargs) if _is_regular(func) else None
@@ -68,7 +68,7 @@ class _TensorMeta(NamedTuple):
     offset: int | None
     """The storage offset of a view of the first argument; None for new memory."""
     is_first: bool
-    """Whether it is the first argument itself."""
+    """Whether this tensor is the first argument itself."""
 
 
 class _Result(NamedTuple):
@@ -82,7 +82,9 @@ _UNSEEN: Any = object()
 
 @functools.cache
 def _is_regular(func: Any) -> bool:
-    """Whether, according to its schema, the result shapes of an operation depend only on the metadata of its arguments."""
+    """Return whether the result shapes of an operation depend only on the metadata of its arguments, according to its
+    schema.
+    """
     if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":
         return False
     if set(func.tags) & _IRREGULAR:
@@ -103,8 +105,8 @@ _REPLACES_STORAGE = overloads("set_", "resize_", "resize_as_")
 
 
 def _key(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return the cache key: an operation and everything that its result shapes depend on. None if these cannot be
-    determined.
+    """Return the cache key: an operation and all properties of its arguments that affect the result shapes. Return None
+    if the key cannot be determined.
     """
     key: list[Any] = [id(func), torch.get_default_dtype()]  # operations are never freed
     if not all(map(functools.partial(_append, key), args)):
@@ -139,7 +141,7 @@ _PLAIN = frozenset(
 
 
 def _cacheable(result: Any, args: Any) -> _Result | None:
-    """Return the metadata of a result; None if the result is not one of the three cached kinds."""
+    """Return the metadata of a result, or None if the result is not one of the three cached kinds."""
     kind = type(result) if isinstance(result, list | tuple) else None
     outputs = result if kind is not None else [result]
     if kind not in (None, list, tuple) or not all(one is None or type(one) is FakeTensor for one in outputs):
@@ -171,7 +173,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> int:
-    """Return the size of a storage that contains exactly this tensor; -1 if the tensor has a storage offset."""
+    """Return the size of a storage that contains exactly this tensor, or -1 if the tensor has a storage offset."""
     if tensor.storage_offset():
         return -1
     if not tensor.numel():

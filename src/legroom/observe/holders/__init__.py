@@ -1,1 +1,1 @@
-"""Finds what keeps a tensor alive: reference paths, retained size, and the names in the user's code."""
+"""Finds the objects that keep a tensor alive: reference paths, retained size, and the names in the user's code."""

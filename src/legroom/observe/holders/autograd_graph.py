@@ -25,7 +25,7 @@ def _saved_attributes(node_type: type) -> tuple[str, ...]:
 
 
 _unpacks_freely = False
-"""Whether saved tensors may be unpacked because the program has packed none; see `unpack_until_packed`."""
+"""Whether saved tensors may be unpacked because the program has packed no tensor. See `unpack_until_packed`."""
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def unpack_until_packed() -> Iterator[None]:
 
 
 def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
-    """Yield every node that can be reached from the nodes `roots`, each node once."""
+    """Yield every node that can be reached from the nodes `roots`. Each node is yielded once."""
     seen: set[Any] = set()
     stack = [root for root in roots if root is not None]
     while stack and len(seen) < limit:
@@ -70,8 +70,9 @@ def nodes(roots: Iterable[Any], limit: int = 2_000_000) -> Iterator[Any]:
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors that one node saved, without unpacking packed ones. The result is empty if the graph was
-    freed."""
+    """Return the tensors that one node saved. Packed tensors are not unpacked. The result is empty if the graph was
+    freed.
+    """
     try:
         if _unpacks_freely:
             for name in _saved_attributes(type(node)):
@@ -168,7 +169,7 @@ def _checkpoint_frames(hook: Any, depth: int = 2) -> Iterator[Any]:
 def closure_values(function: FunctionType) -> Iterator[Any]:
     """Yield the values of the variables in a function's closure."""
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not yet set, or deleted
+        with contextlib.suppress(ValueError):  # the variable is not yet set, or was deleted
             yield cell.cell_contents
 
 

@@ -1,8 +1,8 @@
 """Describes a chain of references from a name to a tensor as in source code: `trainer.history`, a list of 412 items.
 
-The chain may contain several containers, of which usually only one grows. If it is known in which iterations the
-tensors were created, the growing container is the innermost container with tensors from the most iterations. Otherwise,
-it is the longest container.
+The chain may contain several containers, but usually only one container grows. If the iterations in which the tensors
+were created are known, the growing container is the innermost container with tensors from the most iterations.
+Otherwise, the growing container is the longest container.
 """
 
 import gc
@@ -62,7 +62,7 @@ class HolderPath(NamedTuple):
     """The path from a name in the program to an object."""
 
     name: str
-    """The path as in source code: `losses`, `trainer.history`, `Probe.seen`; "" if no name references it."""
+    """The path as in source code: `losses`, `trainer.history`, `Probe.seen`. Empty if no name references the object."""
     stored_as: str
     """The last name on the path, which is the variable or attribute in which items are stored."""
     is_attribute: bool
@@ -72,38 +72,39 @@ class HolderPath(NamedTuple):
     described: str
     """The type and length of the named object: `list, 412 items`."""
     length: int
-    """Number of items; 0 if it is not a container."""
+    """The number of items, or 0 if the object is not a container."""
     bounded: bool
     """Whether the container limits its own length (`deque(maxlen=...)`, `lru_cache(maxsize=...)`)."""
     file: str | None
-    """The file of the name."""
+    """The file that contains the name."""
     function: str
-    """The function, for a local variable; "" for globals and attributes."""
+    """The function of a local variable, or "" for globals and attributes."""
     line: int
-    """The current line of that function, or the line that defines the holder; 0 if unknown."""
+    """The current line of the function, or the line that defines the holder, or 0 if unknown."""
     names: tuple[StoredName, ...]
-    """Every name on the path, the closest to the object first."""
+    """Every name on the path. The name closest to the object comes first."""
     contents: frozenset[int]
-    """`id`s of the items of the container, including nested ones, to find which other tensors it explains."""
+    """The `id`s of the container's items, including nested items. They identify other tensors in the same container."""
     container: int = 0
-    """`id` of the container itself; 0 if there is none."""
+    """The `id` of the container itself, or 0 if there is no container."""
     is_mapping: bool = False
-    """Whether the container stores items by keys that can repeat, so it may only be filling."""
+    """Whether the container stores items by keys that can repeat. Such a container may stop growing."""
     iterations: int = 0
-    """The number of iterations from which it is known to have tensors."""
+    """The number of iterations from which the container is known to have tensors."""
     keys: tuple[str, ...] = ()
     """The literal keys on the path."""
     aliases: tuple[StoredName, ...] = ()
-    """Other names of the same object in running functions, such as arguments."""
+    """Other names of the same object in running functions, for example arguments."""
     classes: frozenset[str] = frozenset()
     """The class that has the attribute, and its base classes."""
     inside_bounded: bool = False
     """Whether the object is in a bounded container inside this container."""
     contains_models: bool = False
-    """Whether the items of the container are models, or contain one."""
+    """Whether the items of the container are models or contain a model."""
     filled_by_iterator: bool = False
-    """Whether an iterator of `itertools` (`cycle`) fills it. In that case, the line that creates the iterator is
-    reported."""
+    """Whether an iterator of `itertools` (`cycle`) fills the container. In that case, the line that creates the
+    iterator is reported.
+    """
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
@@ -129,8 +130,9 @@ class _Candidate(NamedTuple):
 
 
 def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -> HolderPath:
-    """`chain` contains the objects on the path, from the object that the root names to the target. `created_in` maps
-    the `id` of a tensor to the iteration that created the tensor."""
+    """Describe a path as a `HolderPath`. `chain` contains the objects on the path, from the object that the root names
+    to the target. `created_in` maps the `id` of a tensor to the iteration that created the tensor.
+    """
     line, how = root.line, root.how
     named = StoredName(
         root.name, root.name.rpartition(".")[2], root.is_attribute, root.file, root.function, root.owner
@@ -216,10 +218,10 @@ def _candidate(item: Any, owner: Any, named: StoredName, created_in: Mapping[int
 def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
     """Return the container that grows. `candidates` are ordered from the outermost to the innermost.
 
-    The growing container is the innermost one that has tensors from many iterations, that is long enough for these
-    tensors, and that can grow. For example, a dict with two growing lists contains tensors from many iterations, but
-    only the lists grow. A tuple may contain a state and the previous state. If the iterations are unknown, the longest
-    container is returned.
+    The growing container is the innermost container that can grow, has tensors from many iterations, and is long enough
+    for these tensors. For example, a dict with two growing lists contains tensors from many iterations, but only the
+    lists grow. A tuple cannot grow, but may contain a state and the previous state. If the iterations are unknown, the
+    longest container is returned.
     """
     if not candidates:
         return None
@@ -302,8 +304,9 @@ def _contents(container: Any, depth: int = 2) -> Iterator[int]:
 
 
 def _step(item: Any, following: Any, owner: Any) -> _Step | None:
-    """Return how `item`, an object that `owner` references, refers to `following`. Return None if this reference adds
-    nothing to the name."""
+    """Return the step from `item`, an object that `owner` references, to `following`. Return None if this reference
+    adds nothing to the name.
+    """
     if _is_namespace_of(item, owner):
         return _attribute(owner, following)
     if isinstance(item, dict):

@@ -1,8 +1,8 @@
 """Finds the variables in the user's frames, and the running calls, that retain device memory.
 
 Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be assigned to any Python
-variable yet. That call retains these tensors, so the report names the user's line that made the call. The caller passes
-the location and time at which each storage was allocated (`StepStorage`).
+variable yet. The running call retains these tensors, so the report names the user's line that made the call. The caller
+passes the location and time at which each storage was allocated (`StepStorage`).
 
 The search must not change the program: it calls no `repr` and no property, and it keeps no references. Up to Python
 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because it
@@ -33,10 +33,10 @@ class StepStorage(NamedTuple):
     """A storage that was allocated in the current step."""
 
     key: int
-    """The key that `Measure` returns for it."""
+    """The key that `Measure` returns for the storage."""
     bytes: int
     frame: Frame | None
-    """The user's line that allocated it."""
+    """The user's line that allocated the storage."""
     in_backward: bool
 
 
@@ -46,7 +46,7 @@ class LargestHolders(NamedTuple):
     largest: list[Holder]
     """The holders, largest first."""
     total_bytes: int
-    """Bytes that all variables and running calls retain together. Each storage is included once."""
+    """The number of bytes that all variables and running calls retain together. Each storage is included once."""
 
 
 class HolderSurvey(NamedTuple):
@@ -68,8 +68,9 @@ class HolderSurvey(NamedTuple):
     """Keys of the storages that autograd graphs reachable from these variables saved."""
 
     def categories(self) -> dict[int, Category]:
-        """Maps storage keys to categories derived from the holder: an activation if a graph saved it, otherwise a
-        result or a temporary tensor of the forward pass."""
+        """Return the category of each storage key, derived from the holder: an activation if a graph saved the storage,
+        otherwise a result or a temporary tensor of the forward pass.
+        """
         categories: dict[int, Category] = {}
         if autograd_graph.saved_tensors_are_readable():
             for storages in self.by_calls.values():
@@ -156,8 +157,9 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
 
 
 def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, bool]]:
-    """Yields (frame, variables, is_library) for the user's functions and modules. Variables of library functions are
-    yielded with the user's frame that called them."""
+    """Yield (frame, variables, is_library) for the user's functions and modules. Variables of library functions are
+    yielded with the user's frame that called them.
+    """
     seen_modules: set[int] = set()
     library: list[FrameType] = []
     while frame is not None:

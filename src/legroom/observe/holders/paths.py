@@ -4,7 +4,7 @@ program.
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
 objects, in C, but a path has only a few steps. A path ends at a name (see `python_names`), unless the named object
 cannot grow. In that case, the search continues with the referrers of the object. For example, a function that is
-created in every iteration (a hook, a deferred report) does not grow, but is stored in an object that does. The search
+created in every iteration (a hook, a deferred report) does not grow, but is stored in an object that grows. The search
 calls no method of the user's objects and keeps no reference to them.
 """
 
@@ -45,7 +45,7 @@ def find_path(
 ) -> HolderPath:
     """Return the path that keeps `target` alive. A container with fewer than `min_length` items is returned only if no
     other path exists. `created_in` maps the `id` of a tensor to the iteration in which it was created, if known. A
-    container with tensors from several iterations is the one that grows.
+    container with tensors from several iterations is treated as the growing container.
 
     The caller may reference the target in local variables of plain functions, but not in a list or a generator.
     """
@@ -57,8 +57,9 @@ def find_path(
 
 
 def held_by_python(targets: list[Any], variables: Variables) -> set[int]:
-    """`id`s of the targets that a Python object or variable references. All other targets are referenced only from C++.
-    `targets` must be the only list of these objects in the caller."""
+    """Return the `id`s of the targets that a Python object or variable references. All other targets are referenced
+    only from C++. `targets` must be the only list of these objects in the caller.
+    """
     wanted = {id(target) for target in targets}
     held = wanted & variables.locals.keys()
     for referrer in gc.get_referrers(*targets):
@@ -77,10 +78,11 @@ class _Search:
         self._min_length = min_length
         self._created_in = created_in
         self._own_lists: set[int] = set()
-        """`id`s of the lists of the search itself."""
+        """The `id`s of the lists of the search itself."""
         self._seen: dict[int, Any] = {}
-        """Maps `id`s to all objects that were found. It is a single dict, so that only this dict must be skipped among
-        the referrers."""
+        """Maps the `id` of each object that was found to the object. A single dict is used because the search must skip
+        it among the referrers.
+        """
         self._leads_to: dict[int, int] = {}
         """Maps the `id` of an object to the `id` of the object that it references, one step closer to the target."""
 
@@ -110,7 +112,7 @@ class _Search:
 
     def _can_grow(self, path: HolderPath) -> bool:
         """Return whether the path names an object that can grow. A function or generator cannot grow, but may be stored
-        in an object that can.
+        in an object that can grow.
         """
         if path.how in ("cache", "exception"):
             return True
@@ -231,8 +233,8 @@ class _Search:
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """Return the path if no name references the target: an attribute of an instance in a reference cycle, or
-        nothing in Python.
+        """Return the path if no name references the target. Either an attribute of an instance in a reference cycle
+        references the target, or no Python object does.
         """
         chain: list[Any] = []
         for item in reversed(self._seen.values()):
@@ -351,7 +353,7 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 def _is_in_python(referrer: Any) -> bool:
     """Return whether a referrer is a Python object that holds the tensor. Autograd nodes do not count, because they
     retain tensors on behalf of the tensors that own the graph. However, a list that references such a node (the `ctx`
-    of a user's function) does count.
+    of a user's function) counts.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 

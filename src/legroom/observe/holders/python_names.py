@@ -31,7 +31,7 @@ class Root(NamedTuple):
     how: str
     is_attribute: bool = False
     owner: type | None = None
-    """The class, if it is a class attribute."""
+    """The class, if the name is a class attribute."""
 
 
 class Variables:
@@ -86,15 +86,16 @@ class Variables:
             del value
 
     def others(self, root: Root, item: Any) -> list[Root]:
-        """Other names of an object in running functions and their modules. For example, an argument is also a variable
-        of the caller."""
+        """Return other names of an object in running functions and their modules. For example, an argument is also a
+        variable of the caller.
+        """
         found = [*self.locals.get(id(item), []), self._globals.get(id(item))]
         return [each for each in found if each is not None and each != root]
 
 
 def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """Yield the local variables of a frame. Up to CPython 3.12, reading them creates a copy in the frame, which is
-    cleared again.
+    """Yield the local variables of a frame. Up to CPython 3.12, reading local variables creates a copy in the frame.
+    This function clears the copy.
     """
     variables = frame.f_locals
     try:

@@ -1,4 +1,4 @@
-"""Computes how much device memory an object retains, directly and through everything that it references.
+"""Computes the device memory that an object retains, directly and through all objects that it references.
 
 A process has hundreds of thousands of objects that reference no tensor (samples of a data set, a tokenizer's vocabulary), and the
 user waits for the report. Therefore the search proceeds level by level and handles all objects of one type at once, in
@@ -23,7 +23,7 @@ from legroom.observe.holders import autograd_graph
 from legroom.observe.training_threads import other_threads_train
 
 Measure = Callable[[torch.Tensor], tuple[int, int] | None]
-"""Maps a tensor to (key of its storage, device bytes), or to None if it is not on a device."""
+"""Maps a tensor to (key of its storage, device bytes), or to None if the tensor is not on a device."""
 
 MAX_OBJECTS = 1_000_000
 """The search from one object stops after this many objects."""
@@ -57,7 +57,7 @@ class RetainedStorages:
 
     @property
     def saved(self) -> frozenset[int]:
-        """Keys of the storages that the graphs visited so far saved for the backward pass."""
+        """The keys of the storages that the graphs visited so far saved for the backward pass."""
         return frozenset(chain.from_iterable(self._saved.values()))
 
     def _search(self, value: Any) -> dict[int, int]:
@@ -118,7 +118,7 @@ class RetainedStorages:
         reads_autograd = not other_threads_train()
         for tensor in tensors:
             self._add(tensor, self._storages)
-            if not reads_autograd:  # a backward pass of another thread may free what is read
+            if not reads_autograd:  # a backward pass on another thread may free the objects that are read
                 continue
             if not tensor.is_leaf:
                 roots.append(tensor.grad_fn)
