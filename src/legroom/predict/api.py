@@ -1,4 +1,4 @@
-"""The public functions `estimate`, `max_batch` and `plan`, for a model and a batch or for a step function."""
+"""The public functions `estimate`, `max_batch` and `plan`. They accept a model and a batch, or a step function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ def max_batch(
     multiple_of: int = 1,
     safe: bool = False,
 ) -> int | None:
-    """Return the largest batch size that fits, confirmed by a trace; None if not even the smallest batch fits.
+    """Return the largest batch size that fits, or None if not even the smallest batch fits. A trace confirms the result.
 
     With `safe`, the safe bound must fit too.
     """

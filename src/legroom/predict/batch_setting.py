@@ -1,8 +1,8 @@
-"""One way to change the batch size of a script: an argument, an environment variable, or a number in a file.
+"""The setting that changes the batch size of a script: an argument, an environment variable, or a number in a file.
 
-The tracing process collects the candidates (see `tracing.settings`). A name alone does not prove that a candidate sets
-the batch size. Therefore the script is started again with another value of the candidate, and the batches of that run
-decide.
+The tracing process collects the candidates (see `tracing.settings`). A name alone does not prove that a candidate
+sets the batch size. Therefore the script is started again with another value, and the batch size of that run shows
+whether the candidate is correct.
 """
 
 import os
@@ -12,25 +12,25 @@ from typing import Any
 from legroom.observe.script import Script
 
 SIZE = "\0"
-"""Marks the place of the number in the texts of a `BatchSetting`."""
+"""Marks the position of the batch size in the strings of a `BatchSetting`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSetting:
-    """A candidate for the setting of the batch size of a script. `SIZE` marks the number in its texts."""
+    """A candidate for the setting that determines the batch size of a script. `SIZE` marks the position of the batch size."""
 
     name: str
     value: int
     rank: int
-    """How likely it is, by its name; 0 is most likely."""
+    """The likelihood of the candidate according to its name. 0 is most likely."""
     text: str = ""
-    """What the user writes: `--batch-size SIZE`, `BATCH_SIZE=SIZE`, `batch_size: SIZE`."""
+    """The setting as the user writes it, for example `--batch-size SIZE`, `BATCH_SIZE=SIZE` or `batch_size: SIZE`."""
     arguments: tuple[str, ...] | None = None
-    """All arguments of the script; None if they do not change."""
+    """All arguments of the script, or None if they do not change."""
     is_given: bool = True
-    """Whether the argument is on the command line; otherwise the script uses its default."""
+    """True if the argument is on the command line. Otherwise, the script uses its default."""
     variable: str = ""
-    """The environment variable."""
+    """The name of the environment variable, if the setting is one."""
     file: str = ""
     line: int = 0
     content: str = field(default="", repr=False)
@@ -45,14 +45,14 @@ class BatchSetting:
         return replace(script, arguments=tuple(each.replace(SIZE, str(size)) for each in self.arguments))
 
     def start_options(self, size: int) -> dict[str, Any]:
-        """The environment and the changed files for `start_tracing`."""
+        """Return the environment and the changed files for `start_tracing`."""
         return {
             "environment": {self.variable: str(size)} if self.variable else {},
             "edits": {self.file: self.content.replace(SIZE, str(size))} if self.file else {},
         }
 
     def how(self, size: int) -> str:
-        """The change to make for another batch size, as an imperative without a period."""
+        """Return the change to make for another batch size, as an imperative without a period."""
         text = self.text_with(size)
         if self.file:
             return f"Write `{text}` in {os.path.basename(self.file)}, line {self.line}"

@@ -1,5 +1,5 @@
-"""The estimate of a training step: whether the step fits, how much memory it needs, and which lines use the memory at
-its peak."""
+"""The estimate of a training step. It shows whether the step fits, its memory use, and the lines that use the memory
+at the peak."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,30 +16,31 @@ from legroom.units import format_size
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Estimate:
-    """The memory that a training step needs on a GPU. Sizes in bytes."""
+    """The memory that a training step needs on a GPU. All sizes are in bytes."""
 
     gpu: GpuSpec
     peak_requested: int
     """The sum of the sizes that tensors and libraries request."""
     peak_allocated: int
-    """`torch.cuda.max_memory_allocated()`: the same sum, rounded up by the allocator."""
+    """The value of `torch.cuda.max_memory_allocated()`: the sum of all requests, each rounded up by the allocator."""
     peak_reserved: int
-    """`torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
+    """The value of `torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
     peak_device: int
-    """`peak_reserved` plus, for a GPU by name, the CUDA context and NCCL's buffers: the value that `nvidia-smi` shows."""
+    """The memory that `nvidia-smi` shows. For a GPU given by name, this is `peak_reserved` plus the CUDA context and
+    NCCL's buffers."""
     safe: int
     """An upper bound on `peak_device`."""
     verdict: FitVerdict
     batch_size: int | None
     max_batch_size: int | None
-    """The largest batch size that fits, traced at that size; None if the batch size could not be changed."""
+    """The largest batch size that fits, or None if the batch size could not be changed. This batch size was traced."""
     steps: int
     mode: Mode
     state: State
     """The live tensors at the peak."""
     trace: Trace
     decided_by: Literal["training", "validation"] = "training"
-    """Whether training or validation has the peak."""
+    """The part of the run that has the peak: training or validation."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -56,7 +57,7 @@ class Estimate:
 
     @property
     def top(self) -> list[dict[str, Any]]:
-        """The lines of code whose tensors use most memory at the peak."""
+        """The lines of code whose tensors use the most memory at the peak."""
         return [
             {
                 "file": row.file,
@@ -70,7 +71,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """Allocated bytes over the traced steps by category, in a limited number of samples."""
+        """The allocated bytes of each category over the traced steps, in a limited number of samples."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:
@@ -120,7 +121,7 @@ _VERDICTS = {"fits": "Fits", "uncertain": "May not fit", "does-not-fit": "Does n
 
 
 def estimate_from_trace(trace: Trace, *, max_batch_size: int | None = None) -> Estimate:
-    """Replay a trace on its GPU."""
+    """Replay a trace on its GPU and return the estimate."""
     peaks = replay(trace)
     ledger = Ledger(trace.events)
     peak = ledger.peak().index

@@ -2,12 +2,12 @@
 
 A training step makes the same requests in the same order at every batch size, and the size of nearly every request is
 linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace can
-be replayed like a real one, which predicts not only a peak but also fragmentation and the allocator's cache. An
-extrapolated trace is never the final result, because the batch size that it suggests is traced.
+be replayed like a real trace. The replay predicts the peak, fragmentation and the allocator's cache. An extrapolated
+trace is never the final result, because the batch size that it suggests is traced.
 
-This module makes no guesses. If two traces do not make the same requests in the same order, there is no extrapolation.
+This module makes no guesses. If two traces do not make the same requests in the same order, nothing is extrapolated.
 In that case, another size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the requests of a step
-that runs on a GPU, where each further size costs a run. That module also aligns requests that differ, estimates
+on a real GPU, where each additional size requires a run. That module also aligns requests that differ, estimates
 requests without a counterpart, and starts with the memory that is already in use on the GPU.
 """
 
@@ -20,7 +20,7 @@ from legroom.predict.tracing.trace import Trace
 
 @dataclass(slots=True, kw_only=True)
 class ExtrapolatedTrace(Trace):
-    """A trace that was computed from two others."""
+    """A trace that was computed from two other traces."""
 
     extrapolated: list[MemoryRequest]
 
@@ -36,9 +36,9 @@ class ExtrapolatedTrace(Trace):
 
 
 def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int], ExtrapolatedTrace] | None:
-    """Return a function from batch size to trace, given traces at sizes `a` and `b`.
+    """Return a function that predicts the trace at any batch size, given traces at sizes `a` and `b`.
 
-    Returns None if the two traces do not make the same requests in the same order. Optional workspaces may differ.
+    Return None if the two traces do not make the same requests in the same order. Optional workspaces may differ.
     """
     aligned = _align(small.requests(), large.requests())
     if aligned is None:
@@ -79,17 +79,17 @@ def extrapolation(a: int, small: Trace, b: int, large: Trace) -> Callable[[int],
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """Each request of the large trace with the bytes of its counterpart in the small trace, and the ids of the
-    counterparts."""
+    """The paired requests of two traces. Each request of the large trace has the bytes and the id of its counterpart
+    in the small trace."""
 
     requests: list[tuple[MemoryRequest, int]]
     counterparts: dict[int, int]
-    """Id in the large trace → id in the small one."""
+    """Maps ids in the large trace to ids in the small trace."""
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
     """Pair the requests of two traces. Optional requests may differ, because the workspace of a convolution may be
-    needed at one size only. An optional request without a counterpart keeps its size.
+    needed at one size only. If an optional request has no counterpart, its size does not change.
     """
     ignored: set[int] = set()
     if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:

@@ -1,7 +1,7 @@
 """Decides whether a trace fits a GPU of a given size, and computes the peaks of the trace on that GPU.
 
-The peak of reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore a
-fit is decided by a replay with that capacity, never from the peak of an unlimited replay.
+The peak of reserved memory depends on the capacity, because the allocator frees its cache before it fails. Therefore
+the decision requires a replay with that capacity. The peak of an unlimited replay is not enough.
 """
 
 from typing import Literal
@@ -17,9 +17,9 @@ from legroom.units import MiB
 FitVerdict = Literal["fits", "uncertain", "does-not-fit"]
 
 MARGIN = 0.04
-"""The fraction of the peak that the safe bound adds for unseen kernels. Other library versions add to it. Of 180
-measured convolutional networks, 5 exceeded their bound with half of this fraction and 2 with all of it. A higher bound
-would be of little use."""
+"""The fraction of the peak that the safe bound adds for unseen kernels. Other library versions increase the bound
+further. Of 180 measured convolutional networks, 2 exceeded this bound, and 5 exceeded a bound with half this
+fraction. A higher bound would be of little use."""
 
 MIN_MARGIN = 4 * MiB
 """The safe bound adds at least two of the 2 MiB segments in which small blocks are reserved."""
@@ -30,7 +30,7 @@ def replay(
 ) -> ReplayPeaks:
     """Replay a trace on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
-    Without a capacity, return the likely peaks, which are slightly too high if the kernels are uncertain.
+    If `capacity` is None, return the likely peaks, which are slightly too high if the kernels are uncertain.
     """
     if capacity is None and not extra:
         return uncertainty.likely_peaks(trace, settings)
@@ -39,9 +39,10 @@ def replay(
 
 
 def non_torch_bytes(trace: Trace) -> int:
-    """Bytes of the device outside PyTorch's allocator: the CUDA context, the handles of libraries, and NCCL's buffers if ranks communicate.
+    """Return the number of bytes outside PyTorch's allocator. These are the CUDA context, library handles, and NCCL's
+    buffers if ranks communicate.
 
-    The result is 0 for a GPU that was given as a size, because a size is the memory that PyTorch can use.
+    If the GPU is given as a size, the result is 0, because that size is the memory that PyTorch can use.
     """
     if trace.gpu.is_size:
         return 0
@@ -50,20 +51,21 @@ def non_torch_bytes(trace: Trace) -> int:
 
 
 def available_bytes(trace: Trace) -> int:
-    """Bytes that PyTorch's allocator can use on the GPU of the trace."""
+    """Return the number of bytes that PyTorch's allocator can use on the GPU of the trace."""
     return trace.gpu.total - non_torch_bytes(trace)
 
 
 def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
-    """Bytes that the safe bound adds to the peak: the known uncertainty plus a fraction of the peak."""
+    """Return the number of bytes that the safe bound adds to the peak. This is the known uncertainty plus a fraction
+    of the peak."""
     share = MARGIN + uncertainty.version_margin(trace.differing_versions)
     return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
 
 
 def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -> int:
-    """An upper bound on reserved memory: the peak plus `margin` (by default `safety_margin`).
+    """Return an upper bound on reserved memory, which is the peak plus `margin` (by default `safety_margin`).
 
-    `cudnn.benchmark` uses all free memory, so in that case the bound is the whole memory.
+    If `cudnn.benchmark` is enabled, the bound is the whole memory, because cuDNN may use all free memory.
     """
     if BENCHMARK in trace.notes:
         return available_bytes(trace)
@@ -71,7 +73,7 @@ def safe_reserved(trace: Trace, peaks: ReplayPeaks, margin: int | None = None) -
 
 
 def verdict(trace: Trace, peaks: ReplayPeaks) -> FitVerdict:
-    """Whether a trace with these `peaks` fits its GPU, and whether it still fits with the safety margin."""
+    """Return two flags: True if a trace with these `peaks` fits its GPU, and True if it also fits with the safety margin."""
     capacity = available_bytes(trace)
     if replay(trace, capacity).failed_at is not None:
         return "does-not-fit"

@@ -19,17 +19,17 @@ from legroom.predict.tracing.trace import Trace
 from legroom.units import MiB
 
 MAX_BATCH = 1 << 20
-"""No larger batch size is tried."""
+"""The maximum batch size that is tried."""
 TOLERANCE = 0.001
 """The search ends when the remaining range is below this fraction of the result."""
 
 LIKELY_MARGIN = 0.01
-"""The search looks for an upper bound this far above the size that a line through the peaks suggests."""
+"""The search tries a size that exceeds the linear prediction by this fraction, to find an upper bound."""
 MAX_FACTOR = 64
-"""The next size is at most this many times the largest one that fits."""
+"""The next size is at most this many times the largest size that fits."""
 
 SEGMENT = 20 * MiB
-"""The allocator reserves memory in segments of this size, so predictions of reserved memory are no more precise."""
+"""The allocator reserves memory in segments of this size, which limits the precision of predictions."""
 
 
 @dataclass(slots=True)
@@ -37,10 +37,10 @@ class BatchSearch:
     """The batch sizes that were tried, and the result."""
 
     tried: dict[int, bool] = field(default_factory=dict)
-    """Maps each batch size to whether it fits."""
+    """Maps each batch size to True if it fits."""
     traces: dict[int, Trace] = field(default_factory=dict)
     is_complete: bool = True
-    """Whether the search ended before its deadline. Otherwise larger sizes may fit."""
+    """True if the search ended before its deadline. Otherwise, larger sizes may fit."""
 
     @property
     def largest(self) -> int | None:
@@ -87,16 +87,16 @@ def largest_batch(
 
 
 class _Searcher:
-    """One search: its results so far, and the next size to try."""
+    """One search with its results so far and the next size to try."""
 
     def __init__(self, trace_at: Callable[[int], Trace], capacity: int, multiple_of: int, safe: bool) -> None:
         self.search = BatchSearch()
         self.low, self.high = 0, MAX_BATCH + multiple_of
-        """The largest size that fits, and the smallest that does not."""
+        """The largest size that fits, and the smallest size that does not fit."""
         self._trace_at, self._capacity, self._multiple_of, self._safe = trace_at, capacity, multiple_of, safe
         self._peaks: dict[int, ReplayPeaks] = {}
         self._predicted: dict[int, ReplayPeaks] = {}
-        """Predicted peaks, by the sizes that were predicted to be the largest."""
+        """Maps the sizes that were predicted to be the largest to their predicted peaks."""
 
     @property
     def is_open(self) -> bool:
@@ -125,7 +125,7 @@ class _Searcher:
             self.high = min(self.high, size)
 
     def predicted_largest(self) -> int | None:
-        """The largest size that fits according to the two nearest traces."""
+        """Return the largest size that fits according to the two nearest traces."""
         at = self._extrapolation()
         if at is None:
             return None
@@ -148,7 +148,7 @@ class _Searcher:
         return low
 
     def _bisect(self, low: int, high: int, fits: Callable[[int], bool]) -> int:
-        """Return the largest size that fits, given that `low` fits and `high` does not."""
+        """Return the largest size that fits. `low` fits, and `high` does not fit."""
         step = self._multiple_of
         while high - low > max(step, low * TOLERANCE):
             middle = max(low + step, (low + high) // 2 // step * step)
@@ -161,7 +161,7 @@ class _Searcher:
         return low
 
     def middle(self) -> float:
-        """The next size if there is no prediction."""
+        """Return the next size to try if there is no prediction."""
         if self.high <= MAX_BATCH:
             return (self.low + self.high) / 2
         # Slightly more than the likely result, which is a bound if it does not fit.
@@ -169,8 +169,8 @@ class _Searcher:
         return min(max(self.low + self._multiple_of, likely), self.low * MAX_FACTOR)
 
     def _is_confirmed(self) -> bool:
-        """Whether the largest size that fits was predicted, and its trace matches the prediction to a fraction of a
-        sample."""
+        """Return True if the largest size that fits was predicted and traced, and the trace differs from the
+        prediction by less than one sample."""
         predicted = self._predicted.get(self.low)
         if predicted is None:
             return False
@@ -182,12 +182,12 @@ class _Searcher:
         )
 
     def _bytes_per_sample(self) -> float:
-        """The slope of the peak over all traced sizes."""
+        """Return the increase of the peak per sample over all traced sizes."""
         small, large = min(self._peaks), max(self._peaks)
         return (self._peaks[large].allocated - self._peaks[small].allocated) / max(1, large - small)
 
     def _linear_estimate(self) -> int:
-        """The size at which a line through the peaks of the smallest and the largest size reaches the capacity."""
+        """Return the size at which a line through the peaks of the smallest and the largest size reaches the capacity."""
         large, slope = max(self._peaks), self._bytes_per_sample()
         if slope <= 0:
             return large * 2

@@ -20,13 +20,14 @@ class MemoryRequest(NamedTuple):
     bytes: int
     stream: int
     optional: bool = False
-    """Whether the program continues without it if memory is short (a cuDNN workspace)."""
+    """True if the program continues when this allocation fails, as for a cuDNN workspace."""
 
 
 KERNELS_RUN = MemoryRequest(0, 0, 0)
-"""A marker: kernels run from here on, which changes where the device places segments (see `AddressSpace`)."""
+"""Marks the first kernel. Running kernels changes the addresses at which the device places segments (see `AddressSpace`)."""
 LIBRARY_LOADED = MemoryRequest(-1, 0, 0)
-"""A marker: torch creates a cuBLAS handle, just before it allocates the workspace. The handle uses address space and memory."""
+"""Marks the creation of a cuBLAS handle, just before torch allocates the workspace. The handle uses address space and
+memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class ReplayPeaks:
     allocated: int
     reserved: int
     failed_at: int | None
-    """The position of the request that failed; None if every request that is not optional succeeded."""
+    """The position of the request that failed, or None if all required requests succeeded."""
 
 
 def replay_requests(
@@ -51,12 +52,13 @@ def replay_requests(
 ) -> ReplayPeaks:
     """Replay `requests` on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
 
-    `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include it. Until
-    a handle is created, PyTorch can use this memory. If PyTorch has reserved the memory before the handle is created,
-    creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache and try again.
+    `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include this
+    memory. Until a handle is created, PyTorch can use the memory. If PyTorch has reserved the memory before the
+    handle is created, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache
+    and try again.
 
-    `segment_address(size, stream)` returns the address of each new segment. An optional request that failed once is not
-    repeated, because torch caches the kernel that it selected instead.
+    `segment_address(size, stream)` returns the address of each new segment. An optional request that failed is not
+    repeated, because torch then caches a kernel that needs no workspace.
     """
     if capacity is not None and handle:
         requests = list(requests)
@@ -99,13 +101,13 @@ def replay_requests(
 
 
 def default_settings() -> AllocatorSettings:
-    """The allocator settings of a run in this environment."""
+    """Return the allocator settings of a run in this environment."""
     return AllocatorSettings.from_environment(os.environ, _torch_version())
 
 
 @functools.cache
 def _torch_version() -> str:
-    """The version of the installed torch, without importing it. A process that only reads traces does not need
+    """Return the version of the installed torch, without importing it. A process that only reads traces does not need
     torch."""
     torch = sys.modules.get("torch")
     return importlib.metadata.version("torch") if torch is None else str(torch.__version__)

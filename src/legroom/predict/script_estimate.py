@@ -1,4 +1,4 @@
-"""Everything that `legroom estimate` reports about one script."""
+"""All results that `legroom estimate` reports about one script."""
 
 import contextlib
 import re
@@ -31,7 +31,7 @@ from legroom.units import format_size
 ShowProgress = Callable[[str], None]
 
 SEARCH_SECONDS = 60.0
-"""The search for the largest batch size stops after this time, with the best bounds that it has."""
+"""The search for the largest batch size stops after this many seconds and returns the best bounds so far."""
 NO_VALIDATION_NOTE = "No validation was traced. The estimate covers only the training steps"
 
 
@@ -45,13 +45,13 @@ class ScriptEstimate:
     options: tuple[PlannedOption, ...]
     options_tried: bool = True
     batch_setting: BatchSetting | None = None
-    """What sets the batch size of the script: an argument, a variable, a line; None if unknown."""
+    """The setting of the script's batch size (an argument, a variable or a line), or None if unknown."""
 
     @property
     def batch_change(self) -> str:
-        """The change to make for the largest batch size, as an imperative; "" if unknown.
+        """An instruction that sets the largest batch size, or "" if the setting is unknown.
 
-        The setting may count several of the script's batches (gradient accumulation, several GPUs).
+        With gradient accumulation or several GPUs, the value of the setting may be a multiple of the script's batch size.
         """
         size, largest = self.estimate.batch_size, self.estimate.max_batch_size
         if self.batch_setting is None or not size or largest is None:
@@ -126,7 +126,7 @@ def estimate_script(
     try:
         return job.run("cpu", start_tracing(script, gpu, mode="cpu", steps=steps), notes=(reason,))
     except CannotTrace as failure:
-        if failure.error and failure.error == first.error:  # so it is the script's own error
+        if failure.error and failure.error == first.error:  # the script fails on its own too
             raise
         raise CannotTrace(
             f"{first}, and running the script on the CPU failed: {failure}", output=failure.output
@@ -134,7 +134,7 @@ def estimate_script(
 
 
 class _Waiting:
-    """Reports waits: every few seconds as progress, and a few times as a message."""
+    """Reports waits every few seconds as progress, and a few times as a message."""
 
     MESSAGES = (30.0, 120.0, 240.0)
     """Seconds after which a message is shown."""
@@ -145,7 +145,7 @@ class _Waiting:
         self._shown = 0
 
     def start(self, action: str) -> None:
-        """Begin to wait for `action`."""
+        """Start to report the wait for `action`."""
         self._action, self._shown = action, 0
         self._show_progress(action)
 
@@ -191,7 +191,7 @@ class _ScriptJob:
                 notes = (*notes, NO_VALIDATION_NOTE)
             current = replace(current, notes=(*current.notes, *notes))
             self.on_verdict(current)
-            # Real values are too slow for further traces, and a part of a step at another batch size says little.
+            # Traces with real values are too slow for a search, and a partial step at another batch size is of little use.
             if mode == "cpu" or current.trace.is_partial:
                 return ScriptEstimate(script=self._command, estimate=current, search=None, options=())
             return self._search_and_plan(traced, current, ahead, environment or {})
@@ -280,15 +280,15 @@ class _ScriptJob:
     def _search_by_setting(
         self, setting: BatchSetting, check: SettingCheck, current: Estimate, deadline: float
     ) -> tuple[BatchSearch | None, CannotTrace | None]:
-        """Search by starting the script again for every batch size. Returns the result, or the reason if the search
-        fails."""
+        """Search by starting the script again for every batch size. Return the result, or the reason if the search fails."""
         try:
             return self._search(self._by_setting(setting, check), current, deadline), None
         except CannotTrace as failure:
             return None, failure
 
     def _by_setting(self, setting: BatchSetting, check: SettingCheck) -> Callable[[int], Trace]:
-        """Traces at other batch sizes: the script is started again with another value of its setting."""
+        """Return a function that traces the script at other batch sizes. Each trace starts the script again with
+        another value of the setting."""
 
         def trace_at(size: int) -> Trace:
             self.show_progress(f"searching the largest batch size: {setting.text_with(size)}")
@@ -313,7 +313,7 @@ _MISSING_VARIABLE = re.compile(
 
 
 def needs_torchrun(error: str) -> bool:
-    """Whether a script failed because torchrun's variables are not set.
+    """Return True if a script failed because torchrun's variables are not set.
 
     Legroom sets the variables only after such a failure, because some scripts train differently with them.
     """
@@ -321,7 +321,7 @@ def needs_torchrun(error: str) -> bool:
 
 
 def single_rank_environment(folder: str) -> dict[str, str]:
-    """The variables that torchrun sets for a single rank.
+    """Return the variables that torchrun sets for a single rank.
 
     The process group has no threads, because a fork would lose them. Objects that the rank broadcasts are stored in
     `folder`.

@@ -1,4 +1,4 @@
-"""Finds out which setting of a script determines its batch size, by starting the script again with another value."""
+"""Determines which setting of a script sets its batch size, by starting the script again with another value."""
 
 import time
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 MAX_CHECKED = 5
 """The number of candidates that are tried, most likely first."""
 CHECK_SECONDS = 30.0
-"""The check of one candidate is stopped after this time."""
+"""The check of one candidate is stopped after this many seconds."""
 
 
 @dataclass(slots=True)
@@ -26,15 +26,15 @@ class SettingCheck:
     gpu: GpuSpec
     steps: int
     traced: TracedScript
-    """The script with its current batch size."""
+    """The tracing process of the script with its current batch size."""
     environment: Mapping[str, str]
     deadline: float
     _running: WorkerProcess | None = None
     _first: tuple[BatchSetting, int, Trace] | None = None
-    """The trace of a successful check, which the search needs again."""
+    """The trace of a successful check. The search reuses this trace."""
 
     def for_loader(self, size: int) -> BatchSetting | None:
-        """The setting that changes the batch size of the script's DataLoader, which is currently `size`.
+        """Return the setting that changes the batch size of the script's DataLoader. `size` is the current batch size.
 
         If there is no time for a check, the result is the most likely candidate with this value.
         """
@@ -51,7 +51,7 @@ class SettingCheck:
         return None
 
     def by_trace(self, current: Trace) -> BatchSetting | None:
-        """The setting that changes the memory of a script without a DataLoader."""
+        """Return the setting that changes the memory of a script without a DataLoader."""
         for setting in self.traced.settings[:MAX_CHECKED]:
             double = setting.value * 2
             try:
@@ -100,7 +100,7 @@ class SettingCheck:
 
 
 def _is_doubled(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> bool:
-    """Whether the first dimension of a tensor is twice as large, and no other dimension changed.
+    """Return True if the first dimension of a tensor is twice as large, and no other dimension changed.
 
     For models with the batch in the second dimension, the second dimension is compared.
     """

@@ -1,15 +1,16 @@
-"""Computes how much more memory a run may reserve than its trace, because parts of the trace are uncertain.
+"""Computes by how much the reserved memory of a run may exceed its trace, because parts of the trace are uncertain.
 
 Reserved memory depends on two facts that a trace does not contain. First, the workspace sizes of some kernels are
-guesses (`ScratchAlloc.alternatives` lists the alternatives). Each workspace is a small part of the peak, but a
+uncertain (`ScratchAlloc.alternatives` lists the possible sizes). Each workspace is a small part of the peak, but a
 workspace that does not fit any free block of the cache needs a new segment. Second, if several free blocks have the
 same size, torch up to 2.12 uses the block at the lowest address, and the driver chooses the addresses.
 
-Therefore a trace is replayed several times: with the most likely alternative for each guess, the second most likely,
-and so on; with random alternatives; with the largest alternative for some of the guesses; and with other segment
-addresses. The estimate is the higher of two results: as traced, and with the most likely alternatives. An estimate that
-is too low costs a run, while an estimate that is too high costs only memory. The safe bound uses the highest of all
-results. The random numbers are seeded, so the same trace has the same uncertainty.
+Therefore a trace is replayed several times. The replays use the most likely alternative for each uncertain size, then
+the second most likely, and so on. Other replays use random alternatives, the largest alternative for some of the
+sizes, or other segment addresses. The estimate is the higher of two results: the replay of the trace itself and the
+replay with the most likely alternatives. If an estimate is too low, a run fails. If an estimate is too high, only
+memory is wasted. The safe bound uses the highest of all results. The random numbers are seeded, so the same trace has
+the same uncertainty.
 """
 
 import random
@@ -21,20 +22,21 @@ from legroom.observe.cuda_rules.versions import RULES_VERSION
 from legroom.predict.requests import MemoryRequest, ReplayPeaks, replay_requests
 
 SUBSETS = (2, 1)
-"""The guesses are divided into this many subsets: first two, then one. In each replay, the guesses of one subset use
-their largest alternatives."""
+"""The uncertain sizes are divided into two subsets, then into one. In each replay, the sizes of one subset use their
+largest alternatives."""
 ADDRESS_ORDERS = 2
-"""Replays with other segment addresses."""
+"""The number of replays with other segment addresses."""
 RANDOM_DRAWS = 6
-"""Replays with random alternatives."""
+"""The number of replays with random alternatives."""
 MIN_CASES, MAX_REQUESTS = 8, 500_000
-"""At least this many combinations of alternatives are tried; more, while their requests together stay below the limit."""
+"""The minimum number of combinations of alternatives that are tried, and the maximum total number of requests for
+further combinations."""
 
 
 VERSION_MARGINS = {"torch": 0.02, "cuDNN": 0.04}
-"""Fraction of the peak that the safe bound adds for a library whose version the rules do not cover. cuDNN
-9.21 changed the reserved memory of 24 networks by -9% to +7%, and the bound adds 4% anyway. Other releases
-of torch were not measured."""
+"""The fraction of the peak that the safe bound adds for a library whose version the rules do not cover. cuDNN 9.21
+changed the reserved memory of 24 networks by -9% to +7%, and the bound adds 4% for any version. Other releases of
+torch were not measured."""
 
 
 class UncertainTrace(Protocol):
@@ -47,7 +49,7 @@ class UncertainTrace(Protocol):
 
 
 def likely_peaks(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> ReplayPeaks:
-    """The peaks of a trace on an unlimited device: the higher of its two most likely cases."""
+    """Return the peaks of a trace on an unlimited device. The result is the higher of the two most likely cases."""
     peaks = replay_requests(trace.requests(), settings=settings)
     if trace.alternatives:
         other = replay_requests(trace.requests(instead=_of_rank(trace, 0)), settings=settings)
@@ -56,7 +58,7 @@ def likely_peaks(trace: UncertainTrace, settings: AllocatorSettings | None = Non
 
 
 def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = None) -> int:
-    """Bytes by which reserved memory may exceed `likely_peaks`."""
+    """Return the number of bytes by which reserved memory may exceed `likely_peaks`."""
     likely = likely_peaks(trace, settings).reserved
     worst = max(
         replay_requests(requests, settings=settings, segment_address=segment_address).reserved
@@ -66,7 +68,7 @@ def uncertain_bytes(trace: UncertainTrace, settings: AllocatorSettings | None = 
 
 
 def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | None = None) -> bool:
-    """Whether a trace fits `capacity` bytes in every case that is tried."""
+    """Return True if a trace fits `capacity` bytes in every case that is tried."""
     return all(
         replay_requests(requests, capacity, settings=settings, segment_address=segment_address).failed_at
         is None
@@ -75,7 +77,7 @@ def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | Non
 
 
 def version_margin(differing: Mapping[str, str]) -> float:
-    """Fraction of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
+    """Return the fraction of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
 
     `differing` maps each library to its installed version.
     """
@@ -93,8 +95,8 @@ def version_note(differing: Mapping[str, str]) -> str:
 
 
 def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callable[[int, int], int] | None]]:
-    """Yield variants of the trace, each as its requests and the addresses of segments (None means consecutive
-    addresses).
+    """Yield variants of the trace. Each variant consists of its requests and the addresses of segments. None means
+    consecutive addresses.
 
     The most informative cases come first, because fewer cases are tried for long traces.
     """
@@ -112,7 +114,7 @@ def _cases(trace: UncertainTrace) -> Iterator[tuple[list[MemoryRequest], Callabl
 
 
 def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Combinations of alternative sizes, by request id."""
+    """Yield combinations of alternative sizes, by request id."""
     if not trace.alternatives:
         return
     yield _of_rank(trace, 0)
@@ -123,12 +125,12 @@ def _combinations(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _of_rank(trace: UncertainTrace, rank: int) -> dict[int, int]:
-    """The `rank`-th alternative of every guess, or the last alternative if a guess has fewer."""
+    """Return the `rank`-th alternative of every uncertain size, or its last alternative if there are fewer."""
     return {number: others[min(rank, len(others) - 1)] for number, others in trace.alternatives.items()}
 
 
 def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
-    """Return a random alternative for each guess. Guesses with the same list of alternatives get the same
+    """Return a random alternative for each uncertain size. Sizes with the same list of alternatives get the same
     alternative."""
     generator = random.Random(seed)
     chosen = {others: generator.choice(others) for others in sorted(set(trace.alternatives.values()))}
@@ -136,10 +138,10 @@ def _random(trace: UncertainTrace, seed: int) -> dict[int, int]:
 
 
 def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
-    """Return the largest alternative of some guesses, or half of it. A medium size may fit no free block, while a large
-    one gets its own segment.
+    """Return the largest alternative of some uncertain sizes, or half of it. A medium size may fit no free block,
+    while a large size gets its own segment.
 
-    A layer uses the same kernel in every step, so guesses with the same alternatives change together.
+    A layer uses the same kernel in every step, so sizes with the same alternatives change together.
     """
     kinds = sorted(set(trace.alternatives.values()))
     random.Random(0).shuffle(kinds)
@@ -152,7 +154,7 @@ def _largest(trace: UncertainTrace) -> Iterator[dict[int, int]]:
 
 
 def _random_addresses(seed: int) -> Callable[[int, int], int]:
-    """Segment addresses in random order."""
+    """Return a function that assigns segment addresses in random order."""
     generator = random.Random(seed)
     used: set[int] = set()
 

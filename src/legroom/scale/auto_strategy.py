@@ -38,7 +38,7 @@ class StrategyChoice:
 
     @property
     def message(self) -> str:
-        """The message for the user; empty if the user selected the strategy."""
+        """The message for the user, or empty if the user selected the strategy."""
         paragraphs = [
             textwrap.fill(text, MAX_COLUMNS, break_on_hyphens=False)
             for text in (self.reason, self.note)

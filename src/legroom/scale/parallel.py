@@ -117,7 +117,7 @@ class Parallel:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and logs."""
+        """True if this is rank 0, which prints and logs."""
         return self.rank == 0
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DistributedLoader:

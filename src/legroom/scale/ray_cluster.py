@@ -90,7 +90,7 @@ def connect_ray(
 
 
 def is_initialized() -> bool:
-    """Whether the caller has started Ray. The check does not import Ray."""
+    """True if the caller has started Ray. The check does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 

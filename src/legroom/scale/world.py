@@ -35,7 +35,7 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     launched: bool = False
-    """Whether a launcher started this process. If so, there is a process group, even with one rank."""
+    """True if a launcher started this process. If so, there is a process group, even with one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _device(world: World) -> torch.device:
 
 
 def _may_have_own_gpu() -> bool:
-    """Whether the launcher makes only one GPU visible to each rank (a job system, a virtual GPU). That GPU has index 0
+    """True if the launcher makes only one GPU visible to each rank (a job system, a virtual GPU). That GPU has index 0
     on every rank.
 
     Two ranks with the same GPU are detected after the process group has started.

@@ -68,7 +68,7 @@ def _best_for_cuda(device: torch.device) -> tuple[str, str]:
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Whether the CPU has bfloat16 instructions, according to torch's private functions. Without these,
+    """Return True if the CPU has bfloat16 instructions, according to torch's private functions. Without these,
     `auto` selects float32 on every CPU.
     """
     checks = [

@@ -26,7 +26,7 @@ class TuneJob:
     trials: int = 10
     """The number of trials to start. Configurations that can never fit are not included."""
     gpus: Sequence[TrialGpu] = ()
-    """Real or virtual GPUs; empty for the CPU."""
+    """Real or virtual GPUs, or empty for the CPU."""
     parallel: int | None = None
     """The maximum number of trials that run at the same time. None: only memory and CPU cores limit the number."""
     ranks: int = 1

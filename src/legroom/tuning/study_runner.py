@@ -82,25 +82,25 @@ class StudyRunner:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further trial will start."""
+        """True if no further trial will start."""
         return (
             not self._pending and not self._requeued and (self._is_out_of_time() or not self._may_propose())
         )
 
     @property
     def learns(self) -> bool:
-        """Whether the next proposal depends on earlier results. If so, fewer proposals are made in advance."""
+        """True if the next proposal depends on earlier results. If so, fewer proposals are made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 
     @property
     def awaits_estimate(self) -> bool:
-        """Whether a memory estimate is running or queued."""
+        """True if a memory estimate is running or queued."""
         return any(not estimate.done() for estimate in self._pending.values())
 
     @property
     def has_unseen_configs(self) -> bool:
-        """Whether a configuration waits for its first estimate."""
+        """True if a configuration waits for its first estimate."""
         return self._gate.has_unseen_configs
 
     def next(self, ahead: int = 2) -> ReadyTrial | None:
@@ -148,7 +148,7 @@ class StudyRunner:
         return self._searcher.startup_trials if isinstance(self._searcher, OrderingSearcher) else None
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int] | None:
-        """Return the waiting trials, preferred trials first; None if the searcher has no preference."""
+        """Return the waiting trials, preferred trials first, or None if the searcher has no preference."""
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:

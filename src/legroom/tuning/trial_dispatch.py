@@ -42,7 +42,7 @@ class _RunningTrial:
 
     fit: Fit | None
     is_alone: bool
-    """Whether it has its GPUs to itself."""
+    """True if it has its GPUs to itself."""
     memory: int
     """Total bytes of its GPU, of the smallest one if it has several."""
     candidate_sizes: list[int]
@@ -77,7 +77,7 @@ class TrialDispatcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial is running and no further trial will start."""
+        """True if no trial is running and no further trial will start."""
         return not self._running and not self._ready and self._runner.is_over
 
     def prepare_trials(self) -> None:
@@ -92,7 +92,7 @@ class TrialDispatcher:
             self._micro_batches[ready.number] = ready.admission.micro_batches
 
     def next_tasks(self) -> list[TrialTask] | None:
-        """Return the tasks of the next trial that fits, one per rank; None if no trial fits now."""
+        """Return the tasks of the next trial that fits, one per rank, or None if no trial fits now."""
         self.prepare_trials()
         self._divide_cpus()  # an estimate may have started or ended
         waiting = self._waiting()
@@ -211,7 +211,7 @@ class TrialDispatcher:
 
     @property
     def _is_crowded(self) -> bool:
-        """Whether another trial would share a CPU core with an estimate for which other trials wait. Sharing the core
+        """True if another trial would share a CPU core with an estimate for which other trials wait. Sharing the core
         would delay all these trials. (Estimates of micro-batches have a lower priority than trials, so this check
         ignores them.)"""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)

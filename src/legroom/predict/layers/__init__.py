@@ -1,1 +1,1 @@
-"""Analyzes a model layer by layer: the sizes of each layer, and shapes that do not match."""
+"""Analyzes a model layer by layer. Finds the sizes of each layer and shapes that do not match."""

@@ -21,11 +21,11 @@ class LayerCall:
     name: str
     kind: str
     module: nn.Module | None
-    """The layer; None for an operation."""
+    """The layer, or None for an operation."""
     shapes: tuple[Shape, ...]
-    """The shapes of its input tensors."""
+    """The shapes of the input tensors."""
     arguments: Any
-    """Read only while the exception is handled."""
+    """The arguments of the call. They are read only while the exception is handled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +33,15 @@ class ShapeMismatch:
     """The layer or operation that failed, and the edit that fixes it."""
 
     layer: str
-    """`classifier.0`; "" for the model itself."""
+    """The path of the layer, for example `classifier.0`, or "" for the model itself."""
     kind: str
-    """`Linear`, `cat`."""
+    """The class of the layer or the name of the operation, for example `Linear` or `cat`."""
     got: str
-    """The shapes of its input."""
+    """The shapes of the inputs."""
     expects: str
-    """The expected input; "" if unknown."""
+    """The expected input, or "" if unknown."""
     edit: str
-    """The suggested edit; "" if there is none."""
+    """The suggested edit, or "" if there is none."""
     error: str
     """The first line of the exception."""
     file: str = ""
@@ -49,7 +49,8 @@ class ShapeMismatch:
 
 
 def find_mismatch(error: BaseException, calls: list[LayerCall]) -> ShapeMismatch:
-    """The cause of `error`, given the active calls, innermost first. No reference to the error is kept."""
+    """Return the cause of `error`. `calls` are the active calls, innermost first. The result keeps no reference to
+    the error."""
     file, line = _location(error)
     message = next(iter(str(error).splitlines()), "") or type(error).__name__
     for call in calls:
@@ -88,7 +89,7 @@ def format_shape(shape: Shape) -> str:
 
 
 Suggestion = tuple[str, str] | None
-"""The expected input and the edit; None if the shapes are not the cause."""
+"""The expected input and the edit, or None if the shapes are not the cause."""
 
 
 # --- layers

@@ -1,8 +1,8 @@
-"""The layers of a model: output shapes, parameters, and bytes saved for the backward pass.
+"""Summarizes the layers of a model: output shapes, parameters, and bytes saved for the backward pass.
 
 One training step is traced with fake tensors, as for `estimate`. The trace needs no GPU and computes no values.
-Operations outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, there are
-rows for the layers before the failure, and `mismatch` names the layer that failed and the edit that fixes it.
+Operations outside layers (`F.relu`, `torch.cat`, `x.flatten(1)`) have their own rows. If the model fails, the summary
+contains the layers before the failure. `mismatch` contains the layer that failed and the edit that fixes it.
 """
 
 import contextlib
@@ -32,21 +32,21 @@ class LayerRow:
     """A layer, or an operation outside layers, in call order."""
 
     name: str
-    """`encoder.0.linear`; for an operation, the layer whose `forward` calls it."""
+    """The path of the layer, for example `encoder.0.linear`. For an operation, this is the layer whose `forward` calls it."""
     kind: str
-    """`Linear`, `relu`."""
+    """The class of the layer or the name of the operation, for example `Linear` or `relu`."""
     depth: int
-    """0 for the model itself."""
+    """The nesting depth, which is 0 for the model itself."""
     is_operation: bool
     has_children: bool
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
-    """The number of parameters, including those of the layers inside; 0 if an earlier call counted them."""
+    """The number of parameters, including the parameters of child layers, or 0 if an earlier call counted them."""
     own_parameters: int = 0
-    """The number of parameters, excluding those of layers inside that have their own rows."""
+    """The number of parameters, excluding the parameters of child layers that have their own rows."""
     trainable: int = 0
     saved: int = 0
-    """Bytes of its outputs that autograd saves for the backward pass, including the layers inside."""
+    """The number of output bytes that autograd saves for the backward pass, including child layers."""
     share: float = 0.0
     """`saved` as a fraction of the peak of a training step."""
 
@@ -61,14 +61,14 @@ class LayerSummary:
     parameter_bytes: int
     input_bytes: int
     saved: int
-    """Bytes saved for the backward pass, by all layers."""
+    """The number of bytes that all layers save for the backward pass."""
     peak: int
-    """Peak allocated bytes of a training step with AdamW; 0 if the model failed."""
+    """The peak allocated bytes of a training step with AdamW, or 0 if the model failed."""
     mismatch: ShapeMismatch | None = None
 
 
 def summarize(model: nn.Module, batch: Any) -> LayerSummary:
-    """Trace one training step of `model` on `batch`."""
+    """Trace one training step of `model` on `batch`, and return the summary of its layers."""
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"Pass a model and a batch, `legroom.summary(model, batch)`, not a {type(model).__name__}."
@@ -141,8 +141,7 @@ def _summary(
 
 
 def _saved(events: list[Event], end: int) -> dict[int, int]:
-    """Maps the position of an allocation to its bytes, for activations that are alive at the end of the forward
-    pass."""
+    """Return the bytes of activations that are alive at the end of the forward pass, by the position of their allocation."""
     allocations = {event.id: (at, event) for at, event in enumerate(events[:end]) if type(event) is Alloc}
     freed = {event.id for event in events[:end] if type(event) is Free}
     category = {id: event.category for id, (_, event) in allocations.items()}
@@ -173,16 +172,16 @@ class _Entry:
     is_operation: bool
     has_children: bool
     begin: int
-    """The position of its first event."""
+    """The position of the first event of the call."""
     end: int = -1
-    """The position after its last event; -1 while it runs."""
+    """The position after the last event of the call, or -1 while the call runs."""
     outputs: tuple[Shape, ...] = ()
     parameters: int = 0
     own_parameters: int = 0
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Whether the call has its own row. Layers have their own rows, and so do operations that save a tensor or
+        """Return True if the call has its own row. Layers have their own rows, and so do operations that save a tensor or
         change the shape.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
@@ -238,7 +237,7 @@ class _LayerCalls(TorchFunctionMode):
         self._exit.close()
 
     def active(self) -> list[LayerCall]:
-        """The calls that were active when an exception was raised, innermost first."""
+        """Return the calls that were active when an exception was raised, innermost first."""
         layers = [
             LayerCall(name=entry.name, kind=entry.kind, module=module, shapes=shapes_of(args), arguments=args)
             for entry, module, args in reversed(self._stack)
@@ -264,8 +263,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that no inner layer has counted. These parameters belong to layers that are never called
-        (the projections of attention)."""
+        """Count the parameters that no child layer has counted. An example is a layer that is never called, such as
+        the projections of attention."""
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))

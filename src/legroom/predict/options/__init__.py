@@ -1,1 +1,1 @@
-"""Memory-saving options, applied to a traced run."""
+"""Memory-saving options that can be applied to a traced run."""

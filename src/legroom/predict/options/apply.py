@@ -15,7 +15,7 @@ from legroom.predict.tracing.pause_gc import instances_of
 
 
 class OptionHasNoEffect(Exception):  # noqa: N818
-    """Raised inside a run if an option has no effect on it."""
+    """Raised inside a run if an option has no effect on the run."""
 
 
 def _raise_no_effect() -> NoReturn:
@@ -75,8 +75,8 @@ def _fused(undo: _Undo) -> None:
 
 
 def _for_loop(undo: _Undo) -> None:
-    """Make optimizers without a fused implementation update one parameter at a time, so that temporaries
-    have the size of one parameter.
+    """Make optimizers without a fused implementation update one parameter at a time. The temporaries then have the
+    size of one parameter.
     """
 
     def use_for_loop(groups: list[dict[str, Any]]) -> None:
@@ -132,7 +132,7 @@ def _checkpoint(undo: _Undo) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks that a model consists of: the modules with parameters in its outermost module lists."""
+    """Return the repeated blocks of a model. These are the modules with parameters in its outermost module lists."""
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:

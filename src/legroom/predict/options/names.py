@@ -1,4 +1,5 @@
-"""The memory-saving options that an estimate tries; `apply` applies them to a run. Imports no torch."""
+"""The memory-saving options that an estimate tries. `apply` applies these options to a run. This module does not
+import torch."""
 
 from enum import StrEnum
 

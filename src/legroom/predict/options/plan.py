@@ -1,4 +1,4 @@
-"""The options that save memory, cheapest first. The run is traced with each option, which gives its peak."""
+"""Determines the options that save memory, cheapest first. The run is traced with each option to measure the peak."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import Trace
 
 StartTrace = Callable[[Sequence[MemoryOption]], Callable[[], Trace]]
-"""Starts a trace with these options applied, and returns a function that waits for the trace."""
+"""A function that starts a trace with these options applied, and returns a function that waits for the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOption:
-    """One option that saves memory. Sizes in bytes."""
+    """One option that saves memory. All sizes are in bytes."""
 
     name: str
-    """`activation checkpointing`; several names if options are combined."""
+    """The name of the option, for example `activation checkpointing`, or several names if options are combined."""
     peak_device: int
     """The peak with the option applied."""
     saves: int
@@ -26,7 +26,7 @@ class PlannedOption:
     cost: str
     """The cost of the option: time, precision, or a dependency."""
     how: str
-    """The change to make."""
+    """The change to the user's code or command."""
 
     @property
     def fits(self) -> bool:
@@ -64,13 +64,13 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
         "the optimizer",
     ),
 }
-"""The cost of each option, and how to apply it."""
+"""The cost of each option, and the change that applies the option."""
 MIN_SAVING = 0.01
 """The fraction of the peak that an option must save to be listed."""
 
 
 def start_plan(current: Estimate, start: StartTrace) -> list[tuple[MemoryOption, Callable[[], Trace]]]:
-    """Start a trace with each option that may help; see `finish_plan`."""
+    """Start a trace with each option that may help. `finish_plan` waits for these traces."""
     if not current.trace.trains:
         return []
     return [
@@ -89,11 +89,11 @@ def finish_plan(
     largest: Trace | None = None,
     how: str = "",
 ) -> list[PlannedOption]:
-    """Return every option that helps, ordered by cost. An option that cannot be applied to this run is omitted.
+    """Return every option that saves memory, ordered by cost. An option that cannot be applied to this run is omitted.
 
-    `largest` is the trace of the largest batch size that fits. This batch size is also an option if the current one
-    does not fit. `how` is the change that sets it. If no single option is enough, options are combined, cheapest first,
-    until the run fits.
+    `largest` is the trace of the largest batch size that fits. This batch size is also an option if the current batch
+    size does not fit. `how` is the change that sets this batch size. If no single option is enough, options are
+    combined, cheapest first, until the run fits.
     """
     helpful: dict[MemoryOption, PlannedOption] = {}
     for option, finish in started:
@@ -119,7 +119,7 @@ def _planned(
 ) -> PlannedOption | None:
     try:
         trace = finish()
-    except Exception:  # this program cannot be traced with it, for any reason; other options may work
+    except Exception:  # this program cannot be traced with the option, for any reason; other options may work
         return None
     costs, changes = zip(*(_TEXTS[option] for option in options), strict=True)
     planned = _judged(current, trace, " + ".join(options), cost="; ".join(costs), how="; ".join(changes))

@@ -20,7 +20,7 @@ _CHANGED_PATHS = {
 """Maps each audit event to the positions of the paths that it changes."""
 
 _ACTS_ON_LINK = frozenset(["os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink"])
-"""Events that change the entry of a directory and do not follow a link there."""
+"""Audit events that change a directory entry and do not follow a link at that entry."""
 
 
 class RefusedChange(LegroomError, PermissionError):  # noqa: N818

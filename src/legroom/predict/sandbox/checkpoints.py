@@ -1,4 +1,4 @@
-"""Checkpoints of a traced script: `torch.save` and `torch.load` in the sandbox.
+"""Implements `torch.save` and `torch.load` for a traced script in the sandbox.
 
 A trace has no data, so a saved file contains descriptions of the tensors. The script can load the files that it saved.
 A file that the script saved contains a token of this run, so this module never unpickles files from other sources.
@@ -68,7 +68,7 @@ def no_model_saved() -> None:
     """Replace the saving functions of transformers, if the script has loaded that library, because these functions read
     the data of tensors before they write.
 
-    If a version of transformers has none of these functions, a script fails if it saves a model in its first steps.
+    With a version of transformers that has none of these functions, a script that saves a model in its first steps fails.
     """
     for module, kind, method in _SAVERS:
         saver = getattr(sys.modules.get(module), kind, None)
@@ -90,7 +90,7 @@ def _save_empty_file(_tensors: Any, filename: Any, *_arguments: Any, **_options:
 
 
 def save(obj: Any, f: Any) -> None:
-    """Write an object, with descriptions instead of its tensors."""
+    """Write an object to a file. Descriptions replace its tensors."""
     content = io.BytesIO()
     content.write(_MARK)
     _Pickler(content, protocol=4).dump(obj)
@@ -102,7 +102,7 @@ def save(obj: Any, f: Any) -> None:
 
 
 def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
-    """Return whether `save` wrote the file `f`, and the object in the file."""
+    """Return True if `save` wrote the file `f`, and the object in the file."""
     if isinstance(f, str | bytes | os.PathLike):
         with open(f, "rb") as file:
             return load_saved(file, map_location)

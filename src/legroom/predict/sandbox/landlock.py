@@ -1,4 +1,5 @@
-"""Landlock: the Linux kernel denies writes outside given folders, for this process and every process that it starts.
+"""Uses Landlock to restrict writes. The Linux kernel denies writes outside given folders, for this process and every
+process that it starts.
 
 Landlock also covers writes that Python cannot redirect: writes by C and C++ code, `os.system` and other programs.
 Landlock is available in Linux 5.13 and newer, needs no privileges and cannot be undone.
@@ -31,7 +32,8 @@ class _PathBeneath(ctypes.Structure):
 
 
 def forbid_writes_outside(folders: Sequence[str]) -> bool:
-    """Forbid writes outside `folders` from now on. Returns False, and changes nothing, if the kernel has no Landlock.
+    """Forbid writes outside `folders` for the rest of the process. Return False and change nothing if the kernel does
+    not support Landlock.
 
     Threads that are already running are not restricted, so call this function before the script starts a thread.
     """

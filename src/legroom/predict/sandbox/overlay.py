@@ -1,8 +1,8 @@
-"""A file system overlay: a script writes to a scratch folder, and reads its own changes from that folder.
+"""A file system overlay. A script writes to a scratch folder, and reads its own changes from that folder.
 
 The user's files are the lower layer and never change. Everything that the script writes is placed in the upper layer.
-The upper layer is a folder that contains the same paths: `/home/me/log.csv` becomes `UPPER/home/me/log.csv`. Files of
-the lower layer that the script deleted or renamed are recorded in memory.
+The upper layer is a folder that contains the same paths. For example, `/home/me/log.csv` becomes
+`UPPER/home/me/log.csv`. Files of the lower layer that the script deleted or renamed are recorded in memory.
 
 `resolve` returns the path that a script refers to, without links. `find` returns the location of the content of that
 path. The overlay resolves links itself, because a link of the script can point to a file that is only in the upper
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 KERNEL_FOLDERS = ("/dev", "/proc", "/sys")
-"""Folders without files of the user: devices, shared memory, the kernel's own files."""
+"""Folders that contain no files of the user, such as devices, shared memory and the kernel's own files."""
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """The flags of `os.open` that can change a file."""
@@ -38,10 +38,10 @@ class Overlay:
         os.makedirs(self.upper, exist_ok=True)
         self._deleted: set[str] = set()
         self._moved: dict[str, str] = {}
-        """A path that was renamed to → the path in the lower layer that has its content."""
+        """Maps the new path of a renamed file to the path in the lower layer that has its content."""
         self._threads = threading.local()
         self._directory: str | None = None
-        """The current directory, if the script changed to one that is only in the upper layer."""
+        """The current directory, if that directory exists only in the upper layer."""
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Overlay:
 
     @contextlib.contextmanager
     def with_opener(self, file: Any) -> Iterator[None]:
-        """Within the block, `open` is called with an opener for `file`. Python's audit hook reports this call as if it
+        """Mark that the block calls `open` with an opener for `file`. Python's audit hook reports this call as if it
         opened the file itself."""
         self._threads.has_opener = file
         try:
@@ -67,24 +67,23 @@ class Overlay:
             self._threads.has_opener = None
 
     def was_left_to_opener(self, file: Any) -> bool:
-        """Whether an opener is about to be called for `file`. True once per call of `open`."""
+        """Return True if an opener is about to be called for `file`. The result is True once per call of `open`."""
         is_left = file is not None and getattr(self._threads, "has_opener", None) is file
         if is_left:
             self._threads.has_opener = None
         return is_left
 
     def continue_in(self, upper: Path) -> None:
-        """Use a copy of the upper layer from now on. A fork needs its own copy, because other forks write to the same
-        paths."""
+        """Replace the upper layer by a copy. A fork needs its own copy, because other forks write to the same paths."""
         old, self.upper = self.upper, os.path.realpath(upper)
         shutil.copytree(old, self.upper, symlinks=True, dirs_exist_ok=True)
         if self._directory is not None:
             os.chdir(self._upper(self._directory))
 
-    # --- where a path is
+    # --- locations of paths
 
     def is_scratch(self, path: str) -> bool:
-        """Whether a resolved path is not redirected, because it is in the scratch folder or is not a file of the
+        """Return True if a resolved path is not redirected, because it is in the scratch folder or is not a file of the
         user."""
         return _is_below(path, self._scratch) or _is_kernel(path)
 
@@ -125,7 +124,8 @@ class Overlay:
         return current
 
     def _link(self, path: str, may_be_upper: bool) -> tuple[str | None, bool]:
-        """Return the target of a link (None for anything else), and whether the path is in the upper layer."""
+        """Return the target of a link, or None if the path is not a link. The second item is True if the path is in
+        the upper layer."""
         if may_be_upper:
             try:
                 return os.readlink(self._physical(path)), True
@@ -136,7 +136,7 @@ class Overlay:
         return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """Return the location of the content of a resolved path; None if the path does not exist."""
+        """Return the location of the content of a resolved path, or None if the path does not exist."""
         upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
@@ -163,7 +163,7 @@ class Overlay:
         return location
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory."""
+        """Return the names in a directory."""
         found: dict[str, None] = {}
         lower = self._lower(path)
         if lower is not None and os.path.isdir(lower):
@@ -175,7 +175,7 @@ class Overlay:
         return list(found)
 
     def is_changed(self, path: str) -> bool:
-        """Whether a directory differs from the lower layer because entries were written, moved or deleted."""
+        """Return True if a directory differs from the lower layer because entries were written, moved or deleted."""
         return self.find(path) != path or any(
             os.path.dirname(each) == path for each in (*self._deleted, *self._moved)
         )
@@ -184,11 +184,11 @@ class Overlay:
         return self.upper + path
 
     def _physical(self, path: str) -> str:
-        """Return the path in the upper layer. A path in the scratch folder belongs to neither layer."""
+        """Return the path in the upper layer. A path in the scratch folder is in neither layer."""
         return path if self.is_scratch(path) else self._upper(path)
 
     def _lower(self, path: str) -> str | None:
-        """The path in the lower layer; None if the script deleted it or a folder above it."""
+        """Return the path in the lower layer, or None if the script deleted the path or a parent folder."""
         if not self._moved and not self._deleted:
             return path
         below = path
@@ -205,7 +205,8 @@ class Overlay:
     # --- changes
 
     def prepare(self, path: str, *, keep_content: bool) -> str:
-        """Return the path at which a file is written. If `keep_content` is set, the file there has the same content."""
+        """Return the path in the upper layer to which a file is written. If `keep_content` is set, the existing
+        content is copied to that path."""
         upper = self._physical(path)
         if not os.path.lexists(upper):
             self._make_parents(path)
@@ -225,7 +226,7 @@ class Overlay:
         os.mkdir(self._physical(path), mode)
 
     def make_link(self, path: str, target: str) -> None:
-        """Create a symbolic link with the text that the script passed. `resolve` reads this text."""
+        """Create a symbolic link with the target that the script passed. `resolve` reads this target."""
         if self.find(path) is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         self._make_parents(path)
@@ -245,8 +246,8 @@ class Overlay:
             self._deleted.add(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file or a directory in the script's view. Content of the lower layer is copied only if the target is
-        outside both layers."""
+        """Move a file or a directory in the script's view. The content of the lower layer is copied only if the
+        target is outside both layers."""
         self._make_parents(target)
         self._check_rename(source, target)
         if source == target:
@@ -333,7 +334,7 @@ class Overlay:
 
 
 def is_folder(path: str) -> bool:
-    """Whether a path is a directory, and not a link to one."""
+    """Return True if a path is a directory. A link to a directory does not count."""
     return os.path.isdir(path) and not os.path.islink(path)
 
 
@@ -347,7 +348,7 @@ def _is_kernel(path: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def _link_of_user(path: str) -> str | None:
-    """Return the target of a link of the lower layer. The result is cached, because the lower layer does not change
+    """Return the target of a link in the lower layer. The result is cached, because the lower layer does not change
     while a script is traced."""
     try:
         return os.readlink(path)
@@ -356,7 +357,7 @@ def _link_of_user(path: str) -> str | None:
 
 
 def _path_of(descriptor: int) -> str:
-    """The path of an open file or directory."""
+    """Return the path of an open file or directory."""
     if os.path.isdir("/proc/self/fd"):
         return os.readlink(f"/proc/self/fd/{descriptor}")
     import fcntl

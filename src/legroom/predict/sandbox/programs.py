@@ -43,7 +43,7 @@ class RefusedProgram(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_programs() -> None:
-    """Raise `RefusedProgram` from now on if a program that could change files is started."""
+    """For the rest of the process, raise `RefusedProgram` if the script starts a program that could change files."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "os.system":

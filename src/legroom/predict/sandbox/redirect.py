@@ -1,7 +1,6 @@
-"""Python's file functions, redirected to the overlay: `open`, the functions of `os`, `sqlite3.connect`.
+"""Redirects Python's file functions to the overlay: `open`, the functions of `os`, and `sqlite3.connect`.
 
-Everything in the standard library that is built on these functions (pathlib, shutil, tempfile, logging, zipfile, …) is
-redirected too.
+Modules of the standard library that use these functions (pathlib, shutil, tempfile, logging, zipfile, …) are redirected too.
 """
 
 import builtins
@@ -179,7 +178,7 @@ _PLAIN_OPEN = os.open
 
 
 class _as_given:  # noqa: N801
-    """Within the block, errors name the paths that the script gave."""
+    """Inside the block, make errors contain the paths that the script passed."""
 
     def __init__(self, path: Any, second: Any = None) -> None:
         self._paths = (path, second)
@@ -204,8 +203,8 @@ def _redirect_directories(overlay: Overlay) -> None:
         return overlay.directory_of(path) if isinstance(path, int) else overlay.resolve(path)
 
     def names_in(path: Any, resolved: str) -> list[str] | None:
-        """The names in a directory that the script changed or reaches through its own link; None for any other
-        directory."""
+        """Return the names in a directory that the script changed, or that it reaches through its own link. Return
+        None for any other directory."""
         is_reached = isinstance(path, int) or os.path.realpath(path) == resolved
         if is_reached and not overlay.is_changed(resolved):
             return None
@@ -351,7 +350,7 @@ class _Entry:
 
 
 def _with_redirected_links(scan: Any, given: Any, folder: str) -> Iterator[Any]:
-    """The entries of an unchanged directory. The targets of its links may be changed."""
+    """Yield the entries of an unchanged directory. The targets of its links may be changed."""
     with scan:
         for entry in scan:
             yield _Entry(given, folder, os.fsdecode(entry.name)) if entry.is_symlink() else entry

@@ -16,7 +16,7 @@ from legroom.predict.sandbox.programs import refuse_programs
 from legroom.predict.sandbox.redirect import redirect_files
 
 _TRACKERS = {"WANDB_MODE": "offline", "COMET_MODE": "disabled", "CLEARML_OFFLINE_MODE": "1"}
-"""Environment variables that stop experiment trackers from reporting a run that did not take place."""
+"""Environment variables that stop experiment trackers from reporting the traced run."""
 
 
 class Sandbox:
@@ -35,19 +35,19 @@ class Sandbox:
         redirect_files(self.overlay)
         refuse_changes(self.overlay)
         self.is_enforced = forbid_writes_outside([str(folder), "/dev", "/proc"])
-        """Whether the kernel denies writes that Python cannot redirect."""
+        """True if the kernel denies writes that Python cannot redirect."""
         if not self.is_enforced:
             refuse_programs()
 
     def continue_in_fork(self) -> None:
-        """Write to a copy in a fork, because other forks write to the same paths."""
+        """Give a fork its own copy of the written files, because other forks write to the same paths."""
         with self.overlay.plain():
             self.overlay.continue_in(self._folder / f"files-{os.getpid()}")
 
     @contextlib.contextmanager
     def located(self, path: Any) -> Iterator[Any]:
-        """Yield the location of the content of a file, for code that opens the file without Python. Nothing is
-        redirected inside the block.
+        """Yield the location of the content of a file, for code that opens the file without Python's functions.
+        Nothing is redirected inside the block.
         """
         with self.overlay.plain():
             yield self.overlay.location(self.overlay.resolve(path))

@@ -1,6 +1,6 @@
 """Copies a step function and the objects it uses to a traced device. The originals do not change.
 
-Tensors become tensors without data (small ones that are not parameters keep their values), so a copy needs no memory.
+Copied tensors have no data, so a copy needs no memory. Small tensors that are not parameters keep their values.
 Modules, optimizers and containers are deep-copied. If two objects share a tensor, their copies share the copy of the
 tensor. The device `cpu` in copied variables becomes `cuda`, because a step written without a GPU uses `cpu`.
 """
@@ -26,7 +26,7 @@ class DeviceCopies:
         self._globals: dict[int, dict[str, Any]] = {}
 
     def copied(self, value: Any) -> Any:
-        """A deep copy of `value` whose tensors are on the device."""
+        """Return a deep copy of `value` whose tensors are on the device."""
         if isinstance(value, FunctionType):
             return self._function(value)
         if isinstance(value, MethodType) and not isinstance(value.__self__, type | ModuleType):
@@ -77,7 +77,7 @@ class DeviceCopies:
         return copied
 
     def _global(self, name: str, value: Any) -> Any:
-        """A copy of a global. A collection that cannot be copied (because it contains a lock or a file) is used
+        """Return a copy of a global. A collection that cannot be copied (because it contains a lock or a file) is used
         unchanged."""
         try:
             return self._variable(name, value)
@@ -144,11 +144,12 @@ def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def standard_step(
     model: Any, batch: Any, make_optimizer: Callable[[Any], torch.optim.Optimizer]
 ) -> Callable[[], None]:
-    """Build a training step: zero the gradients, forward, loss, backward, optimizer step.
+    """Return a training step that zeroes the gradients and runs the forward pass, the loss, the backward pass and the
+    optimizer.
 
-    The loss is `output.loss` if the model returns one. Otherwise, the last element of the batch is the target. The loss
-    is cross entropy if the target has an integer dtype, and mean squared error if it has another dtype. If there is no
-    target, the loss is the mean of the output.
+    If the model returns an output with a `loss`, this loss is used. Otherwise, the last element of the batch is the
+    target. The loss is cross entropy if the target has an integer dtype, and mean squared error if it has another
+    dtype. If there is no target, the loss is the mean of the output.
     """
     optimizer = make_optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
 

@@ -7,11 +7,11 @@ _ALWAYS = (SyntaxError, ImportError, FileNotFoundError, NotADirectoryError, IsAD
 
 
 def fails_without_legroom(error: BaseException | None, *, device_used: bool) -> bool:
-    """Whether `error` is certainly an error of the script itself.
+    """Return True if `error` is certainly an error of the script itself.
 
-    Until a script uses the device, its values are real. Any error up to that point is the script's own, unless it comes
-    from Legroom's code. After that point, placeholders and shape inference may cause errors. `error` is None if the
-    script exited with an error code.
+    Until a script uses the device, its values are real. Any earlier error is an error of the script, unless Legroom's
+    code raised it. After that point, placeholders and shape inference may cause errors. `error` is None if the script
+    exited with an error code.
     """
     if isinstance(error, _ALWAYS):
         return True

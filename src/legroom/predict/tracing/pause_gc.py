@@ -15,7 +15,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
-    """Disable garbage collection inside imports. `may_freeze` returns whether the objects that exist after an import
+    """Disable garbage collection during imports. `may_freeze` returns True if the objects that exist after an import
     may be frozen."""
     plain_import = builtins.__import__
     depth = 0
@@ -43,10 +43,10 @@ def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
 
 
 MANY_OBJECTS = 10_000
-"""New objects above which freezing is worthwhile."""
+"""The minimum number of new objects for which freezing is worthwhile."""
 
 
 def instances_of(kind: type) -> Iterator[Any]:
-    """All instances of a class that the collector tracks, frozen or not."""
+    """Return all instances of a class that the collector tracks, frozen or not."""
     gc.unfreeze()
     return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))

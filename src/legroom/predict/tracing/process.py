@@ -1,12 +1,12 @@
 """The process in which an unmodified script is traced. The process runs the script once up to its first batch. From
 there, it traces the script on request.
 
-At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests. For
-each request, a fork continues the script from the first batch, with another batch size or with memory-saving options
-applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and exits at
-once, so no later code of the script runs: no checkpoint, no `finally`, no exit handler.
+At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests.
+For each request, a fork continues the script from the first batch, with another batch size or with memory-saving
+options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and
+exits at once. No later code of the script runs, such as checkpoints, `finally` blocks or exit handlers.
 
-Requests and replies are messages on a pipe; a trace is a capture file.
+Requests and replies are messages on a pipe. A trace is a capture file.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import psutil
 import torch
-import torch._dynamo  # creating an optimizer imports it; here, that happens once for all workers
+import torch._dynamo  # imported once for all workers, because creating an optimizer imports it
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
@@ -59,25 +59,26 @@ from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device, needs_arithmetic, needs_values
 
 MAX_FORKS = 4
-"""The maximum number of forks at the same time. Each needs several hundred MiB of host memory."""
+"""The maximum number of forks at the same time. Each fork needs several hundred MiB of host memory."""
 
 MAX_ERROR_LENGTH = 300
-"""The number of characters of the script's error that are reported. The output of the script contains the rest."""
+"""The maximum length of the script's error in a report. The output of the script contains the complete error."""
 MAX_VALIDATION = 10.0
-"""Seconds of processor time after the training steps in which the first validation batch must be complete."""
+"""The maximum processor time in seconds for the first validation batch, counted from the end of the training steps."""
 MAX_EVALUATION = 3.0
-"""Seconds after which an evaluation before the training is stopped, because the estimate is for the training."""
+"""The maximum time in seconds for an evaluation before the training. The estimate covers only the training."""
 MAX_TRACING = {"fake": 60.0, "cpu": 120.0}
-"""Seconds after which a trace ends that has at least one training step, or no optimizer. Real values take longer."""
+"""The maximum time in seconds for a trace with at least one training step, or without an optimizer. Real values take
+longer."""
 MORE_STEPS, MAX_WAIT_FOR_OPTIMIZERS = 8, 10.0
-"""Additional steps that are traced until every optimizer has stepped twice, and the seconds after which a trace no longer waits for
-an optimizer that has not stepped."""
+"""The maximum number of additional steps until every optimizer has stepped twice, and the maximum time in seconds to
+wait for an optimizer that has not stepped."""
 MAX_FIRST_STEP = 180.0
-"""Seconds after which a trace ends without a training step."""
+"""The maximum time in seconds for a trace without a training step."""
 
 
 class TracingProcess:
-    """One script, traced on request."""
+    """A script that is traced on request."""
 
     def __init__(self, job: dict[str, Any], pipe: "Connection[Any, Any]") -> None:
         hide_real_gpus()
@@ -113,17 +114,17 @@ class TracingProcess:
         """The number of events when the training steps were complete, if the trace continues with the validation."""
         self._validation_batches = 0
         self._max_first_step: float = min(MAX_FIRST_STEP, job["seconds"] or MAX_FIRST_STEP)
-        """Seconds after which a fork ends even if no step is complete."""
+        """The maximum time in seconds for a fork, even if no step is complete."""
         self._started = 0.0
         """The time at which a fork started."""
         self._first_batch = 0
         """The number of events when a fork started."""
         self._is_own_failure = True
-        """Whether an error certainly is one of the script itself (see `own_failures`)."""
+        """True if an error is certainly an error of the script itself (see `own_failures`)."""
         self._imports = contextlib.ExitStack()
-        """Closed at the first batch, after which little is imported."""
+        """Contexts that are active during imports. They are closed at the first batch, after which little is imported."""
         self._options = contextlib.ExitStack()
-        """The options of a fork; never closed, because the fork exits with them."""
+        """The options of a fork. They are never reverted, because the fork exits with the options applied."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork does not inherit threads
@@ -164,7 +165,7 @@ class TracingProcess:
     # --- requests
 
     def _serve(self) -> None:
-        """Wait for requests at the first batch. Returns only in forks, which continue with the script."""
+        """Wait for requests at the first batch. The function returns only in forks, which continue with the script."""
         if not self._waiting:
             return
         self._imports.close()
@@ -316,10 +317,11 @@ class TracingProcess:
             self.trace.notes.append(text)
 
     def _training_follows(self) -> bool:
-        """Whether the training has not started yet: an optimizer exists, but no batch so far was used for training.
+        """Return True if the training has not started yet. In that case, an optimizer exists, but no batch was used
+        for training so far.
 
-        In that case, the batches so far belonged to an evaluation or were prefetched. The step count then starts again,
-        and the next loader is treated as the training loader.
+        The batches so far were prefetched or used for an evaluation. The step count then starts again, and the next
+        loader is treated as the training loader.
         """
         clock = self.device.recorder.clock
         if clock.trains or not clock.has_optimizer():
@@ -364,14 +366,14 @@ class TracingProcess:
 
     def _stop_at_first_call(self) -> None:
         """Wait for requests at the first call of a model, if no loader was iterated before. The process waits before
-        that call and not in a hook of the call, because hooks that an option adds must also run for this call.
+        the call instead of in a hook, because hooks that an option adds must also run for this call.
         """
         plain_call = torch.nn.Module.__call__
 
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             torch.nn.Module.__call__ = plain_call  # type: ignore[method-assign]
             if self._loader is None:
-                self._loader = module  # so later loaders are not treated as the training's
+                self._loader = module  # so later loaders are not treated as the training loader
                 self._first_shapes = [tuple(tensor.shape) for tensor in tensors_in((args, kwargs))]
                 self._serve()
             return module(*args, **kwargs)
@@ -389,7 +391,7 @@ class TracingProcess:
         torch.compile = compile
 
     def _end_on_error(self) -> None:
-        """Exit if the model fails. An option may be the cause, so the script must not handle the error."""
+        """Exit the process if the model fails. An option may be the cause, so the script must not handle the error."""
 
         def ends_on_error(function: Any) -> Any:
             @functools.wraps(function)
@@ -405,7 +407,8 @@ class TracingProcess:
         torch.Tensor.backward = ends_on_error(torch.Tensor.backward)  # type: ignore[method-assign]
 
     def _end_if_data_is_needed(self) -> None:
-        """Exit if the script needs values that a trace does not have. The script is then run again with real values."""
+        """Exit the process if the script needs values that a trace does not have. The script is then run again with
+        real values."""
         fake_tensors = self.device.fake_tensors
         if fake_tensors is None:
             return
@@ -450,8 +453,8 @@ class TracingProcess:
             signal.setitimer(timer, seconds)
 
     def _traced_device(self) -> int:
-        """The index of the device whose memory is estimated. If the script uses the device of its local rank, it is
-        that device."""
+        """Return the index of the device whose memory is estimated. This is the device of the local rank if the
+        script uses that device."""
         reserved = [device.allocator.peak_reserved for device in self.device.devices]
         used = max(range(len(reserved)), key=reserved.__getitem__)
         if reserved[self._local_rank] or not reserved[used]:
@@ -477,8 +480,8 @@ class TracingProcess:
     def _end(self, outcome: str, error: str = "", exit_code: int = 0) -> NoReturn:
         """Write the trace and exit, without running any more code of the script.
 
-        `outcome` is `traced` (all steps), `stopped` (the time was up), `finished` (the script ended), `failed` or
-        `needs data`.
+        `outcome` is `traced` (all steps), `stopped` (after the time limit), `finished` (the script ended), `failed`
+        or `needs data`.
         """
         signal.setitimer(signal.ITIMER_REAL, 0)
         if self._validation_starts is not None:
@@ -521,13 +524,13 @@ class TracingProcess:
 
 
 def run_job(job: dict[str, Any], pipe: "Connection[Any, Any]") -> NoReturn:
-    """Trace the script of a job."""
+    """Trace the script of a job, and exit."""
     TracingProcess(job, pipe).run()
 
 
 def _apply_edits(edits: Mapping[str, str]) -> None:
-    """Replace the contents of files in this process. Applies to files that the script opens (in the sandbox) and to
-    modules that it imports."""
+    """Replace the contents of files in this process. The replacement applies to files that the script opens in the
+    sandbox and to modules that it imports."""
     for path, text in edits.items():
         with open(path, "w") as file:
             file.write(text)
@@ -553,7 +556,7 @@ def _where() -> str:
 
 
 def _describe(error: BaseException, hooked: bool) -> tuple[str, str]:
-    """The error in one line, and the user's line that raised it."""
+    """Return the error in one line, and the user's line that raised it."""
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -572,8 +575,8 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _line(error: BaseException, found: Frame) -> int:
-    """Return the line that failed. The current line of a frame changes while its `finally` block runs, but the
-    traceback has the original line."""
+    """Return the line that failed, from the traceback. The current line of the frame would be wrong, because it
+    changes while a `finally` block runs."""
     lines = [
         entry.lineno for entry in traceback.extract_tb(error.__traceback__) if entry.filename == found.file
     ]
@@ -581,14 +584,14 @@ def _line(error: BaseException, found: Frame) -> int:
 
 
 _NO_DATA = "Cannot access data pointer"
-"""Part of torch's error if a kernel (of an extension or Triton) gets a tensor without data."""
+"""A part of torch's error message for a kernel (of an extension or Triton) that receives a tensor without data."""
 
 
 def _no_loader() -> None:
-    """Used instead of a weak reference for iterators that were created in another way."""
+    """Return None. This function replaces a weak reference for iterators that were created in another way."""
 
 
 def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
-    """The parameters that an optimizer updates."""
+    """Return the parameters that an optimizer updates."""
     groups = getattr(optimizer, "param_groups", None) or ()
     return [each for group in groups for each in group.get("params", ()) if each.requires_grad]

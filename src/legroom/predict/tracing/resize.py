@@ -10,7 +10,7 @@ from legroom.observe.fake.host_data import LARGE_BYTES
 
 
 def batch_size_of(batch: Any) -> int | None:
-    """The most common first dimension of the tensors in a batch; None if it has no tensors."""
+    """Return the most common first dimension of the tensors in a batch, or None if the batch has no tensors."""
     counts: dict[int, int] = {}
     for tensor in tensors_in((batch,)):
         if tensor.dim():
@@ -19,7 +19,7 @@ def batch_size_of(batch: Any) -> int | None:
 
 
 def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
-    """The shapes of the tensors without the batch dimension. These shapes differ between batches that are padded to
+    """Return the shapes of the tensors without the batch dimension. These shapes differ between batches that are padded to
     their longest sample."""
     return tuple(tensor.shape[1:] for tensor in tensors_in((batch,)))
 

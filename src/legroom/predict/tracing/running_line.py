@@ -1,7 +1,7 @@
-"""The line of a script that is running in another process, for the report of what an estimate waits for.
+"""Determines the line that a script in another process is running. A report about a long wait shows this line.
 
-The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so this also
-works while the script computes in C code. `faulthandler` needs no thread, which a fork would lose.
+The process writes its stack to a file when it receives a signal. `faulthandler` writes the stack in C, so the stack
+is available even while the script runs C code. `faulthandler` needs no thread, which a fork would lose.
 """
 
 import faulthandler
@@ -15,7 +15,7 @@ from typing import Any
 from legroom.observe.source.user_files import is_user_file
 
 REPLY_SECONDS = 0.5
-"""How long to wait for the stack."""
+"""The maximum time in seconds to wait for the stack."""
 _FILE = "stack"
 _SIGNAL = getattr(signal, "SIGRTMIN", 0) + 11 if hasattr(signal, "SIGRTMIN") else None
 """A signal that scripts do not use. Systems without real-time signals do not report lines."""
@@ -34,7 +34,7 @@ def report_running_line(folder: str) -> None:
 
 
 def running_line(process: int, folder: str) -> str:
-    """The user's line that a process is running, as `file.py:12`; "" if it is not known."""
+    """Return the user's line that a process is running, as `file.py:12`, or "" if the line is unknown."""
     path = Path(folder) / _FILE
     try:
         before = path.stat().st_size

@@ -1,4 +1,4 @@
-"""An unmodified script, traced in a separate process."""
+"""Traces an unmodified script in a separate process."""
 
 import re
 import time
@@ -17,13 +17,13 @@ from legroom.predict.tracing.worker_process import WorkerProcess
 from legroom.units import format_size
 
 REPORT_SECONDS = 3.0
-"""How often a wait is reported."""
+"""The interval in seconds between reports of a wait."""
 
 
 class CannotTrace(LegroomError):  # noqa: N818
-    """A script could not be traced. `output` is the text that the script printed. `needs_data` means that the script
-    may run with real values instead. `error` is the script's error. `reserved` is the number of bytes that the script
-    needed up to the error."""
+    """Raised if a script could not be traced. `output` is the text that the script printed. `needs_data` means that
+    the script may run with real values instead. `error` is the script's error. `reserved` is the number of bytes that
+    the script needed up to the error."""
 
     def __init__(
         self, message: str, *, output: str = "", needs_data: bool = False, error: str = "", reserved: int = 0
@@ -36,7 +36,7 @@ class CannotTrace(LegroomError):  # noqa: N818
 
 
 class OutOfTime(CannotTrace):
-    """A trace took too long."""
+    """Raised if a trace took too long."""
 
 
 class TracedScript:
@@ -51,13 +51,14 @@ class TracedScript:
         timeout: float = 300,
         on_wait: Callable[[float, str], None] = lambda seconds, line: None,
     ) -> None:
-        """`on_wait(seconds, line)` is called every few seconds of a wait, with the line that the script is running."""
+        """Trace the script of a process. `on_wait(seconds, line)` is called every few seconds during a wait, with the
+        line that the script is running."""
         self._process, self._gpu, self._mode, self._timeout = process, gpu, mode, timeout
         self._on_wait = on_wait
         self._count = 0
         self._done: set[int] = set()
         self._forks: dict[int, int] = {}
-        """Number of a trace → the process that runs it."""
+        """Maps the number of a trace to the id of the process that runs it."""
         reply = self._reply(waits_for="reach its first batch")
         self._ended = reply if reply["event"] == "ended" else None
         """The result of a script that ended before its first batch."""
@@ -66,7 +67,7 @@ class TracedScript:
         self.shapes: list[tuple[int, ...]] = reply.get("shapes", [])
         """The shapes of the first model call, if there is no DataLoader."""
         self.batch_size: int | None = reply.get("batch_size")
-        """The batch size of the DataLoader; None if there is no DataLoader or it has none."""
+        """The batch size of the DataLoader, or None if there is no DataLoader or no batch size."""
 
     def start(
         self,
@@ -78,7 +79,7 @@ class TracedScript:
     ) -> "PendingTrace":
         """Start a trace from the first batch. Traces that are not `urgent` wait for urgent traces.
 
-        With `with_uncertainty=False`, `Trace.uncertain_bytes`, which takes time to compute, stays 0.
+        With `with_uncertainty=False`, `Trace.uncertain_bytes` stays 0, because computing it takes time.
         """
         if self._ended is not None:
             raise self._failure(self._ended)
@@ -95,7 +96,7 @@ class TracedScript:
         return PendingTrace(self, self._count, path)
 
     def trace(self, batch_size: int | None = None, options: Sequence[MemoryOption] = ()) -> Trace:
-        """Trace and wait for the result. Raises `CannotTrace`."""
+        """Start a trace, and wait for its result. Raises `CannotTrace` if the trace fails."""
         return self.start(batch_size, options).result()
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class TracedScript:
         )
 
     def _failure(self, result: dict[str, Any]) -> CannotTrace:
-        """Return the error for a missing trace. The message states how far the script ran, and what to do."""
+        """Return the error for a missing trace. The message contains the progress of the script and a remedy."""
         error, needs_data = str(result["error"]), result["outcome"] == "needs data"
         memory = (
             f"The script needed {format_size(result['reserved'] + self._gpu.context)} up to that point."
@@ -223,19 +224,19 @@ class TracedScript:
 
 @dataclass(frozen=True, slots=True)
 class PendingTrace:
-    """A trace that was started."""
+    """A trace that may still be running."""
 
     script: TracedScript
     number: int
     path: Path
 
     def result(self, timeout: float | None = None) -> Trace:
-        """Wait for the trace. Raises `CannotTrace`, or `OutOfTime` after `timeout` seconds."""
+        """Wait for the trace. Raises `CannotTrace` if the trace fails, and `OutOfTime` after `timeout` seconds."""
         return self.script.await_trace(self, timeout)
 
 
 _NEEDS_GPU = re.compile(r"CUDA tensor|is_cuda|active driver|No module named 'triton'", re.IGNORECASE)
-"""Parts of the errors that extensions and Triton raise without a GPU."""
+"""Parts of the error messages that extensions and Triton raise without a GPU."""
 
 
 def _count(number: int, one: str, more: str) -> str:

@@ -1,9 +1,9 @@
 """Collects the candidates for the batch size setting of a running script.
 
-The candidates come from the command line, from the parser of the script (argparse, click, absl), from variables of the
-running functions (for parsers that turn variables into options), from configuration files that the script opened, from
-environment variables, and from constants in the source of the script. The names only determine the order of the
-candidates. The caller starts the script again with another value to check a candidate (see `batch_setting`).
+The candidates come from these sources: the command line, the parser of the script (argparse, click, absl), variables
+of the running functions (for parsers that turn variables into options), configuration files that the script opened,
+environment variables, and constants in the source code. The names only determine the order of the candidates. The
+caller starts the script again with another value to check a candidate (see `batch_setting`).
 """
 
 import argparse
@@ -22,9 +22,9 @@ from legroom.predict.batch_setting import SIZE, BatchSetting
 
 MAX_CONFIG_BYTES = 200_000
 MAX_DEPTH, MAX_ITEMS = 3, 300
-"""How deep configuration objects are searched, and how many entries of each."""
+"""The maximum depth to which configuration objects are searched, and the maximum number of entries per object."""
 UNNAMED_RANK = 4
-"""The rank of arguments whose value is the current batch size, but whose name is not one."""
+"""The rank of arguments whose value is the current batch size but whose name does not suggest a batch size."""
 _CONFIG_SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".py")
 _ASSIGNED = re.compile(r"""(?P<name>[\w.]+)["']?(?:\s*:\s*int)?\s*[:=]\s*(?P<size>[1-9]\d*)(?![\w.])""")
 _ENVIRONMENT = re.compile(
@@ -42,12 +42,12 @@ class ScriptSettings:
         self._parses = 0
 
     def follow(self) -> None:
-        """Record the options that the script parses and the files that it opens, from now on."""
+        """Start to record the options that the script parses and the files that it opens."""
         self._follow_argparse()
         sys.addaudithook(self._on_event)
 
     def candidates(self, size: int | None) -> list[BatchSetting]:
-        """All candidates, most likely first. `size` is the current batch size, if known."""
+        """Return all candidates, most likely first. `size` is the current batch size, if known."""
         options = [*self._options, *_click_options(), *_absl_options()]
         found = [*self._given(options, size), *self._defaults(options)]
         if not options:
@@ -93,7 +93,7 @@ class ScriptSettings:
                 )
 
     def _defaults(self, options: "list[_Option]") -> Iterator[BatchSetting]:
-        """The options that the script declares and that are not on the command line."""
+        """Yield the options that the script declares and that are not on the command line."""
         for option in options:
             rank = _best_rank(option.all_names)
             if rank is None or not option.names or option.value <= 0 or self._is_given(option):
@@ -194,7 +194,7 @@ class ScriptSettings:
                 start += len(line)
 
     def _sources(self) -> Iterator[tuple[str, str]]:
-        """The script, its own modules, and the configuration files that it opened: path and text."""
+        """Yield the path and text of the script, its own modules, and the configuration files that it opened."""
         modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         paths = dict.fromkeys(
             [*(path for path in modules if isinstance(path, str) and path.endswith(".py")), *self._opened]
@@ -230,7 +230,7 @@ class _Option:
 
 
 def _click_options() -> Iterator[_Option]:
-    """The options of the running click or typer commands."""
+    """Yield the options of the running click or typer commands."""
     for name in ("click", "typer._click"):
         current = getattr(sys.modules.get(name), "get_current_context", None) or getattr(
             sys.modules.get(f"{name}.globals"), "get_current_context", None
@@ -256,7 +256,7 @@ def _absl_options() -> Iterator[_Option]:
 
 
 def _abbreviated(word: str, names: Mapping[str, _Option]) -> _Option | None:
-    """The option of which `word` is an abbreviation that argparse accepts."""
+    """Return the option that argparse would use for `word`, which may be an abbreviation."""
     if not word.startswith("--") or len(word) < 4:
         return None
     matches = {id(option): option for name, option in names.items() if name.startswith(word)}
@@ -278,7 +278,7 @@ def _user_frames() -> list[FrameType]:
 
 
 def _named_integers(frames: list[FrameType]) -> Iterator[tuple[str, int]]:
-    """The integers in the variables of the frames, and in configuration objects in them: dotted name and value."""
+    """Yield the dotted name and value of each integer in the variables of the frames and in their configuration objects."""
     seen: set[int] = set()
 
     def search(prefix: str, entries: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, int]]:

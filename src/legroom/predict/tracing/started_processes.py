@@ -1,4 +1,4 @@
-"""Processes that a traced script starts. Only the first rank of `torch.multiprocessing.spawn` is traced."""
+"""Handles processes that a traced script starts. Only the first rank of `torch.multiprocessing.spawn` is traced."""
 
 import contextlib
 import functools
@@ -16,10 +16,11 @@ Note = Callable[[str], None]
 
 @contextlib.contextmanager
 def first_spawned_rank_in_this_process(folder: Path, note: Note) -> Iterator[None]:
-    """Within the block, `torch.multiprocessing.spawn` calls the function of its first rank here, without the others.
+    """Inside the block, make `torch.multiprocessing.spawn` call the function of its first rank in this process,
+    without the other ranks.
 
-    A trace cannot follow other processes. The group of the first rank has the right size but no other ranks.
-    `folder` is the folder for objects that the rank broadcasts.
+    A trace cannot follow other processes. The process group of the first rank reports the right size, but the other
+    ranks do not exist. `folder` is the folder for objects that the rank broadcasts.
     """
     module, package = optional_module("torch.multiprocessing.spawn"), optional_module("torch.multiprocessing")
     with contextlib.ExitStack() as ranks:
@@ -58,7 +59,7 @@ class _Finished:
 
 @contextlib.contextmanager
 def started_processes_noted(note: Note) -> Iterator[None]:
-    """Within the block, note processes that the script starts itself, because they may use the GPU."""
+    """Inside the block, record processes that the script starts itself, because they may use the GPU."""
     plain_start = multiprocessing.process.BaseProcess.start
 
     @functools.wraps(plain_start)

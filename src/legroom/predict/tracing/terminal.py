@@ -1,7 +1,7 @@
 """A terminal without input, for the process that traces a script.
 
-With `python`, the standard input of a script is usually a terminal, and some scripts ask the terminal for its size
-(`stty size`). If a script reads input from this terminal, it gets the end of the file.
+With `python`, the standard input of a script is usually a terminal, and some scripts query the size of the terminal
+(`stty size`). A script that reads input from this terminal gets an end of file.
 """
 
 import contextlib
@@ -9,14 +9,14 @@ import os
 import shutil
 
 END_OF_FILE = b"\x04" * 256
-"""Each of these characters ends one read."""
+"""End-of-file characters. Each character ends one read."""
 
 
 def open_terminal() -> tuple[int, int] | None:
-    """Open a pseudo-terminal of the same size as the user's terminal, and return the descriptors of our end and of the
-    script's end.
+    """Open a pseudo-terminal of the same size as the user's terminal. Return the descriptors of Legroom's end and of
+    the script's end.
 
-    Returns None if the system has no pseudo-terminals.
+    Return None if the system has no pseudo-terminals.
     """
     try:
         import fcntl

@@ -21,47 +21,47 @@ from legroom.units import MiB
 
 Mode = Literal["fake", "cpu"]
 MAX_CUBLASLT_WORKSPACE = 4 * MiB
-"""Larger workspaces that are never freed belong to cuBLAS."""
+"""The maximum size of a cuBLASLt workspace. Larger workspaces that are never freed are attributed to cuBLAS."""
 NOT_TRACED = "The script starts processes"
-"""The start of the note about processes that are not traced."""
+"""The prefix of the note about processes that are not traced."""
 REPEATED_STEPS = 2
-"""How often the last traced step is repeated in a replay."""
+"""The number of times that a replay repeats the last traced step."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """One traced run: its events on an unlimited device."""
+    """A traced run with its events on an unlimited device."""
 
     gpu: GpuSpec
     """The GPU whose kernels the trace describes."""
     mode: Mode
-    """`fake`: tensors without data; `cpu`: real values, because the program needed them."""
+    """`fake` for tensors without data, or `cpu` for real values, if the program needed them."""
     events: list[Event] = field(default_factory=list)
     steps: int = 0
     trains: bool = False
-    """Whether there was a backward pass or an optimizer step."""
+    """True if the trace contains a backward pass or an optimizer step."""
     batch_size: int | None = None
     uncertain_bytes: int = 0
-    """Bytes by which reserved memory may be higher (see `uncertainty`)."""
+    """The number of bytes by which reserved memory may be higher (see `uncertainty`)."""
     alternatives: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Workspaces whose size is a guess. Maps ids to other possible sizes, most likely first."""
+    """Workspaces whose size is uncertain. Maps their ids to other possible sizes, most likely first."""
     optional: set[int] = field(default_factory=set)
-    """Ids of workspaces without which the program continues if memory is short."""
+    """Ids of optional workspaces. The program continues if such a workspace cannot be allocated."""
     values_substituted: int = 0
-    """The number of values that the program read and that were replaced by a placeholder."""
+    """The number of values read by the program that were replaced by a placeholder."""
     differing_versions: dict[str, str] = field(default_factory=dict)
-    """Maps each library to its installed version, if the CUDA rules were measured with another version."""
+    """Maps libraries to their installed versions, for libraries whose version differs from the measured version."""
     notes: list[str] = field(default_factory=list)
     validation_starts: int | None = None
     """The position in `events` after the training steps, if a validation batch follows them."""
 
     first_batch: int | None = None
-    """The position in `events` at the first batch, if only one training step was traced because the time was up."""
+    """The position in `events` at the first batch, if the time limit allowed only one training step."""
     is_partial: bool = False
-    """Whether the trace was stopped before a training step was complete."""
+    """True if the trace was stopped before a training step was complete."""
 
     def requests(self, device: int = 0, *, instead: dict[int, int] | None = None) -> list[MemoryRequest]:
-        """All requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
+        """Return all requests to one device, in order, with the last step repeated `REPEATED_STEPS` times.
 
         All steps make the same requests. However, the allocator's cache may still grow after the traced steps, because
         each step starts with the blocks that the previous step left. `instead` maps ids to replacement sizes.
@@ -89,7 +89,7 @@ class Trace:
             elif type(event) is Step and event.device == device:
                 ends.append(len(requests))
         if len(ends) >= 2:
-            # Without a validation, the rest is what the end of the trace itself freed.
+            # Without a validation, the remaining events are only the frees at the end of the trace.
             validation = requests[ends[-1] :] if self.validation_starts is not None else []
             del requests[ends[-1] :]
             repeated, last = _repeated(requests[ends[-2] :], self._signatures(), REPEATED_STEPS)
@@ -120,7 +120,7 @@ class Trace:
         self.events[:] = kept
 
     def _first_operation_ends(self, device: int) -> int:
-        """The position after the first operation that runs a kernel. This operation allocates all its memory before its
+        """Return the position after the first operation that runs a kernel. This operation allocates all its memory before its
         kernel runs."""
         first: tuple[str, str] | None = None
         for position, event in enumerate(self.events):
@@ -134,7 +134,8 @@ class Trace:
         return len(self.events)
 
     def _library_workspaces(self) -> set[int]:
-        """Ids of workspaces that are never freed: one per cuBLAS handle. Smaller workspaces belong to cuBLASLt."""
+        """Return the ids of cuBLAS workspaces, which are never freed. There is one per cuBLAS handle. Smaller
+        workspaces are attributed to cuBLASLt."""
         large = {
             event.id
             for event in self.events
@@ -145,7 +146,8 @@ class Trace:
         return large - {event.id for event in self.events if type(event) is Free}
 
     def library_bytes(self, device: int = 0) -> int:
-        """Bytes outside PyTorch's allocator that the libraries of this program use in addition to `GpuSpec.context`.
+        """Return the number of bytes outside PyTorch's allocator that libraries of this program use in addition to
+        `GpuSpec.context`.
 
         The result is negative if the program uses fewer cuBLAS handles than the context includes.
         """
@@ -164,7 +166,7 @@ class Trace:
         )
 
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
-        """Maps ids to keys that identify the same storage in another step."""
+        """Return a key for each id. The key identifies the same storage in another step."""
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
             for event in self.events
@@ -175,8 +177,8 @@ class Trace:
 def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
     """Return the requests of a second step if only the first step was traced.
 
-    These are the requests that the first step frees again. All other memory (gradients, optimizer state) exists from
-    the start of the second step, so the peak of the second step is higher.
+    These are the requests that the first step frees again. All other memory (gradients, optimizer state) is already
+    allocated when the second step starts, so the peak of the second step is higher.
     """
     allocated = {request.id for request in first if request.bytes >= 0}
     temporary = allocated & {request.id for request in first if request.bytes < 0}

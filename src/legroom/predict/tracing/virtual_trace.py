@@ -1,5 +1,5 @@
-"""Traces the memory requests of a program by running the program on an unlimited virtual GPU that otherwise behaves
-like a given GPU."""
+"""Traces the memory requests of a program. The program runs on a virtual GPU with unlimited memory that otherwise
+behaves like a given GPU."""
 
 import contextlib
 import logging
@@ -23,8 +23,8 @@ from legroom.predict.tracing.trace import Mode, Trace
 def make_device(
     gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None], gpus: Sequence[GpuSpec] = ()
 ) -> VirtualGPU:
-    """An unlimited virtual GPU for tracing that otherwise behaves like `gpu`. `gpus` are all GPUs that are visible to
-    the program."""
+    """Return a virtual GPU for tracing with unlimited memory that otherwise behaves like `gpu`. `gpus` are all GPUs
+    that are visible to the program."""
     return VirtualGPU(
         *(gpus or (gpu,)),
         sink=sink,
@@ -47,7 +47,7 @@ def torch_log_disabled() -> Iterator[None]:
 
 
 def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -> Trace:
-    """Copy the results that the virtual GPU recorded to the trace."""
+    """Copy the results that the virtual GPU recorded to the trace, and return the trace."""
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
@@ -68,7 +68,7 @@ def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -
 def trace_steps(
     make_step: Callable[[], Callable[[], object]], gpu: GpuSpec, *, steps: int = 2, mode: Mode = "fake"
 ) -> Trace:
-    """Trace `steps` calls of the function that `make_step()` returns. Both run with the traced device as `cuda`.
+    """Trace `steps` calls of the function that `make_step()` returns. The traced device is `cuda` in both functions.
 
     One more call is traced if an optimizer stepped for the first time during the last step (see `TrainingClock.is_settled`).
     """
@@ -86,16 +86,16 @@ def trace_steps(
 
 
 def needs_values(error: BaseException) -> bool:
-    """Whether a trace without data failed because shapes depend on values. A run with real values may succeed."""
+    """Return True if a trace without data failed because shapes depend on values. A run with real values may succeed."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def needs_arithmetic(error: BaseException) -> bool:
-    """Whether `needs_values` is true, or a custom operation has no fake implementation."""
+    """Return True if `needs_values` is true, or a custom operation has no fake implementation."""
     if needs_values(error) or isinstance(error, UnsupportedOperatorException):
         return True
     return type(error) is RuntimeError and _NO_FAKE_IMPLEMENTATION in str(error)
 
 
 _NO_FAKE_IMPLEMENTATION = "fake impl"
-"""Part of torch's error for a custom operation that declares no output shapes."""
+"""A part of torch's error message for a custom operation that declares no output shapes."""

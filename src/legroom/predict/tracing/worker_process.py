@@ -3,8 +3,7 @@
 A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so its output does not
 mix with Legroom's output and can be shown if the process fails. An estimate starts a script more than once, and
 importing torch takes longer than most traces. Therefore a server process (see `worker_server`) imports torch once, and
-each worker is a fork of the server. This module does not import torch: the server imports it while the caller
-continues.
+each worker is a fork of the server. This module does not import torch. The server imports torch while the caller continues.
 """
 
 import atexit
@@ -32,13 +31,13 @@ from legroom.predict.tracing.terminal import open_terminal
 class WorkerServer:
     """A process that imports a module once.
 
-    For each request, it forks a worker that calls a function of that module. `multiprocessing.forkserver` is not used,
-    because its workers import the `__main__` of this process.
+    For each request, the server forks a worker that calls a function of that module. `multiprocessing.forkserver` is
+    not used, because its workers import the `__main__` of this process.
     """
 
     def __init__(self, function: str) -> None:
-        """`function` has the form `module:name`. The function is called with the job and with the worker's end of a
-        pipe."""
+        """Start the server. `function` has the form `module:name`. The function is called with the job and with the
+        worker's end of a pipe."""
         self.settings = startup_settings()
         self._ours, theirs = socket.socketpair()
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
@@ -58,12 +57,12 @@ class WorkerServer:
         self._requests = 0
         self._received = b""
         self._started: list[int] = []
-        """The process of each request, in order."""
+        """The process ids of the started workers, in the order of the requests."""
         self._exited: dict[int, int] = {}
-        """Exit codes by process."""
+        """Maps process ids to exit codes."""
 
     def is_usable(self) -> bool:
-        """Whether the server runs, belongs to this process, and was started with the current settings."""
+        """Return True if the server runs, belongs to this process, and was started with the current settings."""
         return (
             self._owner == os.getpid()
             and self._process.poll() is None
@@ -71,7 +70,7 @@ class WorkerServer:
         )
 
     def start(self, job: dict[str, Any], environment: Mapping[str, str] | None = None) -> "WorkerProcess":
-        """Start a worker. The job of the worker gets a scratch `folder`, and the variables of this process and of
+        """Start a worker. The worker gets a scratch `folder`, and the environment variables of this process and of
         `environment`."""
         folder = tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
         output = tempfile.TemporaryFile("w+b")  # noqa: SIM115  (open as long as the process runs)
@@ -99,8 +98,8 @@ class WorkerServer:
         return worker
 
     def pid(self, request: int, *, wait: bool = True) -> int | None:
-        """The process of a request. None if the server has exited, or if `wait` is False and the server has not started
-        the process yet."""
+        """Return the process id of a request. Return None if the server has exited, or if `wait` is False and the
+        server has not started the process yet."""
         with self._lock:
             while len(self._started) <= request and self._read(wait):
                 pass
@@ -128,7 +127,7 @@ class WorkerServer:
         self._output.close()
 
     def _read(self, wait: bool) -> bool:
-        """Read the server's messages; False if there are none."""
+        """Read the server's messages. Return False if there are none."""
         try:
             received = self._ours.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
         except OSError:
@@ -152,12 +151,12 @@ class WorkerProcess:
     _pipe: "Connection[Any, Any]"
     _output: IO[bytes]
     folder: tempfile.TemporaryDirectory[str]
-    """A scratch folder for the process and for its replies; removed when it is closed."""
+    """A scratch folder for the process and its replies. The folder is removed when the process is closed."""
     _terminal: IO[bytes] | None = None
-    """Our end of its terminal, which exists as long as this is open."""
+    """Legroom's end of the process's terminal. The terminal exists as long as this file is open."""
 
     def running_line(self, pid: int | None = None) -> str:
-        """The line of the user's code that the process (or its fork `pid`) is running; "" if unknown."""
+        """Return the line of the user's code that the process (or its fork `pid`) is running, or "" if unknown."""
         pid = pid or self._server.pid(self._number, wait=False)
         return "" if pid is None else running_line(pid, self.folder.name)
 
@@ -169,7 +168,7 @@ class WorkerProcess:
             raise EOFError from None
 
     def receive(self, timeout: float) -> Any:
-        """The next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
+        """Return the next reply, or None after `timeout` seconds. Raises `EOFError` if the process has exited."""
         try:
             return self._pipe.recv() if self._pipe.poll(timeout) else None
         except OSError:  # the process was killed with a request unread
@@ -177,7 +176,7 @@ class WorkerProcess:
 
     @property
     def output(self) -> str:
-        """Everything that the process has printed."""
+        """The complete output of the process."""
         return self._server.output + _content(self._output)
 
     @property
@@ -218,7 +217,7 @@ _STARTUP_PREFIXES = ("PYTHON", "TORCH", "PYTORCH", "OMP", "MKL", "LD")
 
 
 def startup_settings() -> dict[str, str]:
-    """The variables that Python and torch read when they start."""
+    """Return the environment variables that Python and torch read when they start."""
     return {name: value for name, value in os.environ.items() if name.startswith(_STARTUP_PREFIXES)}
 
 
@@ -253,7 +252,7 @@ _server_lock = threading.Lock()
 
 
 def _tracing_server() -> WorkerServer:
-    """The server of this process, which exits together with this process."""
+    """Return the server of this process. The server exits together with this process."""
     global _server
     with _server_lock:
         if _server is None or not _server.is_usable():

@@ -2,7 +2,7 @@
 worker for each request.
 
 Each request is a byte with four descriptors: the pipe, the standard input, the output and the current folder of the
-worker. The server replies with the process id of each worker and, when the worker exits, with its exit code.
+worker. The server sends the process id of each worker. When the worker exits, the server sends its exit code.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from legroom.predict.tracing.pause_gc import gc_paused_during_imports
 
 
 def serve(requests: socket.socket, function: str) -> None:
-    """Fork a worker for each request. Returns when the caller closes its end of the socket."""
+    """Fork a worker for each request, until the caller closes its end of the socket."""
     module, name = function.split(":")
     with gc_paused_during_imports(lambda: True):
         call = getattr(importlib.import_module(module), name)
 
     def report_exits(*_: object) -> None:
-        with contextlib.suppress(OSError):  # there are no more workers, or nobody reads
+        with contextlib.suppress(OSError):  # there are no more workers, or the caller has closed the socket
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:

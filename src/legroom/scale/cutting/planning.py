@@ -77,7 +77,7 @@ class ModelCut:
     """Positions in the recorded graph, including 0 and its length."""
     signature: tuple[str, ...]
     is_layer: tuple[bool, ...]
-    """Whether each position is a layer."""
+    """True if each position is a layer."""
 
     @property
     def stages(self) -> int:

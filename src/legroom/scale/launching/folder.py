@@ -94,7 +94,7 @@ class RankExit:
     seconds: float = 0.0
     steps: int = 0
     device: int | None = None
-    """The GPU that the rank used most; None if memory was not recorded."""
+    """The GPU that the rank used most, or None if memory was not recorded."""
     peak_allocated: int = 0
     peak_reserved: int = 0
     capacity: int = 0

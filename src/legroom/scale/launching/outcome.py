@@ -31,10 +31,10 @@ class RankResult:
     exit_code: int
     """The exit code of the operating system; negative for a signal."""
     exit_record: RankExit | None
-    """The record that the rank wrote; None if it was killed or terminated."""
+    """The record that the rank wrote, or None if it was killed or terminated."""
     files: RankFiles
     died_first: bool = False
-    """Whether it exited before the launcher terminated the others."""
+    """True if it exited before the launcher terminated the others."""
 
     @property
     def failed(self) -> bool:
@@ -47,7 +47,7 @@ class RankResult:
 
     @property
     def signal(self) -> str:
-        """The name of the signal, such as `SIGKILL`; "" if the process exited."""
+        """The name of the signal, such as `SIGKILL`, or "" if the process exited."""
         if self.exit_code >= 0:
             return ""
         try:
@@ -57,17 +57,17 @@ class RankResult:
 
     @property
     def failure(self) -> RankExit | None:
-        """The record of the rank's own failure; None if the rank was killed, even after the script had finished."""
+        """The record of the rank's own failure, or None if the rank was killed, even after the script had finished."""
         return self.exit_record if self.exit_record is not None and self.exit_record.exit_code != 0 else None
 
     @property
     def was_terminated(self) -> bool:
-        """Whether the rank was terminated. The launcher terminates the other ranks if one fails."""
+        """True if the rank was terminated. The launcher terminates the other ranks if one fails."""
         return self.signal == "SIGTERM" and self.failure is None
 
     @property
     def lost_connection(self) -> bool:
-        """Whether the rank's error is a lost connection to another rank, which is not the cause."""
+        """True if the rank's error is a lost connection to another rank, which is not the cause."""
         failure = self.failure
         return failure is not None and bool(
             _LOST_CONNECTION.search(failure.error) or _LOST_CONNECTION.search(failure.traceback)

@@ -44,7 +44,7 @@ class LaunchPlan:
     threads: int = 1
     """`OMP_NUM_THREADS` of each rank."""
     watch: bool = True
-    """Whether ranks on real GPUs record their memory."""
+    """True if ranks on real GPUs record their memory."""
     engine: LaunchEngineName = "torchrun"
 
     @property

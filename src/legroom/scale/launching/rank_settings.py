@@ -22,7 +22,7 @@ class RankSettings:
 
     folder: str
     gpus: tuple[GpuSpec, ...]
-    """The virtual GPUs; empty for real ones."""
+    """The virtual GPUs, or empty for real ones."""
     watch: bool
     options: tuple[str, ...]
     """The options of the launch, for the next command in a report."""

@@ -39,7 +39,7 @@ class DeviceModel:
 
     gpu: GpuSpec
     kernels: bool
-    """Whether workspaces of kernels are included. They are not on a virtual GPU."""
+    """True if workspaces of kernels are included. They are not on a virtual GPU."""
 
     @property
     def capacity(self) -> int:
@@ -56,7 +56,7 @@ class StepPrediction:
     sharded_peaks: tuple[int, ...]
     """The peak of one device if weights, gradients and optimizer state were sharded, for each requested number of ranks."""
     reads_values: bool
-    """Whether the step read values of tensors, so that it may behave differently with other data."""
+    """True if the step read values of tensors, so that it may behave differently with other data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:

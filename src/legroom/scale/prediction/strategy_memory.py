@@ -33,7 +33,7 @@ class StrategyPrediction:
 
     strategy: str
     peak: int
-    """The peak bytes; 0 if it was not predicted."""
+    """The peak bytes, or 0 if it was not predicted."""
     capacity: int
     reason: str = ""
     """The reason if it was not predicted."""

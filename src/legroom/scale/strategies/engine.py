@@ -29,7 +29,7 @@ class StrategyEngine(Protocol):
     batch_device: torch.device | None
     """The device of batches; None keeps them on the CPU."""
     is_sharded: bool
-    """Whether a rank has only a part of the weights."""
+    """True if a rank has only a part of the weights."""
 
     def backward(
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling

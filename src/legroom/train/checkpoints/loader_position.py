@@ -182,6 +182,6 @@ def _samples_per_batch(loader: Any) -> int | None:
 
 
 def is_stateful_dataloader(loader: Any) -> bool:
-    """Whether the loader is torchdata's StatefulDataLoader, whose state differs between ranks."""
+    """Return True if the loader is torchdata's StatefulDataLoader, whose state differs between ranks."""
     module = sys.modules.get("torchdata.stateful_dataloader")
     return module is not None and isinstance(loader, module.StatefulDataLoader)

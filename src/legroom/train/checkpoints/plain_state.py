@@ -134,14 +134,14 @@ def not_plain_error(value: Any, name: str) -> UsageError:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a DTensor."""
+    """Return True if the tensor is a DTensor."""
     # The module is slow to import. If it is not imported, there are no such tensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has an address. Empty tensors and shards have none."""
+    """Return True if the tensor has an address. Empty tensors and shards have none."""
     return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 

@@ -28,7 +28,7 @@ class CheckpointGroup:
         return self.rank == 0
 
     def is_current(self) -> bool:
-        """Whether the number of ranks has not changed since the group was created."""
+        """Return True if the number of ranks has not changed since the group was created."""
         distributed = dist.is_available() and dist.is_initialized()
         return (dist.get_world_size() if distributed else 1) == self.size
 

@@ -64,7 +64,7 @@ class CheckpointContents:
 
 
 def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> bool:
-    """Whether ranks have different tensors of a model, either shards or tensors with other names."""
+    """Return True if ranks have different tensors of a model, either shards or tensors with other names."""
 
     def own_tensors() -> tuple[bool, dict[str, list[str]]]:
         states = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}

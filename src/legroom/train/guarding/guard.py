@@ -340,7 +340,7 @@ class Guard:
         return even_split(batch_size, batch_size // 2) if leaves_single_sample else sizes
 
     def _min_samples(self) -> int:
-        """The minimum number of samples in a micro-batch. PyTorch rejects batch normalization on a single sample."""
+        """Return the minimum number of samples in a micro-batch. PyTorch rejects batch normalization on a single sample."""
         return 2 if self._max_micro_batch_size != 1 and couplings.batch_norm_layers(self.model) else 1
 
     def _weights(self, batch: BatchArguments, sizes: Sequence[int]) -> list[float]:
@@ -365,7 +365,7 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Whether the gradients are still exactly the gradients of the finished micro-batches. A partial backward pass
+        """Return True if the gradients are still exactly the gradients of the finished micro-batches. A partial backward pass
         would have added to them."""
         return (
             0 < passes.done < len(passes.sizes)

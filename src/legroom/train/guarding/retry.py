@@ -189,7 +189,7 @@ _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is
 
 @functools.cache
 def _is_random(func: Any) -> bool:
-    """Whether a function draws random numbers. Such a function may have drawn some before it failed."""
+    """Return True if a function draws random numbers. Such a function may have drawn some before it failed."""
     name = getattr(func, "__name__", "")
     return any(word in name for word in _RANDOM_FUNCTIONS)
 

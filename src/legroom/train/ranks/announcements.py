@@ -61,7 +61,7 @@ class Announcements:
             time.sleep(_POLL_SECONDS)
 
     def any_finished(self, pass_key: str) -> bool:
-        """Whether the announcements cover the whole pass."""
+        """Return True if the announcements cover the whole pass."""
         return self._count(f"{pass_key}/finished") > 0
 
     def delete(self, pass_key: str, count: int) -> None:

@@ -86,7 +86,7 @@ class DistributedRanks:
     """Coordinates the ranks that share one model, from the perspective of one of them."""
 
     keeps_finished_micro_batches = False
-    """Whether finished passes of a failed attempt can be kept. This is always False, because the passes received zeros
+    """True if finished passes of a failed attempt can be kept. This is always False, because the passes received zeros
     from the rank that failed.
     """
 

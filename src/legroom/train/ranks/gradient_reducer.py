@@ -107,7 +107,7 @@ class _Bucket:
         self._before = _versions(self.parameters)
 
     def is_ready(self) -> bool:
-        """Whether every parameter has its gradient."""
+        """Return True if every parameter has its gradient."""
         return all(
             now != before or not parameter.requires_grad
             for now, before, parameter in zip(

@@ -40,7 +40,7 @@ class PendingCollectives:
         self._announces = False
         self._announced: list[tuple[str, int]] = []
         self.lost = False
-        """Whether a collective itself failed because another rank has failed, so pending collectives cannot be
+        """True if a collective itself failed because another rank has failed, so pending collectives cannot be
         completed."""
 
     def begin(self, kind: Hashable, pass_key: str) -> None:

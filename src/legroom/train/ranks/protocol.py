@@ -16,7 +16,7 @@ class SplitPlan(NamedTuple):
     micro_batch_size: int
     passes: int
     is_exact: bool = False
-    """Whether every rank must run exactly this number of passes."""
+    """True if every rank must run exactly this number of passes."""
 
 
 class RankCoordinator(Protocol):

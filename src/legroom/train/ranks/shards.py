@@ -86,7 +86,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 
 
 def _was_called(root: Any) -> bool:
-    """Whether the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
+    """Return True if the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
 
     Returns True if the private state of FSDP2 has changed in a newer torch.
     """

@@ -73,7 +73,7 @@ class _Alignment:
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
     def _same_kind(self, i: int, j: int) -> bool:
-        """Whether both requests are allocations or both are frees. This comparison is the fallback if no alignment is
+        """Return True if both requests are allocations or both are frees. This comparison is the fallback if no alignment is
         found nearby."""
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 
@@ -87,7 +87,7 @@ class _Alignment:
         return None
 
     def _match_from(self, i: int, j: int) -> bool:
-        """Whether several consecutive requests match, assuming that their new allocations match each other."""
+        """Return True if several consecutive requests match, assuming that their new allocations match each other."""
         assumed: dict[int, int] = {}
         pairs = zip(
             self._small[i : i + MATCHES_TO_ALIGN], self._large[j : j + MATCHES_TO_ALIGN], strict=False

@@ -80,7 +80,7 @@ class Extrapolation:
         """Allocated bytes that are in no log. (Reserved bytes could be freed, so they are not included.)"""
 
     def is_exact(self, capacity: int) -> bool:
-        """Whether the replay of the larger trial has exactly the measured peak."""
+        """Return True if the replay of the larger trial has exactly the measured peak."""
         return self.matched and self.peak_reserved(self._large.size, capacity) == self._large.peak_reserved
 
     def fits(self, size: int, capacity: int, slack: int = 0) -> bool:

@@ -61,7 +61,7 @@ class _SizeStats:
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))
     """Samples per second of the latest steps."""
     freed_cache: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
-    """Whether the allocator had to free its cache, for the latest steps."""
+    """True if the allocator had to free its cache, for the latest steps."""
 
     @property
     def speed(self) -> float | None:
@@ -107,7 +107,7 @@ class MicroBatchSizer:
             raise UsageError(f"{max_size} is not a valid micro-batch size. Pass 1 or more, or omit the size.")
         self._max_size = max_size
         self._limit: int | None = max_size
-        """The size that is expected to fit; None while nothing has failed."""
+        """The size that is expected to fit, or None while nothing has failed."""
         self._failed_at: int | None = None
         """The smallest size that failed since a larger one last fit."""
         self._stats: dict[int, _SizeStats] = {}
@@ -134,7 +134,7 @@ class MicroBatchSizer:
 
     @property
     def settled(self) -> bool:
-        """Whether no other size is being tested now or will be tested at the next step."""
+        """True if no other size is being tested now or will be tested at the next step."""
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:

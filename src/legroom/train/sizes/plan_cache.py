@@ -37,7 +37,7 @@ class PlanCache:
         self._key: str | None = None
         self._saved_choices = 0
         self.is_unread = device.type == "cuda"
-        """Whether the cache should be read before the first batch."""
+        """True if the cache should be read before the first batch."""
 
     def load(self, batch: Any, max_size: int | None) -> MicroBatchSizer | None:
         """Return a sizer with the sizes of an earlier run, or None."""

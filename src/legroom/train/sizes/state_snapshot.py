@@ -143,7 +143,7 @@ _PLAIN = (
 
 
 def _has_training_state(value: Any) -> bool:
-    """Whether an object is a scheduler, a scaler, or an instance of a class that the program defines. Loggers, progress
+    """Return True if an object is a scheduler, a scaler, or an instance of a class that the program defines. Loggers, progress
     bars and files are skipped."""
     if hasattr(value, "state_dict") or type(value).__module__.partition(".")[0] == "legroom":
         return True

@@ -97,7 +97,7 @@ def _last_layer(model: nn.Module) -> str | None:
 
 
 def _is_per_class(layer: Any) -> bool:
-    """Whether the layer can be a head, which must be linear or a convolution with kernel size 1."""
+    """Return True if the layer can be a head, which must be linear or a convolution with kernel size 1."""
     return isinstance(layer, nn.Linear) or set(layer.kernel_size) == {1}
 
 

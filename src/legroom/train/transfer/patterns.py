@@ -16,7 +16,7 @@ def as_list(patterns: Patterns) -> list[str]:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a parameter has this name, is in the module with this name, or matches the pattern."""
+    """Return True if a parameter has this name, is in the module with this name, or matches the pattern."""
     return name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
 
 

@@ -97,7 +97,7 @@ class _ForkServer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the server is running, belongs to this process (a fork must not use its parent's server) and has the
+        """True if the server is running, belongs to this process (a fork must not use its parent's server) and has the
         same `sys.path`."""
         return self._owner == os.getpid() and self._process.poll() is None and self._path == sys.path
 
@@ -180,7 +180,7 @@ class TrialProcess(ForkedProcess):
 
 
 def wait_for_exit(server: str, process: int, *, kill: bool = False) -> int | None:
-    """Wait for a process and return its exit code; None if the server has exited or the process does not end in time."""
+    """Wait for a process and return its exit code, or None if the server has exited or the process does not end in time."""
     deadline = time.monotonic() + SECONDS_TO_END
     while time.monotonic() < deadline:
         try:

@@ -25,7 +25,7 @@ class TrialGpu:
     named_spec: GpuSpec | None = None
     """The GPU model that determines the kernels in an estimate. None: a generic GPU with `memory` bytes."""
     machine: str = ""
-    """The address of the GPU's machine in a cluster; empty for this machine."""
+    """The address of the GPU's machine in a cluster, or empty for this machine."""
     used_by_others: int = 0
     """Bytes that other programs used when the study started."""
 
@@ -54,7 +54,7 @@ class Fit:
     safe: int
     """The upper bound: memory is reserved for it, and the process is limited to it."""
     micro_batch: int | None = None
-    """Samples per micro-batch; None if the batch is not split."""
+    """Samples per micro-batch, or None if the batch is not split."""
     used_by_others: int = 0
     """Bytes used by other programs, if the batch is split only for that reason."""
 
@@ -109,7 +109,7 @@ class Gate(Protocol):
 
     @property
     def has_unseen_configs(self) -> bool:
-        """Whether a configuration waits for its first estimate, which is the estimate of the full batch. Estimates of
+        """True if a configuration waits for its first estimate, which is the estimate of the full batch. Estimates of
         micro-batches are ignored."""
 
     def request(self, config: Config) -> "Future[Admission]": ...
@@ -130,7 +130,7 @@ def virtual_gpus(sizes: str) -> list[TrialGpu]:
 
 
 def real_gpus() -> list[TrialGpu]:
-    """The GPUs of this machine; empty without a CUDA build of torch."""
+    """The GPUs of this machine, or empty without a CUDA build of torch."""
     from legroom.gpus.machine import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 

@@ -32,7 +32,7 @@ class TrialPlacement:
     fits: tuple[Fit, ...] = ()
     """How it runs on each of them; empty on the host."""
     is_alone: bool = False
-    """Whether no other trial shares its GPUs."""
+    """True if no other trial shares its GPUs."""
 
     @property
     def fit(self) -> Fit | None:
@@ -96,7 +96,7 @@ class Packer:
         return startable[number]
 
     def has_room(self, waiting: Mapping[int, Admission], *, alone: Mapping[int, int] | None = None) -> bool:
-        """Whether any of these trials can start now."""
+        """True if any of these trials can start now."""
         return bool(self._startable(waiting, alone or {}))
 
     def release(self, number: int) -> None:
@@ -156,7 +156,7 @@ class Packer:
         return best_order(demands, Capacity(free, running, self.slots, self.ranks))
 
     def _sizes(self, admission: Admission, exclusive: int | None) -> list[int | None]:
-        """The memory of a trial on each GPU; None for GPUs on which the trial cannot run."""
+        """The memory of a trial on each GPU, or None for GPUs on which the trial cannot run."""
         return [self._size_on(gpu, admission, exclusive) for gpu in self.gpus]
 
     def _size_on(self, gpu: TrialGpu, admission: Admission, exclusive: int | None) -> int | None:
@@ -166,7 +166,7 @@ class Packer:
         return fit.safe if exclusive is None else self._capacity(gpu)
 
     def _exclusive_size(self, number: int, admission: Admission, alone: Mapping[int, int]) -> int | None:
-        """The minimum size of the GPU that a trial has to itself; None if the trial may share a GPU."""
+        """The minimum size of the GPU that a trial has to itself, or None if the trial may share a GPU."""
         if number in alone:
             return alone[number]
         return 0 if admission.verdict is AdmissionVerdict.UNKNOWN or self._ranks_need_whole_gpus else None
@@ -175,7 +175,7 @@ class Packer:
         return gpu.memory - self.used_by_others(gpu)
 
     def _find_gpus(self, admission: Admission, exclusive: int | None) -> list[tuple[TrialGpu, Fit]] | None:
-        """Return one GPU per rank, all with the same micro-batch; None if there is not enough free memory.
+        """Return one GPU per rank, all with the same micro-batch, or None if there is not enough free memory.
 
         With `exclusive`, the trial gets GPUs to itself, of at least this size.
         """

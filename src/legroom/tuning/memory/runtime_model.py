@@ -48,7 +48,7 @@ class _Observation:
     last: float
     """Time of its last report, or of its end."""
     from_start: bool
-    """Whether it started from scratch; otherwise its runtime does not represent other trials."""
+    """True if it started from scratch; otherwise its runtime does not represent other trials."""
     reports: int = 0
     is_over: bool = False
 

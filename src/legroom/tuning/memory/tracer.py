@@ -33,7 +33,7 @@ class TraceResult:
     min_micro_batch: int
     """Minimum number of samples per micro-batch."""
     can_split: bool
-    """Whether the function can run in micro-batches."""
+    """True if the function can run in micro-batches."""
     request_hash: str
     """Hash of the memory requests: equal if two configurations request the same memory in the same order."""
     seconds: float
@@ -64,7 +64,7 @@ class TraceRequest:
     config: Config
     micro_batch: int | None
     urgent: bool
-    """Whether the trace has priority over running trials."""
+    """True if the trace has priority over running trials."""
 
     @property
     def timeout(self) -> float:

@@ -32,9 +32,9 @@ class TrialFigures:
     state: str
     """The state as text: `finished`, `stopped early`, ..."""
     reason: str = ""
-    """The reason why it ended; empty if it finished."""
+    """The reason why it ended, or empty if it finished."""
     value: float | None = None
-    """The trial's best value of the metric; None if it reported none."""
+    """The trial's best value of the metric, or None if it reported none."""
     curve: Sequence[tuple[int, float]] = ()
     """(step, metric) in order, finite values only."""
     predicted: int | None = None

@@ -63,7 +63,7 @@ def _groups(values: Sequence[Any]) -> list[int]:
 
 
 def _explained(groups: Sequence[int], ranks: Sequence[float]) -> float | None:
-    """Return epsilon squared; None if all trials are in one group, or if each trial is its own group."""
+    """Return epsilon squared, or None if all trials are in one group, or if each trial is its own group."""
     members: dict[int, list[float]] = {}
     for group, rank in zip(groups, ranks, strict=True):
         members.setdefault(group, []).append(rank)

@@ -29,7 +29,7 @@ class Decision:
     config: Config | None = None
     """The new configuration."""
     is_done: bool = False
-    """Whether the trial is complete, as opposed to stopped early."""
+    """True if the trial is complete, as opposed to stopped early."""
 
 
 CONTINUE = Decision()

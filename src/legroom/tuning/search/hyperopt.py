@@ -117,7 +117,7 @@ def _sampled(domain: AnyDomain, value: Any) -> Any:
 
 
 def _has_multiples(domain: FloatRange) -> bool:
-    """Whether the steps are multiples of `step`, which HyperOpt supports directly."""
+    """True if the steps are multiples of `step`, which HyperOpt supports directly."""
     return domain.step is not None and math.isclose(
         domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9
     )

@@ -17,7 +17,7 @@ class Result:
     shortage: float | None = None
     """For a configuration that can never fit: the missing memory as a fraction of the largest GPU, above 0."""
     is_partial: bool = False
-    """Whether the scheduler stopped the trial early."""
+    """True if the scheduler stopped the trial early."""
     step: int = 0
     best: float | None = None
     """The best reported value, by which trials are ranked."""
@@ -34,10 +34,10 @@ class Searcher(Protocol):
     """
 
     startup_trials: int | None
-    """Number of first proposals that do not depend on results, so they can be requested early; None if no proposal does."""
+    """Number of first proposals that do not depend on results, so they can be requested early, or None if no proposal does."""
 
     def propose(self, number: int) -> Config | None:
-        """Return the configuration of trial `number`; None if there are no further configurations."""
+        """Return the configuration of trial `number`, or None if there are no further configurations."""
 
     def learn(self, number: int, config: Config, result: Result) -> None:
         """Handle the result of a trial that has ended, or that was rejected because it can never fit."""

@@ -14,12 +14,12 @@ MOST_STEPS = 1000
 
 
 def is_ray_space(written: Any) -> bool:
-    """Whether a dict contains a domain of Ray."""
+    """True if a dict contains a domain of Ray."""
     return isinstance(written, Mapping) and any(_varies(value) for value in written.values())
 
 
 def is_grid(written: Mapping[str, Any]) -> bool:
-    """Whether every parameter that varies is a `grid_search`. In that case, Ray tries every combination."""
+    """True if every parameter that varies is a `grid_search`. In that case, Ray tries every combination."""
     varying = [value for value in written.values() if _varies(value)]
     return bool(varying) and all(_grid(value) is not None for value in varying)
 

@@ -125,7 +125,7 @@ class TrainFunction:
 
     @property
     def takes_trial(self) -> bool:
-        """Whether the file defines the function with a second argument for the trial. A function of the configuration
+        """True if the file defines the function with a second argument for the trial. A function of the configuration
         alone reports to Ray itself."""
         if self.pickled:
             return False
@@ -165,7 +165,7 @@ def _named(text: str) -> TrainFunction:
 
 
 def _is_module_level(file: str, name: str) -> bool:
-    """Whether an import of the file defines the name, that is, outside `if __name__ == "__main__":`."""
+    """True if an import of the file defines the name, that is, outside `if __name__ == "__main__":`."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -199,7 +199,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 def _defines_name(tree: ast.Module, name: str) -> bool:
-    """Whether a file defines a name other than with `def`: by an import, an assignment or a class."""
+    """True if a file defines a name other than with `def`: by an import, an assignment or a class."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((alias.asname or alias.name) in (name, "*") for alias in node.names):

@@ -51,7 +51,7 @@ class TrialTask:
     function: TrainFunction
     folder: str
     gpu: TrialGpu | None = None
-    """The GPU of the trial; None for the CPU."""
+    """The GPU of the trial, or None for the CPU."""
     cap: int | None = None
     """Bytes that PyTorch may reserve on the GPU."""
     micro_batch: int | None = None
@@ -77,11 +77,11 @@ class TrialExit:
     actual_bytes: int | None = None
     ooms: int = 0
     is_disk_full: bool = False
-    """Whether a checkpoint could not be written."""
+    """True if a checkpoint could not be written."""
     affects_all_trials: bool = False
-    """Whether every other trial would end in the same way: the function cannot be loaded."""
+    """True if every other trial would end in the same way: the function cannot be loaded."""
     failed_at: float = 0.0
-    """When the error was raised (`time.time()`); 0 if the process died."""
+    """When the error was raised (`time.time()`), or 0 if the process died."""
 
 
 def run_trial(task: TrialTask, channel: Channel) -> TrialExit:

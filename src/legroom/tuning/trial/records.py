@@ -55,7 +55,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMemory:
-    """GPU memory of a trial in bytes, including the CUDA context; None if unknown."""
+    """GPU memory of a trial in bytes, including the CUDA context, or None if unknown."""
 
     predicted: int | None = None
     safe: int | None = None
@@ -64,7 +64,7 @@ class TrialMemory:
     """The measured peak."""
     batch_size: int | None = None
     micro_batch: int | None = None
-    """Samples per micro-batch; None if the batch was not split."""
+    """Samples per micro-batch, or None if the batch was not split."""
     ooms: int = 0
     """The number of out-of-memory errors from which the trial recovered."""
     shortage: float = 0.0
@@ -74,7 +74,7 @@ class TrialMemory:
 
     @property
     def bound(self) -> int | None:
-        """The predicted upper bound; None if the estimate failed and the trial ran alone on a GPU."""
+        """The predicted upper bound, or None if the estimate failed and the trial ran alone on a GPU."""
         return self.safe if self.predicted else None
 
 
@@ -110,7 +110,7 @@ class TrialRecord:
     """Previous configurations, each with its last step (population-based training)."""
 
     def value(self, metric: str, mode: Mode) -> float | None:
-        """The best reported value; None if there is no finite one."""
+        """The best reported value, or None if there is no finite one."""
         best = self.best_report(metric, mode)
         return None if best is None else best.metrics[metric]
 
@@ -146,4 +146,4 @@ class TrialOutcome:
     state: TrialState
     reason: str = ""
     affects_all_trials: bool = False
-    """Whether every other trial would end in the same way."""
+    """True if every other trial would end in the same way."""

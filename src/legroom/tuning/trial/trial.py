@@ -92,11 +92,11 @@ class Trial:
     _micro_batch: int | None = None
     _guards: "list[weakref.ref[Guard]]" = field(default_factory=list)
     can_split: bool = False
-    """Whether the function can run in micro-batches: it created a guard or read `micro_batch`."""
+    """True if the function can run in micro-batches: it created a guard or read `micro_batch`."""
 
     @property
     def micro_batch(self) -> int | None:
-        """The number of samples per micro-batch that fit, for a loop that accumulates gradients itself; None if the
+        """The number of samples per micro-batch that fit, for a loop that accumulates gradients itself, or None if the
         full batch fits."""
         self.can_split = True
         return self._micro_batch
@@ -133,7 +133,7 @@ class Trial:
             raise StopTrial
 
     def load_checkpoint(self, **options: Any) -> Any:
-        """Return the object that was passed to `report(checkpoint=...)`, loaded with `torch.load`; None for a new
+        """Return the object that was passed to `report(checkpoint=...)`, loaded with `torch.load`, or None for a new
         trial."""
         if self.checkpoint is None:
             return None
@@ -204,7 +204,7 @@ def remove(path: Path) -> None:
 
 
 def reserved_peak() -> int | None:
-    """The peak memory that PyTorch reserved on the GPU in this process; None if no GPU was used."""
+    """The peak memory that PyTorch reserved on the GPU in this process, or None if no GPU was used."""
     cuda = _cuda_in_use()
     return None if cuda is None else int(cuda.max_memory_reserved())
 

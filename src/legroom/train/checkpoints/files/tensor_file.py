@@ -28,7 +28,7 @@ _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 def can_hold(tensor: torch.Tensor) -> bool:
-    """Whether the format supports the tensor, which must be dense and have a standard dtype."""
+    """Return True if the format supports the tensor, which must be dense and have a standard dtype."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and (
         tensor.layout is torch.strided and tensor.dtype in _NAMES and not tensor.is_meta
     )

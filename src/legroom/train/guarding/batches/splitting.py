@@ -28,7 +28,7 @@ class BatchArguments:
     """Arguments that are never split, by position or name, even if their size equals the batch size."""
     batch_size: int = dataclasses.field(init=False)
     _has_lists_of_samples: bool = dataclasses.field(init=False)
-    """Whether the batch consists of lists with one item per sample."""
+    """True if the batch consists of lists with one item per sample."""
 
     def __post_init__(self) -> None:
         values = [value for key, value in self._parts() if key not in self.unsplit]

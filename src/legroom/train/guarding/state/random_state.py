@@ -33,7 +33,7 @@ class RandomState:
             sys.modules["numpy"].random.set_state(self._numpy)
 
     def numpy_state_changed(self) -> bool:
-        """Whether NumPy's generator has drawn numbers since the snapshot."""
+        """Return True if NumPy's generator has drawn numbers since the snapshot."""
         now = _numpy_state()
         if now is None or self._numpy is None:
             return now is not self._numpy

@@ -96,7 +96,7 @@ class Transaction:
         self._versions = self._gradient_versions()
 
     def can_rollback_to_savepoint(self) -> bool:
-        """Whether there is a savepoint, and neither the gradients (a sample of them) nor NumPy's generator has changed
+        """Return True if there is a savepoint, and neither the gradients (a sample of them) nor NumPy's generator has changed
         since.
 
         Savepoints do not include NumPy's generator.

@@ -35,7 +35,7 @@ class SharedState:
     dispatcher: TrialDispatcher
     runner: StudyRunner
     server: str | None = None
-    """Socket path of the fork server, if trials are forked; None if they run inside Ray's workers."""
+    """Socket path of the fork server, if trials are forked, or None if they run inside Ray's workers."""
     numbers: dict[str, int] = field(default_factory=dict)
     """Maps Ray's trial IDs to the trial numbers of the study."""
     error: LegroomError | None = None

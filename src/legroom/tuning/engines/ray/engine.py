@@ -45,7 +45,7 @@ class RayEngine:
     def __init__(self, address: str | None = None) -> None:
         self._address = address
         self._server: str | None = None
-        """Socket path of the fork server; None if each trial has its own Ray worker."""
+        """Socket path of the fork server, or None if each trial has its own Ray worker."""
 
     def gpus(self) -> list[TrialGpu]:
         """The GPUs of the cluster."""
@@ -117,7 +117,7 @@ def _missing(error: ImportError) -> MissingExtra:
 
 
 def _can_fork(job: TuneJob) -> bool:
-    """Whether trials can be forked while Ray's workers run. A plain Ray function cannot be forked, because it reports
+    """True if trials can be forked while Ray's workers run. A plain Ray function cannot be forked, because it reports
     from within its worker."""
     return job.ranks == 1 and job.function.takes_trial
 

@@ -30,7 +30,7 @@ _SCHEDULERS = {
 
 
 def is_tuner(given: Any) -> bool:
-    """Whether an object is a Ray Tuner."""
+    """True if an object is a Ray Tuner."""
     return isinstance(given, Tuner)
 
 
