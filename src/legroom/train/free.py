@@ -78,7 +78,7 @@ class FreeResult:
 
 
 def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
-    """Return free GPU memory that is no longer needed.
+    """Free GPU memory that is no longer needed.
 
     `names` are variables of the calling module or notebook to delete first. `cache=False` keeps the allocator's cache.
     `outputs=True` also clears the results of earlier notebook cells (`Out`, `_`, `__`, `_3`).
