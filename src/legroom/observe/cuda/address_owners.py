@@ -1,9 +1,9 @@
 """Records the addresses of parameters, gradients, optimizer state and inputs.
 
 The allocator's history contains addresses, not tensors. When a module is called or an optimizer steps, the addresses of
-tensors whose category is certain are recorded with the current tick (see `markers`). The block at that address at that
-tick has this category for its whole lifetime. The records contain addresses and weak references to modules and
-optimizers, but no references to tensors.
+tensors whose category is certain are recorded with the current tick (see `markers`). The block that contains the
+address at this tick has the category for its whole lifetime. The records contain addresses and weak references to
+modules and optimizers, but no references to tensors.
 """
 
 import weakref
@@ -24,16 +24,16 @@ class OwnedAddresses(NamedTuple):
     tick: int
     category: Category
     addresses: list[int]
-    """The address of each tensor; 0 if it is not on a device."""
+    """The address of each tensor, or 0 if the tensor is not on a device."""
     details: list[tuple[int, str]]
-    """The bytes of each tensor, and its module or ""."""
+    """The number of bytes of each tensor, and its module or ""."""
 
 
 class AddressOwners:
     """Collects `OwnedAddresses` while the script runs."""
 
     KEEP_TRANSIENT = 4096
-    """The maximum number of records of gradients and inputs: enough for the steps in the history."""
+    """The maximum number of records of gradients and inputs, which is enough for the steps in the history."""
     KEEP_PERSISTENT = 64
     """The maximum number of records of parameters, buffers and optimizer state."""
 
@@ -58,7 +58,7 @@ class AddressOwners:
             self.transient.append(_owned_addresses(tick, Category.INPUT, ((tensor, "") for tensor in inputs)))
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the gradients before an optimizer step, because all of them exist at that time."""
+        """Record the gradients before an optimizer step, because all gradients exist at that time."""
         known = self._optimizers.get(id(optimizer))
         if known is None or known.reference() is not optimizer:
             known = self._optimizers[id(optimizer)] = _Optimizer(optimizer)
@@ -84,8 +84,9 @@ class AddressOwners:
         self.transient.append(OwnedAddresses(tick, Category.GRADIENT, addresses, known.details))
 
     def after_optimizer_step(self, optimizer: torch.optim.Optimizer, tick: int) -> None:
-        """Record the optimizer state, which is allocated in the first step, or in the second step if the first was
-        skipped."""
+        """Record the optimizer state, which is allocated in the first step, or in the second step if the first step was
+        skipped.
+        """
         known = self._optimizers.get(id(optimizer))
         if known is not None and known.steps < 2:
             known.steps += 1

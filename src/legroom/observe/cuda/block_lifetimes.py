@@ -4,25 +4,25 @@ The allocator's history is read after the run, so the whole lifetime of a block 
 this order:
 
 - A *recorded* category (`address_owners`) is certain: parameter, gradient, optimizer state, buffer, input. When memory
-  runs out, Legroom also examines what holds each block of the forward pass (`apply_holder_categories`): a graph, a
+  runs out, Legroom also finds the holder of each block of the forward pass (`apply_holder_categories`): a graph, a
   variable, or a running call. Blocks that were freed while the exception propagated are ignored, because the program
-  itself did not free them.
+  itself did not free these blocks.
 - *Workspace*: the first block with a known cuBLAS or cuBLASLt workspace size, per stream and per forward or backward
   pass, that has no other owner and is never freed. A workspace is recognized by its size. A tensor of exactly that size
   would be mistaken for a workspace if similar code allocates it before the first matrix product and never frees it.
-- *Activation*: allocated outside the backward pass and freed by the autograd engine in it. If the block is not freed
-  yet, it must have been allocated in a forward pass with gradients that no backward pass has followed. The category
-  also includes blocks that a checkpoint recomputes and that the engine frees.
+- *Activation*: allocated outside the backward pass and freed in the backward pass by the autograd engine. A block that
+  is not freed yet is an activation if it was allocated in a forward pass with gradients that no backward pass has
+  followed. The category also includes blocks that a checkpoint recomputes and that the engine frees.
 - *Result*: allocated by the forward pass, and freed by the program after a backward pass. A variable retained the
-  block, even if the graph retained it too.
+  block, even if the graph also retained the block.
 - *Input*: allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
-- *Temporary*: all others.
+- *Temporary*: all other blocks.
 
 Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
 to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
-in the same pass. That block is a gradient or a freed activation (the result or input of an operation). The reason is
-the order within a backward operation, which allocates memory, then sets gradients, then frees saved tensors. If no such
-block follows, the previous such block is used. The line may therefore be off by one operation, but not by more than the
+in the same pass. The next block is a gradient or a freed activation (the result or input of an operation), because a
+backward operation allocates memory, then sets gradients, then frees saved tensors. If no block with a known location
+follows, the previous one is used. The reported line may therefore be off by one operation, but by no more than the
 distance between two parameters.
 """
 
@@ -42,7 +42,9 @@ PRECEDENCE = (
     Category.RESULT,
     Category.TEMPORARY,
 )
-"""The order of precedence: if a block has two recorded categories, the first one in this list applies."""
+"""The order of precedence. If a block has two recorded categories, the category that comes first in this list
+applies.
+"""
 
 
 class BlockLifetime:
@@ -91,18 +93,18 @@ class BlockLifetime:
         self.from_engine = False
         self.is_batch_sized = False
         self.passes_at_allocation = 0
-        """The number of backward passes that started before its allocation."""
+        """The number of backward passes that started before the block was allocated."""
         self.passes_since = 0
-        """The number of backward passes that started during its lifetime."""
+        """The number of backward passes that started during the block's lifetime."""
         self.freed_in: str | None = None
-        """The activity when it was freed; None while it is alive."""
+        """The activity when the block was freed, or None while the block is alive."""
         self.freed_by_module = False
-        """Whether a module was running when it was freed."""
+        """Whether a module was running when the block was freed."""
         self.known_category: Category | None = None
         self.known_module = ""
         self.category = Category.TEMPORARY
         self.sent_category: Category | None = None
-        """The category last sent to the sink."""
+        """The category that was last sent to the sink."""
 
     def see(self, category: Category, module: str) -> None:
         """Record a category for this block."""
@@ -112,8 +114,9 @@ class BlockLifetime:
 
 
 class LibraryWorkspaces:
-    """Finds the workspaces that cuBLAS and cuBLASLt allocate: for each size and stream, one in the program's thread and
-    one in the autograd engine's thread."""
+    """Finds the workspaces that cuBLAS and cuBLASLt allocate: for each size and stream, one workspace in the program's
+    thread and one in the autograd engine's thread.
+    """
 
     def __init__(self, sizes: frozenset[int]) -> None:
         self._sizes = sizes
@@ -205,7 +208,9 @@ class ModuleLines:
 def locate_backward_blocks(
     passes: Sequence[Sequence[tuple[BlockLifetime, bool]]], lines: ModuleLines
 ) -> None:
-    """Assign modules and lines to the blocks that the engine allocated. Each pass lists its allocations (False) and frees (True)."""
+    """Assign modules and lines to the blocks that the autograd engine allocated. Each pass lists its allocations
+    (False) and frees (True).
+    """
     for events in passes:
         coming: CodeLocation | None = None
         for block, freed in reversed(events):
@@ -224,8 +229,8 @@ def locate_backward_blocks(
 
 
 def _own_location(block: BlockLifetime, freed: bool, lines: ModuleLines) -> CodeLocation | None:
-    """Return the location of the block itself. For an activation, this is where it was allocated; for a gradient, it is
-    the module of its parameter.
+    """Return the location of the block itself. For an activation, return the location of the allocation. For a
+    gradient, return the module of the parameter.
     """
     if freed:
         return (
@@ -245,7 +250,7 @@ def _set_location(block: BlockLifetime, place: CodeLocation | None) -> None:
 
 
 def phase_of(activity: str, graph_open: bool) -> Phase:
-    """Return the phase of an activity. The loss is computed between the forward and the backward pass. This part is
-    treated as forward.
+    """Return the phase of an activity. The loss computation between the forward and the backward pass is treated as
+    part of the forward pass.
     """
     return Phase.FORWARD if activity == OTHER and graph_open else PHASES[activity]

@@ -3,8 +3,8 @@
 The history contains the requested size, not the size of the block. The allocator rounds the size up, and adds a
 remainder that is too small to split off. The size of the remainder follows from the addresses. Adjacent free blocks are
 always merged, so at an allocation the free block extends to the next block in use, or to the end of the segment. The
-allocator splits off the part beyond the rounded size only if it is large enough. On recorded histories, including some
-with `max_split_size` or expandable segments, every size computed in this way equals the size in torch.
+allocator splits off the part beyond the rounded size only if this part is large enough. For all recorded histories,
+including histories with `max_split_size` or expandable segments, the computed sizes equal the sizes in torch.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,7 +15,7 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.units import MiB
 
 _MAX_SMALL = 1 * MiB
-"""Up to this size, the small pool is used, which splits off every remainder."""
+"""Blocks up to this size use the small pool, which splits off every remainder."""
 _MAX_REMAINDER = 1 * MiB
 """In the large pool, a remainder up to this size is not split off."""
 
@@ -34,7 +34,9 @@ class BlocksInUse:
         self._uncertain: set[int] = set()
         """Large blocks from before the history that may include a remainder."""
         self.corrected: dict[int, int] = {}
-        """Maps addresses of such blocks to their corrected sizes. The caller removes the entries."""
+        """Maps the addresses of blocks from before the history to their corrected sizes. The caller removes the
+        entries.
+        """
         self.allocated = 0
         """The total size of all blocks in use."""
 
@@ -50,7 +52,7 @@ class BlocksInUse:
             del self._starts[bisect_left(self._starts, address)]
 
     def add_initial(self, address: int, requested: int, block_size: int | None) -> int:
-        """Add a block that was in use before the history started, and return its size. Pass `block_size` if it is
+        """Add a block that was in use before the history started, and return its size. Pass `block_size` if the size is
         known.
 
         Blocks must be added from the highest address down, because a remainder extends to the next block in use. If the
@@ -63,7 +65,7 @@ class BlocksInUse:
         return block_size
 
     def add(self, address: int, requested: int, block_size: int | None = None) -> int:
-        """Add a block and return its size. Pass `block_size` if it is known."""
+        """Add a block and return its size. Pass `block_size` if the size is known."""
         if address in self._block_sizes:
             self.remove(address)
         position = bisect_left(self._addresses, address)
@@ -88,7 +90,8 @@ class BlocksInUse:
 
     def _correct(self, before: int, address: int) -> None:
         """Correct the block before `address`, where another block starts. A small gap between the two blocks is a
-        remainder that belongs to the first one."""
+        remainder that belongs to the first block.
+        """
         remainder = address - before - self._block_sizes[before]
         if before in self._uncertain and 0 < remainder <= _MAX_REMAINDER:
             self._uncertain.remove(before)

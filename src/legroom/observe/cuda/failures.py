@@ -1,4 +1,4 @@
-"""Observes failed allocations on a real GPU, and determines which of them become errors of the script.
+"""Observes failed allocations on a real GPU, and determines which failures become errors of the script.
 
 The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
 error. For example, cuDNN tries algorithms until the workspace of one algorithm can be allocated, and hides the other
@@ -94,7 +94,7 @@ class FailureObserver:
             return
 
     def _survey_holders(self) -> HolderSurvey | None:
-        """Return the variables that retain memory; None after `MAX_SURVEYS` calls."""
+        """Return the variables that retain memory, or None after `MAX_SURVEYS` calls."""
         if self._surveys >= self.MAX_SURVEYS:
             return None
         self._surveys += 1
@@ -112,7 +112,9 @@ class FailureObserver:
         nearby = [node, *(following for following, _ in node.next_functions if following is not None)]
         for candidate in nearby:
             for following, _ in candidate.next_functions:
-                parameter = getattr(following, "variable", None)  # an AccumulateGrad node has it
+                parameter = getattr(
+                    following, "variable", None
+                )  # only AccumulateGrad nodes have this attribute
                 module = self._owners.module_of(parameter) if parameter is not None else ""
                 if module:
                     return node.name(), module
@@ -137,7 +139,8 @@ def _innermost_frame() -> FrameType | None:
 def operation_at(frame: FrameType | None) -> str:
     """Return the name of the function that a frame calls, from its source: `relu` in `layer(x).relu()`.
 
-    The allocator does not record operations. Returns "" without source code, or for an operator such as `+`.
+    The allocator does not record operations. The result is "" if the source code is not available, or for an operator
+    such as `+`.
     """
     if frame is None:
         return ""
@@ -158,7 +161,7 @@ def operation_at(frame: FrameType | None) -> str:
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return the address and the bytes of a tensor's storage, or None if it is not on a GPU."""
+    """Return the address and the size of a tensor's storage, or None if the tensor is not on a GPU."""
     try:
         if not tensor.is_cuda:
             return None

@@ -9,9 +9,9 @@ The ring is read and converted to events (`history_events`) only
 
 - at the end of the run;
 - when the script gets a `torch.OutOfMemoryError` (`failures`);
-- before the entries of the step with the highest peak so far are overwritten, which is when the start of that step is
-  three quarters of the ring ago. The entries around the peak are therefore never lost. If every step has a higher peak
-  than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
+- before the entries of the step with the highest peak so far are overwritten: when three quarters of the ring have been
+  filled since the start of that step. The entries around the peak are therefore never lost. If every step has a higher
+  peak than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
 
 Events therefore arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is
 available.
@@ -62,15 +62,16 @@ from legroom.observe.training import TrainingClock
 FIRST_ENTRIES = 20_000
 """The length of each ring until the number of entries per step is known."""
 RING_STEPS = 8
-"""The number of steps that a ring should contain. It is enough to find growing memory, but not more, because reading
-takes about 10 µs per entry during the run. (A step of ResNet-50 has about 2,700 entries, one of a large language model
-20,000.)"""
+"""The number of steps that a ring should contain. This number is just enough to find growing memory, because reading
+takes about 10 µs per entry during the run. (A step of ResNet-50 has about 2,700 entries, and a step of a large language
+model has 20,000.)
+"""
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
-"""An entry with its stack uses about 0.7 KiB of host memory."""
+"""The minimum and maximum length of a ring. An entry with its stack uses about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4
 """The number of steps after which the number of entries per step is known."""
 CHECK_SECONDS = 0.5
-"""The interval at which statistics are read if no step ends (inference without a loader), when a module is called."""
+"""The interval in seconds at which module calls read the statistics if no step ends (inference without a loader)."""
 
 
 def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
@@ -124,7 +125,7 @@ class CudaHistory:
         self._is_ready = False
         self._is_recording = False
         self._is_off = False
-        """Recording has ended: finished, failed, or in a forked child."""
+        """Whether recording has ended because it finished or failed, or because this is a forked child."""
 
     # --- the Producer protocol
 
@@ -141,13 +142,13 @@ class CudaHistory:
         self.finish()
 
     def finish(self) -> None:
-        """Read the remaining entries and stop recording. May be called twice."""
+        """Read the remaining entries and stop recording. This method may be called twice."""
         self._read_last()
         self._turn_off()
 
     @property
     def progress(self) -> tuple[int, float]:
-        """The number of completed steps, and the seconds that the last one took. `Step` events are sent later."""
+        """The number of completed steps, and the duration of the last step in seconds. `Step` events are sent later."""
         return self._progress
 
     def memory_stats(self, device: int) -> MemoryStats:
@@ -169,7 +170,7 @@ class CudaHistory:
 
     @_never_raises
     def _begin(self) -> None:
-        """Called when CUDA is initialized."""
+        """Start recording. This method is called when CUDA is initialized."""
         reason = self._api.start(self._entries)
         self._is_recording = reason is None
         if reason is not None:
@@ -355,7 +356,7 @@ class CudaHistory:
         hidden = self._failures.take_hidden_failures()
         if hidden:
             records.append(PendingEvent(self._markers.tick, LibraryRetries(self._seconds, hidden)))
-        with no_garbage_collection():  # it would scan a million small objects repeatedly
+        with no_garbage_collection():  # the garbage collector would scan a million small objects repeatedly
             snapshot = self._api.snapshot(self._next_entries)
             events = self._events_of(snapshot, records, failure)
             del snapshot
@@ -445,7 +446,7 @@ class _Ring:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self._peak_start: int | None = None
-        """The number of entries before the step with the highest peak; None after it was read."""
+        """The number of entries before the step with the highest peak, or None after the peak was read."""
 
     def update(self, entries: int, peak_allocated: int, peak_reserved: int) -> None:
         """Record that a step, or an interval without steps, ended with these peaks."""
@@ -458,7 +459,7 @@ class _Ring:
 
     @property
     def age_of_peak(self) -> int:
-        """The number of entries since the start of the step with the highest peak; 0 after it was read."""
+        """The number of entries since the start of the step with the highest peak, or 0 after the peak was read."""
         return 0 if self._peak_start is None else self.entries - self._peak_start
 
     @property

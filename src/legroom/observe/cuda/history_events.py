@@ -1,8 +1,8 @@
 """Converts the CUDA allocator's history of one device to events.
 
 First, the state at the start of the history is compared with the events sent so far, and the difference is sent. The
-events are therefore consistent even if entries were lost. Then all blocks are followed through the history, and at the
-end their categories and code locations are determined (`block_lifetimes`).
+events are therefore consistent even if entries were lost. Then each block is followed through the history. At the end,
+the categories and code locations of all blocks are determined (`block_lifetimes`).
 """
 
 import sys
@@ -37,7 +37,7 @@ from legroom.observe.holders.holders import HolderSurvey, StepStorage
 
 
 class LoaderBatch(NamedTuple):
-    """A loader returned a batch with tensors of these sizes."""
+    """The record of a loader that returned a batch with tensors of these sizes."""
 
     tick: int
     sizes: frozenset[int]
@@ -59,7 +59,7 @@ class AllocationFailure(NamedTuple):
 
     device: int
     wanted: int
-    """The bytes requested from the device: a whole segment."""
+    """The number of bytes requested from the device, which is the size of a whole segment."""
     limit: int
     capacity: int
     free: int
@@ -68,14 +68,14 @@ class AllocationFailure(NamedTuple):
     cached: int
     fragmented: int
     module: str
-    """The module of the failed backward operation, if its graph shows it."""
+    """The module of the failed backward operation, if it is known from the graph."""
     in_backward: bool
     """Whether a backward operation failed."""
     op: str
-    """The running autograd node, or the called function; "" if unknown."""
+    """The running autograd node or the called function, or "" if unknown."""
     message: str = ""
     survey: HolderSurvey | None = None
-    """The variables that retained memory; None if they were not searched."""
+    """The variables that retained memory, or None if the search did not run."""
     other_processes: str = ""
     """A description of the other processes on the device."""
 
@@ -120,7 +120,7 @@ class DeviceHistory:
         """Return the events since the last reading.
 
         `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix seconds.
-        `records` are in the order of their ticks. `failure` is the failure of the last `oom` entry; a library hid all
+        `records` are in the order of their ticks. `failure` is the failure of the last `oom` entry. A library hid all
         earlier failures. `after_gap` means that entries before `trace` are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
@@ -158,11 +158,11 @@ class _Reading:
         self._in_pass = False
         """Whether the autograd engine made the last allocation."""
         self._graph_open = False
-        """Whether a forward pass with gradients has started, and no backward pass since."""
+        """Whether a forward pass with gradients has started and no backward pass has followed."""
         self._failed_in: Phase | None = None
-        """The phase in which memory ran out, if it did."""
+        """The phase in which memory ran out, or None if memory did not run out."""
         self._survey: HolderSurvey | None = None
-        """The variables that retained memory at that time."""
+        """The variables that retained memory when memory ran out."""
 
     # --- the state before the first entry
 
@@ -308,7 +308,7 @@ class _Reading:
         block.step, block.activity, block.phase = self._marker.step, activity, phase
         block.frame, block.op = stack.frame, stack.op
         replaced = history.blocks_by_address.get(address)
-        if replaced is not None:  # its free is missing in the history
+        if replaced is not None:  # the entry that frees the previous block is missing in the history
             self._emit(Free(self._time, replaced.id))
         history.blocks_by_address[address] = block
         self._events.append((self._time, block))

@@ -1,8 +1,8 @@
 """Computes the state of a device before its CUDA history starts.
 
-The history is a ring buffer, so for a long run it contains only the last entries. The state before the history is
-derived from the current state. The initial state contains the blocks that are alive now but were not allocated in the
-history, and the blocks that the history frees but did not allocate.
+The history is a ring buffer, so the history of a long run contains only the last entries. The state before the history
+is derived from the current state. The initial state contains the blocks that are alive now but were not allocated in
+the history, and the blocks that the history frees but did not allocate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ Entry = Mapping[str, Any]
 """An entry of the history, as torch returns it: action, addr, size, stream, time_us, frames, user_metadata."""
 
 SEGMENT_ACTIONS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""1 for actions that reserve device memory, -1 for actions that release it."""
+"""The sign of each action: 1 for actions that reserve device memory, -1 for actions that release it."""
 
 
 class InitialBlock(NamedTuple):
@@ -20,7 +20,9 @@ class InitialBlock(NamedTuple):
 
     requested: int
     block_size: int | None
-    """None if the block was freed since. `block_sizes` computes it from the addresses."""
+    """The size of the block, or None if the block was freed since. In that case, `block_sizes` computes the size from
+    the addresses.
+    """
     stream: int
     frames: Sequence[Mapping[str, Any]]
     """The stack of its allocation."""
@@ -32,12 +34,12 @@ class InitialState(NamedTuple):
     blocks: dict[int, InitialBlock]
     """The blocks by address."""
     segments: dict[int, int]
-    """Sizes by address, without expandable segments."""
+    """The sizes of segments by address, without expandable segments."""
     reserved: int
 
 
 def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]) -> InitialState:
-    """Return the state before `trace`, given the segments after it."""
+    """Return the state before `trace`, given the segments after `trace`."""
     blocks = blocks_in_use(segments)
     plain = {
         segment["address"]: segment["total_size"] for segment in segments if not segment.get("is_expandable")

@@ -1,8 +1,8 @@
 """Marks the entries of the CUDA allocator's history with the position in the training loop.
 
 The allocator adds a user-defined string to every entry of its history, and each thread can set its own string. This
-module sets a string such as `L1234f56` (a *stamp*), which is short enough for C++ to copy without an allocation. The
-stamp contains the activity, the running module and a *tick*. A tick is a counter that increases at every event that
+module sets a short string such as `L1234f56`, called a *stamp*. C++ can copy such a short string without an allocation.
+The stamp contains the activity, the running module and a *tick*. A tick is a counter. It increases at every event that
 must be found again in the history: a root module starts, an optimizer steps, a step ends. The position of such an event
 among the entries is therefore exact. Before torch 2.9, entries cannot be marked. In that case, the tick increases at
 every change of activity or module, and the first entry after the change is found by time. Two changes within about a
@@ -51,7 +51,7 @@ class Markers:
     """Stores the ticks of a run, and sets the stamp for new entries."""
 
     KEEP = 200_000
-    """More than the number of entries in a history."""
+    """The number of markers to keep, which is more than the number of entries in a history."""
 
     def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
         self.tick = 0
@@ -80,7 +80,7 @@ class Markers:
         self._recording = False
 
     def advance(self, activity: str, module: str = "") -> int:
-        """Start a new tick and return it."""
+        """Start a new tick and return its number."""
         self.tick = tick = self.tick + 1
         self._markers.append(Marker(tick, self.step, activity, module))
         self._times.append(self._clock() // 1000)
@@ -92,7 +92,7 @@ class Markers:
         return tick
 
     def enter_module(self, activity: str, module: str) -> None:
-        """Record that another module is running now."""
+        """Record that a different module is running now."""
         if self._stamp is not None:
             code = self._codes.get(module)
             if code is None:

@@ -1,8 +1,7 @@
 """Marks the running module in the CUDA history. The code runs twice per module and step, so it is optimized for speed.
 
-Torch's global module hooks are not used, because with any hook a module call takes a slower path through torch, which
-costs several times as much as replacing a method. Instead, `nn.Module._call_impl` is replaced while this object is
-attached.
+Torch's global module hooks are not used. With any hook, a module call takes a slower path through torch, which costs
+several times as much as replacing a method. Instead, this class replaces `nn.Module._call_impl` while it is attached.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 
 OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
-"""Called with the module, its arguments, the activity and its path."""
+"""A callback that receives the module, its arguments, the activity and the path of the module."""
 
 
 class ModuleMarkers:
@@ -32,14 +31,14 @@ class ModuleMarkers:
         self._on_root = on_root
         self._activity_outside = activity_outside
         self._path = ""
-        """The path of the running module; "" outside of modules."""
+        """The path of the running module, or "" outside of modules."""
         self._names: dict[int, str] = {}
         """Maps the `id` of each module below the running root to its path."""
         self._entered = 0
         """The number of module calls since the root started."""
         self._known = ModuleNames()
         self._recomputes = False
-        """Whether a checkpoint recomputes in the backward pass."""
+        """Whether a checkpoint recomputes its forward pass during the backward pass."""
         self._is_attached = False
         self._original: Callable[..., Any] | None = None
         self._replacement: Callable[..., Any] | None = None
@@ -85,8 +84,9 @@ class ModuleMarkers:
 
     @property
     def progress(self) -> float | None:
-        """The approximate fraction of the root's modules that have started. Returns None outside a forward pass, and if
-        modules are called repeatedly."""
+        """The approximate fraction of the root's modules that have started. The value is None outside a forward pass,
+        and if modules are called repeatedly.
+        """
         return fraction_entered(self._entered, self._names) if self._path and not self._recomputes else None
 
     def _activity(self) -> str:
@@ -96,7 +96,7 @@ class ModuleMarkers:
 
     def _begin_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._recomputes = current_node() is not None
-        # A checkpoint runs a part of a model. Its names are those of the whole model.
+        # A checkpoint runs a part of a model. The names of its modules come from the whole model.
         self._names = self._known.containing(module) if self._recomputes else self._known.below(module)
         self._path = path = self._names.get(id(module)) or type(module).__name__
         self._entered = 1

@@ -19,10 +19,11 @@ class Stack(NamedTuple):
     """The information read from one stack."""
 
     frame: Frame | None
-    """The innermost line of the user's code. If there is none, the innermost line of a library."""
+    """The innermost line of the user's code, or the innermost line of a library if the stack contains no user code."""
     op: str
-    """The torch function that allocated (`functional.relu`, `conv._conv_forward`); "" if the user's line called the
-    operation directly, because the history does not contain operations."""
+    """The torch function that allocated the memory (`functional.relu`, `conv._conv_forward`). The value is "" if the
+    user's line called the operation directly, because the history does not contain operations.
+    """
     from_engine: bool
     """Whether a thread of the autograd engine started this stack."""
     in_backward: bool
@@ -30,7 +31,7 @@ class Stack(NamedTuple):
 
 
 NO_STACK = Stack(None, "", True, False)
-"""The stack of an entry without Python code, which the autograd engine made."""
+"""The stack of an entry that the autograd engine made without Python code."""
 
 
 class Stacks:
@@ -49,7 +50,7 @@ class Stacks:
 
 
 def _read(frames: Sequence[Mapping[str, Any]]) -> Stack:
-    """Read the frames from the innermost to the first one of the user's code."""
+    """Read the frames from the innermost frame to the first frame of the user's code."""
     line: Frame | None = None
     library: Frame | None = None
     in_backward = False

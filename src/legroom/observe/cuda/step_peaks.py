@@ -1,9 +1,9 @@
 """Measures the peak of each step without changing the peaks that the script reads.
 
-Torch keeps one peak per statistic since the last reset. To measure a single step, the peak must be reset at every step.
-However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore this class
-saves the peaks before each of its resets. While an object of this class is installed, torch's functions return the
-maximum of the saved and the current peaks, until the script resets the peaks itself.
+For each statistic, torch stores the peak since the last reset. To measure a single step, the peak must be reset at
+every step. However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore
+this class saves the peaks before each of its resets. While this class is active, torch's functions return the maximum
+of the saved and the current peaks, until the script resets the peaks itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class StepPeaks:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
         self._saved: dict[int, _SavedPeaks] = {}
-        """The peaks before the resets of this class, since the script's last reset, by device."""
+        """The peaks since the script's last reset that this class saved before its own resets, by device."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
         """The allocated and reserved peaks of the current step before a reset by the script, by device."""
         self._exit = ExitStack()
@@ -41,7 +41,7 @@ class StepPeaks:
             self._exit.callback(setattr, self._namespace, name, original)
 
     def restore(self) -> None:
-        """Restore torch's functions. After that, torch's peaks start at the last step."""
+        """Restore torch's functions. Afterwards, torch's peaks start at the last step."""
         self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:

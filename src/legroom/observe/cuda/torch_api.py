@@ -1,6 +1,7 @@
-"""All functions of torch that the CUDA history uses. Most of them are private, so each is checked before use.
+"""All functions of torch that the CUDA history uses. Most of these functions are private, so each function is checked
+before use.
 
-The table lists what is missing without each function:
+The table lists the effect of each missing function:
 
     _lazy_call                  CUDA is initialized at once, before the script does it
     _record_memory_history      everything except the totals of each step
@@ -10,7 +11,7 @@ The table lists what is missing without each function:
     OutOfMemoryError.__init__   the error message; failures that a library hides are then reported too
     the OOM observer            the free device memory at a failed allocation
 
-Nothing here synchronizes the device or allocates on it.
+No function in this module synchronizes the device or allocates device memory.
 """
 
 import contextlib
@@ -35,11 +36,11 @@ class AllocatorStats(NamedTuple):
     peak_allocated: int = 0
     peak_reserved: int = 0
     active: int = 0
-    """Allocated, or freed but still in use by another stream."""
+    """Bytes of blocks that are allocated, or that are freed but still in use by another stream."""
     inactive_split: int = 0
-    """Free in segments that are in use."""
+    """Free bytes in segments that are in use."""
     entries: int = 0
-    """The number of history entries so far, including overwritten ones."""
+    """The number of history entries so far, including overwritten entries."""
 
 
 class CudaApi:
@@ -52,7 +53,7 @@ class CudaApi:
     # --- initialization
 
     def when_ready(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when CUDA is initialized: now, or when the script initializes it."""
+        """Call `callback` when CUDA is initialized: now, or when the script initializes CUDA."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             callback()
             return
@@ -86,8 +87,9 @@ class CudaApi:
         return None
 
     def grow(self, entries: int) -> None:
-        """Increase the length of the history. Call this method only before entries are overwritten. After that, torch
-        would return the entries in the wrong order."""
+        """Increase the length of the history. Call this method only before entries are overwritten, because torch would
+        later return the entries in the wrong order.
+        """
         self._options["max_entries"] = entries
         torch.cuda.memory._record_memory_history("all", **self._options)
 
@@ -157,9 +159,9 @@ class CudaApi:
             attach(observer)
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python, which means for each
-        failure that reaches the script. Returns a function that stops these calls, or None if watching is
-        impossible."""
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. These are the failures that
+        reach the script. Returns a function that stops these calls, or None if watching is impossible.
+        """
         error = torch.OutOfMemoryError
         original = error.__init__
 
@@ -199,8 +201,8 @@ def _without_compiler_import() -> Iterator[None]:
 def workspace_sizes(capability: tuple[int, int], environ: Any) -> frozenset[int]:
     """Return the sizes of the cuBLAS and cuBLASLt workspaces, which torch allocates in the caching allocator.
 
-    For cuBLAS: 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of CUBLAS_WORKSPACE_CONFIG
-    (`:KiB:count:KiB:count`). For cuBLASLt: 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
+    A cuBLAS workspace has 32 MiB on Hopper and Blackwell, 8320 KiB on older GPUs, or the value of
+    CUBLAS_WORKSPACE_CONFIG (`:KiB:count:KiB:count`). A cuBLASLt workspace has 1 MiB, or CUBLASLT_WORKSPACE_SIZE KiB.
     """
     values = environ.get("CUBLAS_WORKSPACE_CONFIG", "").strip(":").split(":")
     if len(values) % 2 == 0 and all(value.isdecimal() for value in values):

@@ -1,1 +1,1 @@
-"""Reads the user's source code to find facts that the running objects do not show."""
+"""Reads the user's source code to find information that the running objects do not provide."""

@@ -37,8 +37,8 @@ EVALUATION_RANK = 6
 
 
 def batch_size_rank(name: str) -> int | None:
-    """Return a score for how likely `name` is the training batch size. 0 is most likely. None: `name` is not a batch
-    size.
+    """Return a score for how likely `name` is the training batch size. The score 0 is most likely. Return None if
+    `name` is not a batch size.
 
     The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the last part of the
     name is compared with names of batch sizes. The other parts may show that the batch size is not used for training
@@ -62,7 +62,7 @@ class BatchArgument:
     name: str
     value: int
     separator: str
-    """What is between name and value: a space, `=`, or nothing (`-b64`)."""
+    """The separator between name and value: a space, `=`, or nothing (`-b64`)."""
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class BatchArgument:
         return replace(self, value=size)
 
     def replace_in(self, arguments: Sequence[str]) -> list[str]:
-        """Return the script's arguments with this batch size instead of the old one."""
+        """Return the script's arguments with this batch size instead of the old batch size."""
         changed = list(arguments)
         changed[self.position] = str(self.value) if self.separator == " " else self.text
         return changed

@@ -1,9 +1,9 @@
-"""Determines from the source code which of the user's functions are called, and which are called repeatedly.
+"""Determines from the source code which of the user's functions are called, and which functions are called repeatedly.
 
-A method that empties a buffer has no effect if nothing calls it. Functions are compared by name. If it is uncertain
-whether a function is called, the function is treated as called. This includes functions whose name occurs anywhere,
-functions that override a method of a library (a hook of a trainer), special methods, and plain functions that may be
-called from outside (a test, an entry point).
+A method that empties a buffer has no effect if no code calls it. Functions are compared by name. If it is uncertain
+whether a function is called, the function is treated as called. Such functions include functions whose name occurs
+anywhere, functions that override a method of a library (a hook of a trainer), special methods, and plain functions that
+may be called from outside (a test, an entry point).
 """
 
 import ast
@@ -63,7 +63,9 @@ class _CallCollector:
         self._plain_functions: set[str] = set()
         """Functions that may be called from code that is not loaded."""
         self._containers: set[tuple[bool, str]] = set()
-        """Attributes (True) and variables that are assigned a container somewhere: their `clear` is not a user's function."""
+        """Attributes (True) and variables (False) to which a container is assigned somewhere. Their `clear` is not a
+        user's function.
+        """
 
     def read(self, file: str, tree: ast.Module) -> None:
         for node in ast.walk(tree):
@@ -143,7 +145,9 @@ def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
 
 
 def _is_called_externally(module: ModuleType | None, kind: ast.ClassDef, method: str) -> bool:
-    """Return whether Python or a library calls a method: a special method, or one that overrides a library's method."""
+    """Return whether Python or a library calls a method: a special method, or a method that overrides a library's
+    method.
+    """
     if method.startswith("__") and method.endswith("__"):
         return method not in CONSTRUCTORS
     found = getattr(module, "__dict__", {}).get(kind.name)

@@ -17,7 +17,7 @@ _MAX_SOURCE_BYTES = 2_000_000
 
 @lru_cache(maxsize=64)
 def tree_of(file: str) -> ast.Module | None:
-    """Return the parsed source of a file, or None if it has none."""
+    """Return the parsed source of a file, or None if the file has no source."""
     source = _source(file)
     try:
         return ast.parse(source) if source else None
@@ -26,7 +26,7 @@ def tree_of(file: str) -> ast.Module | None:
 
 
 def contains(file: str, name: str) -> bool:
-    """Return whether a name occurs in the text of a file. This is much faster than parsing the file."""
+    """Return whether a name occurs in the text of a file. This check is much faster than parsing the file."""
     return name.encode() in _source(file)
 
 
@@ -47,7 +47,7 @@ def user_files() -> list[str]:
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function, without those of functions and classes inside it."""
+    """Yield the nodes of a function, without the nodes of functions and classes inside it."""
     stack = list(ast.iter_child_nodes(function))
     while stack:
         node = stack.pop()
@@ -57,8 +57,9 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.AST | None:
-    """Return the function with that name around `line`. If the variable belongs to an enclosing function, return the
-    enclosing function."""
+    """Return the function with this name around `line`. If the variable belongs to an enclosing function, return the
+    enclosing function.
+    """
     within: list[ast.AST] = []
 
     def descend(node: ast.AST, above: list[ast.AST]) -> None:
@@ -81,7 +82,9 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
 
 @lru_cache(maxsize=256)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the functions and methods of a file by name. If a name occurs several times, the first one is used."""
+    """Return the functions and methods of a file by name. If a name occurs several times, the first function is
+    used.
+    """
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
@@ -103,7 +106,9 @@ def function_at(file: str, line: int) -> str:
 
 
 def related_classes_at(file: str, line: int) -> frozenset[str]:
-    """Return the class around a line, with its base classes and subclasses in the file; empty outside any class."""
+    """Return the names of the class around a line and of its base classes and subclasses in the file. The result is
+    empty outside any class.
+    """
     tree = tree_of(file)
     classes = [
         node for node in (ast.walk(tree) if tree is not None else ()) if isinstance(node, ast.ClassDef)
@@ -122,7 +127,7 @@ def related_classes_at(file: str, line: int) -> frozenset[str]:
 
 
 def line_of_function(file: str, name: str, first: int) -> int:
-    """Return the line of `def name`, for a function whose first line including decorators is known."""
+    """Return the line of `def name` for a function, given its first line including decorators."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -144,9 +149,10 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 
 
 def built_at(file: str, line: int) -> str | None:
-    """Return the name that will be assigned to the container that a statement builds (`losses = [step(x) for x in
-    data]`, `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the
-    statement assigns no name, and None if it builds no container."""
+    """Return the name of the variable to which a statement assigns the container that it builds (`losses = [step(x) for
+    x in data]`, `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the
+    statement assigns no name, and None if it builds no container.
+    """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if not isinstance(node, ast.stmt) or isinstance(

@@ -21,7 +21,7 @@ class SourceName:
 
     def __init__(self, name: str, is_attribute: bool) -> None:
         self.in_unrelated_class = False
-        """Whether the code is in a class that does not have the attribute, so `self` is another object."""
+        """Whether the code is in a class that does not have the attribute, so `self` refers to a different object."""
         self._name = name
         self._is_attribute = is_attribute
 
@@ -40,7 +40,7 @@ class SourceName:
         return not (self.in_unrelated_class and is_self(node.value))
 
     def is_item(self, node: ast.AST) -> bool:
-        """`name[...]`, also nested."""
+        """Return whether an expression is `name[...]`, possibly nested."""
         return isinstance(node, ast.Subscript) and (self.is_it(node.value) or self.is_item(node.value))
 
     def is_default_item(self, node: ast.AST) -> bool:
@@ -53,8 +53,8 @@ class SourceName:
         )
 
     def is_truncated(self, value: ast.expr) -> bool:
-        """Return whether the value that is assigned to the name is limited: a slice of the old value or of a value
-        computed from it, its largest items, or its recent items.
+        """Return whether the value that is assigned to the name is limited. Limited values are a slice of the old value
+        or of a value computed from it, its largest items, or its recent items.
         """
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
             return True
@@ -77,7 +77,7 @@ class SourceName:
         return self.is_it(node) or self.is_item(node)
 
     def is_view(self, node: ast.Call) -> bool:
-        """`name.values()`, `name.items()`."""
+        """Return whether an expression is `name.values()` or `name.items()`."""
         return (
             isinstance(node.func, ast.Attribute)
             and node.func.attr in ("values", "items")
@@ -104,8 +104,8 @@ class SourceName:
         return False
 
     def tests_for_it(self, test: ast.expr) -> bool:
-        """Return whether a test checks that there is no value yet: `bank is None`, `not hasattr(self, "bank")`, `"bank"
-        not in store`, `not bank`, `bank.numel() == 0`.
+        """Return whether a condition checks that there is no value yet: `bank is None`, `not hasattr(self, "bank")`,
+        `"bank" not in store`, `not bank`, `bank.numel() == 0`.
         """
         for node in ast.walk(test):
             if isinstance(node, ast.Compare):

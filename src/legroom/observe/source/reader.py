@@ -1,8 +1,8 @@
 """Collects the uses of one name in source code: statements that store items under the name, remove items, limit the
 length, reset the value or look up a key.
 
-The name is a variable or an attribute. An attribute with the same name in an unrelated class is not the same attribute:
-uses of `self.values` are collected only in the classes of the holder.
+The name is a variable or an attribute. An attribute with the same name in an unrelated class is a different attribute.
+Therefore uses of `self.values` are collected only in the classes of the holder.
 """
 
 import ast
@@ -47,7 +47,7 @@ _CONTAINER_FUNCTIONS = {
 }
 """Functions of the standard library that modify their first argument."""
 _CLEARING_METHODS = frozenset({"clear", "popleft"})
-"""Methods that free memory when called on an item. `pop` on an item may remove only a detail of it."""
+"""Methods that free memory when called on an item. `pop` on an item may remove only a part of the item."""
 _CONCATENATING = {"cat", "concat", "concatenate", "hstack", "vstack", "stack", "pad", "append", "add"}
 _FEEDING_PREFIXES = (
     "add", "append", "register", "push", "put", "store", "log", "record", "update", "save", "collect", "keep",
@@ -69,18 +69,19 @@ class NameReader:
         is_alias: bool = False,
         removing_methods: frozenset[str] | None = None,
     ) -> None:
-        """`classes` are the classes that have the attribute, with their base classes; empty if unknown. With `feeding`,
-        a method is treated as storing if its name suggests it. With `is_alias`, the name is another name of the object,
-        so assignments to the name are ignored. Only `removing_methods` remove items."""
+        """`classes` are the classes that have the attribute, with their base classes. The set is empty if the classes
+        are unknown. With `feeding`, a method is treated as storing if its name suggests this. With `is_alias`, the name
+        is another name of the object, so assignments to the name are ignored. Only `removing_methods` remove items.
+        """
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
-        """Its length determines how it is used, or it is truncated."""
+        """Uses where the length of the object matters or the object is truncated."""
         self.removals: list[Occurrence] = []
-        """Items are removed from it."""
+        """Uses that remove items from the object."""
         self.resets: list[Occurrence] = []
-        """It is assigned an empty value."""
+        """Uses that assign an empty value to the name."""
         self.checks_membership = False
-        """Whether the code tests if a key is in it."""
+        """Whether the code checks if the object contains a key."""
         self.passed: list[PassedArgument] = []
         self.length_checks: list[LengthCheck] = []
         self._file = file
@@ -96,17 +97,17 @@ class NameReader:
         self._root: ast.AST = self._scope
         self._loops: list[ast.AST] = []
         self._limit_tests = 0
-        """The number of enclosing tests that require a counter to be below a limit."""
+        """The number of enclosing conditions that require a counter to be below a limit."""
         self._missing_tests = 0
-        """The number of enclosing tests that require that there is no value yet."""
+        """The number of enclosing conditions that require that there is no value yet."""
         self._start_tests = 0
-        """The number of enclosing tests that require that this is the first iteration."""
+        """The number of enclosing conditions that are true only in the first iteration."""
         self._tested: ast.If | ast.While | None = None
-        """The statement whose test is being read."""
+        """The statement whose condition is being read."""
         self._is_irrelevant = False
-        """Whether the comparison that is being read does not affect what is stored."""
+        """Whether the comparison that is being read does not affect the stored value."""
         self._exits: list[tuple[str, int]] = []
-        """Function and line where a check of the length ends an iteration or a call early."""
+        """The functions and lines where a check of the length ends an iteration or a call early."""
 
     def read(self, scope: ast.AST) -> None:
         self._function = getattr(scope, "name", "") if isinstance(scope, FUNCTIONS) else ""
@@ -190,7 +191,7 @@ class NameReader:
         self._descend(function)
         self._function, self._scope, self._loops, self._limit_tests = outside
         if not self._is_attribute and assigns_local(function, self._name):
-            del self.statements[before:]  # it stores into a local variable of the same name
+            del self.statements[before:]  # the function stores into a local variable of the same name
 
     def _visit(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -337,16 +338,17 @@ class NameReader:
         ):
             self.checks_membership = True
         if any(map(is_zero_or_one, sides)) or not any(map(self._named.is_length, sides)):
-            return  # a test for emptiness is not a limit
+            return  # a check for emptiness is not a limit
         if self._tested is not None:
             self._check(self._tested)
         elif not self._is_irrelevant:
-            # The decision is made elsewhere: `return len(self.items) >= self.size`
+            # The caller makes the decision: `return len(self.items) >= self.size`
             self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While) -> None:
-        """Record a test of the length. The test is a limit only if its result determines whether something is stored,
-        removed or ended."""
+        """Record a check of the length. The check is a limit only if its result determines whether code stores items,
+        removes items or ends a loop or call.
+        """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes
         )
@@ -364,7 +366,7 @@ class NameReader:
             LengthCheck(frozenset(filter(None, map(called_name, within))), self._occurrence)
         )
         if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And):
-            return  # it ends for another reason as well
+            return  # the check depends on another condition as well
         if any(isinstance(each, ast.Break | ast.Raise) for each in within):
             self.limits.append(self._occurrence)
         self._exits += [
@@ -372,7 +374,7 @@ class NameReader:
         ]
 
     def _is_start(self, test: ast.expr) -> bool:
-        """Return whether the test is `step == 0`, where `step` is the variable of the outermost loop."""
+        """Return whether the condition is `step == 0`, where `step` is the variable of the outermost loop."""
         if not (
             isinstance(test, ast.Compare)
             and isinstance(test.ops[0], ast.Eq)
@@ -442,7 +444,7 @@ class NameReader:
 
 
 def is_storing_call(node: ast.AST) -> bool:
-    """Return whether a node is a call of a method that stores something."""
+    """Return whether a node is a call of a method that stores a value."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

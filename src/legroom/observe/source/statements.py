@@ -1,45 +1,49 @@
-"""The facts that a reader of source code collects about one name."""
+"""Data classes for the uses of one name in source code."""
 
 from typing import NamedTuple
 
 
 class StoringStatement(NamedTuple):
-    """A statement that stores into a name."""
+    """A statement that stores a value in a variable or attribute."""
 
     file: str
     line: int
     function: str
     uses_itself: bool
-    """The new value is computed from the old: `total = total + loss`, `total += loss`, `h = cell(x, h)`."""
+    """Whether the new value is computed from the old value: `total = total + loss`, `total += loss`, `h = cell(x,
+    h)`.
+    """
     adds: bool
-    """It is computed by a sum: `total = total + loss`, `total += loss`."""
+    """Whether the new value is a sum: `total = total + loss`, `total += loss`."""
     concatenates: bool
-    """It is computed by a function that enlarges it: `torch.cat([history, out])`."""
+    """Whether a function enlarges the old value: `torch.cat([history, out])`."""
     stores_number: bool
-    """The stored value is a number or text: `losses.append(loss.item())`."""
+    """Whether the stored value is a number or a string: `losses.append(loss.item())`."""
     in_loop: bool
     replaces: bool = False
-    """A plain assignment, which drops the old value."""
+    """Whether the statement is a plain assignment, which drops the old value."""
     constructs: bool = False
-    """A plain assignment of a new instance: `meter = Meter()`."""
+    """Whether the statement is a plain assignment of a new instance: `meter = Meter()`."""
     below_limit: bool = False
-    """It only runs while a counter is below a limit: `if step < 10:`."""
+    """Whether the statement only runs while a counter is below a limit: `if step < 10:`."""
     keys: tuple[str, ...] = ()
-    """The literal keys under which it stores: `totals["loss"] += loss`."""
+    """The literal keys under which the statement stores the value: `totals["loss"] += loss`."""
     at_index: bool = False
-    """It replaces an item (`slots[i] = state`), so a list does not grow."""
+    """Whether the statement replaces an item (`slots[i] = state`), so a list does not grow."""
     truncates: bool = False
-    """The stored value is a slice of the old and the new value: `torch.cat([queue, keys])[-64:]`."""
+    """Whether the stored value is a slice of the old and the new value: `torch.cat([queue, keys])[-64:]`."""
     only_if_missing: bool = False
-    """It only runs if there is no value yet: `if bank is None: bank = samples`."""
+    """Whether the statement only runs if there is no value yet: `if bank is None: bank = samples`."""
     only_at_start: bool = False
-    """It only runs in the first iteration of the outermost loop around it: `if step == 0:`."""
+    """Whether the statement only runs in the first iteration of the outermost loop around it: `if step == 0:`."""
     repeats_keys: bool = False
-    """Its key is the variable of an inner loop, so keys repeat: `memory[index] = state` in a loop over the samples of each epoch."""
+    """Whether the key is the variable of an inner loop, so keys repeat: `memory[index] = state` in a loop over the
+    samples of each epoch.
+    """
 
 
 class Occurrence(NamedTuple):
-    """A use of the name, with the function that contains it and whether it is in a loop."""
+    """A use of the name, with the function that contains the use, and whether the use is in a loop."""
 
     function: str
     in_loop: bool
@@ -54,7 +58,7 @@ class PassedArgument(NamedTuple):
 
 
 class LengthCheck(NamedTuple):
-    """A test of the length of the named object that decides whether some functions are called."""
+    """A check of the named object's length that determines whether some functions are called."""
 
     functions: frozenset[str]
     occurrence: Occurrence

@@ -1,10 +1,9 @@
 """Finds the lines that store tensors in a growing variable or attribute, by reading the source code.
 
 The live objects show which variable retains the memory, but not which line stored the tensors. The source code shows
-the line, because only a few statements, usually one, store something under that name. The source code also shows
-whether a container is emptied or bounded, in which case it is not a leak. Finally, it shows whether a cache checks for
-a key before a value is stored, in which case the cache may still be filling. Code in a function that is never called is
-ignored.
+the line, because only a few statements, usually one, store values under this name. The source code also shows whether a
+container is emptied or bounded, in which case it is not a leak. Finally, the source code shows whether a cache checks
+for a key before it stores a value. Such a cache may stop growing. Code in a function that is never called is ignored.
 """
 
 import ast
@@ -32,13 +31,13 @@ class NameUsage(NamedTuple):
 
     statements: tuple[StoringStatement, ...]
     limited: bool
-    """Its length is limited, or items are removed where others are added."""
+    """Whether the length is limited, or items are removed where other items are added."""
     emptied: bool
-    """Items are removed elsewhere, perhaps only from time to time."""
+    """Whether items are removed elsewhere, perhaps only from time to time."""
     resets: bool
-    """It is assigned an empty value repeatedly, for example once per epoch."""
+    """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
-    """The code tests whether a key is in it, so it is a cache."""
+    """Whether the code checks if the object contains a key, so the object is a cache."""
 
     @property
     def shrinks(self) -> bool:
@@ -56,10 +55,10 @@ class NameUsage(NamedTuple):
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:
         """Return the statements that may have stored a tensor, most likely first. Statements that are less likely than
-        the first one are omitted.
+        the first statement are omitted.
 
-        The most likely statements add instead of replace, do not store a number, use one of `keys` (if known), and are
-        in a loop or a function.
+        The most likely statements add items instead of replacing them, do not store a number, use one of `keys` (if
+        known), and are in a loop or a function.
         """
 
         def rank(each: StoringStatement) -> tuple[bool, ...]:
@@ -88,8 +87,9 @@ def find_usage(
     line: int = 0,
     classes: frozenset[str] = frozenset(),
 ) -> NameUsage:
-    """Search the function of the variable, then the whole file, then every file of the user. `classes` are the classes
-    that have the attribute, if known."""
+    """Find the uses of a name in the function of the variable, then in the whole file, then in every file of the user.
+    `classes` are the classes that have the attribute, if known.
+    """
     if not name.isidentifier():
         return NO_USAGE
     own = [file] if file is not None else []
@@ -110,7 +110,9 @@ def find_usage(
 
 def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
     """Find calls of methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
-    calls matter if no statement names the growing container itself, because the container is inside that object."""
+    calls matter if no statement names the growing container itself, because the container is inside the library's
+    object.
+    """
     tree = tree_of(file) if file is not None and root.isidentifier() else None
     if tree is None or file is None:
         return NO_USAGE
@@ -132,7 +134,9 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """Return the uses of the container in which a line stores items, under the name that the container has there."""
+    """Return the uses of the container in which a line stores items. The name of the container on this line is used for
+    the search.
+    """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if getattr(node, "lineno", 0) != line:
@@ -156,7 +160,7 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 
 _CLASS_PREFIX = re.compile(r"^_\w+?(?=__)")
-"""The class in the name of a private attribute: `__kept` is stored as `_Buffer__kept`."""
+"""Matches the class in the name of a private attribute: `__kept` is stored as `_Buffer__kept`."""
 
 
 def _read(
@@ -181,7 +185,7 @@ class _ArgumentUse(NamedTuple):
 
 
 def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None:
-    """Return how the called function uses the argument; None if the function does not belong to the user."""
+    """Return how the called function uses the argument, or None if the function does not belong to the user."""
     for file in (each for each in files if contains(each, passed.function)):
         function = functions_in(file).get(passed.function)
         if function is None:

@@ -26,7 +26,7 @@ _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter
 
 
 def is_same(attribute: str, name: str) -> bool:
-    """Return whether two attribute names are equal, even if Python mangles one of them: `self.__values` is
+    """Return whether two attribute names are equal, even if Python mangles one of them: `self.__values` is stored as
     `_Tracker__values`.
     """
     return attribute == name or (
@@ -39,8 +39,8 @@ def is_self(node: ast.AST) -> bool:
 
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
-    """Return whether a filter drops items over time: `age < 10`, `step - started <= 10`, `not item.done()`; not `item
-    is not None`.
+    """Return whether a filter drops items over time: `age < 10`, `step - started <= 10`, `not item.done()`. `item is
+    not None` is not such a filter.
     """
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
@@ -54,8 +54,8 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """Return whether a test requires that a counter is below a limit: `if step < 10:`, or the same condition as a part
-    of a longer test. `if loss < best:` is not such a test.
+    """Return whether a condition requires that a counter is below a limit: `if step < 10:`, or the same comparison as
+    part of a longer condition. `if loss < best:` is not such a condition.
     """
     return any(
         isinstance(part, ast.Compare)
@@ -104,7 +104,7 @@ def replaces_contents(target: ast.expr) -> bool:
 
 
 def index_of(target: ast.expr) -> ast.expr | None:
-    """`i` in `name[i]`."""
+    """Return `i` for `name[i]`."""
     return target.slice if isinstance(target, ast.Subscript) else None
 
 
@@ -159,7 +159,7 @@ def is_sliced(node: ast.Subscript) -> bool:
 
 
 def assigns_local(function: ast.AST, variable: str) -> bool:
-    """Return whether a function assigns to a local variable of that name, which hides the outer variable."""
+    """Return whether a function assigns to a local variable of this name, which hides the outer variable."""
     own = list(own_nodes(function))
     declared = (node.names for node in own if isinstance(node, ast.Global | ast.Nonlocal))
     return not any(variable in names for names in declared) and any(

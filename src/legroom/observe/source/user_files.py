@@ -14,7 +14,9 @@ kinds: dict[str, int] = {}
 
 
 def kind_of(file: str) -> int:
-    """Whether a file belongs to the user, to a third-party library, or to torch, Python or Legroom."""
+    """Return the kind of a file: whether it belongs to the user, to a third-party library, or to torch, Python or
+    Legroom.
+    """
     kind = kinds.get(file)
     if kind is None:
         kind = kinds[file] = _kind_of(file)
