@@ -55,7 +55,7 @@ def compiled_functions_run_in_eager_mode(on_compile: Callable[[], None]) -> Iter
     def warn() -> None:
         on_compile()
         log.warning(IN_EAGER_MODE)
-        # About the recorder's hooks, not about the user's.
+        # The warnings concern the recorder's hooks, not the user's code.
         warnings.filterwarnings(
             "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
         )

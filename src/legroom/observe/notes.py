@@ -6,8 +6,10 @@ BENCHMARK = (
     "capacity of the GPU. Kernels that do not fit are skipped, so they do not affect whether the run fits."
 )
 """Source: `generate_and_filter_plans` in ATen/native/cudnn/Conv_v8.cpp, which halves the requested workspace until the
-allocation succeeds and skips kernels that need more. Measured on an H200: ResNet-18 with batch size 64 needs 1.6 GiB and
-peaks at 3.9 GiB. With limits of 1.8, 2.0, 2.4 and 2.8 GiB it runs, and each time uses all of it."""
+allocation succeeds, and skips kernels that need more memory. Measured on an H200: ResNet-18 with batch size 64 needs
+1.6 GiB and peaks at 3.9 GiB. ResNet-18 also runs with limits of 1.8, 2.0, 2.4 and 2.8 GiB, and uses all memory up to
+the limit.
+"""
 
 COMMUNICATION = (
     "NCCL uses memory outside PyTorch on every GPU. The estimate includes 556 MiB for NCCL, which was "
@@ -18,7 +20,7 @@ COMMUNICATION_EXCLUDED = (
     "a size, the estimate does not include this memory."
 )
 COMMUNICATION_BYTES = 556 * 2**20
-"""The device memory that the first all-reduce adds; `bench/accuracy/measure_cases.py context` shows it."""
+"""The device memory that the first all-reduce adds, as measured by `bench/accuracy/measure_cases.py context`."""
 
 CUDNN_CRASHED = (
     "cuDNN crashed when it was queried. The affected convolutions use recorded or predicted workspace sizes instead. `LEGROOM_CUDNN=off` skips "

@@ -29,7 +29,7 @@ class Producer(Protocol):
 
     @property
     def progress(self) -> tuple[int, float]:
-        """The number of completed steps, and the seconds that the last step took."""
+        """The number of completed steps, and the duration of the last step in seconds."""
 
     def memory_stats(self, device: int) -> MemoryStats: ...
 

@@ -1,4 +1,4 @@
-"""Runs a script in this process as `python` would, and returns how it ended.
+"""Runs a script in this process as `python` would, and returns its outcome.
 
 `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. `__main__`
 is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and spawn) and data loader workers look up
@@ -57,19 +57,21 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a script ended."""
+    """The outcome of a script."""
 
     exit_code: int
     reason: ExitReason
     error: str = ""
-    """The uncaught exception in one line; "" if there was none."""
+    """The uncaught exception in one line, or "" if there was no exception."""
     traceback: str = ""
     """The rendered traceback."""
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""`(exception, hooked)`: shows an uncaught exception while it is handled, and returns it in one line and as a rendered
-traceback. `hooked` means that the script has set `sys.excepthook`, which will also show the exception."""
+"""A function of `(exception, hooked)` that shows an uncaught exception while it is handled. It returns the exception in
+one line and as a rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will also show the
+exception.
+"""
 
 
 def execute(script: Script, *, uncaught: Describe) -> Outcome:
@@ -103,7 +105,7 @@ def installed(script: Script) -> Iterator[None]:
     sys.argv = [script.name, *script.arguments]
     sys.modules["__main__"] = module
     if not sys.flags.safe_path:
-        # The console script or `-m` that started Legroom put its own folder first; replace it with the script's.
+        # The console script or `-m` that started Legroom put its own folder first. Replace it with the script's folder.
         sys.path[0:1] = [_first_path(script)]
     elif not script.is_module and not _is_plain_file(script.name):
         sys.path.insert(
@@ -207,7 +209,7 @@ def _call_hook(error: BaseException) -> None:
 
 
 def _exit_code(code: object) -> int:
-    """Return the exit code that the interpreter derives from `SystemExit.code`; a string is printed to stderr."""
+    """Return the exit code that the interpreter derives from `SystemExit.code`. A string is printed to stderr."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -1,5 +1,4 @@
-"""A session records a run. The session selects the producer of events for this machine and reports the current memory
-use.
+"""Records a run. A session selects the producer of events for this machine and reports the current memory use.
 
 with virtual GPUs       → the dispatch recorder over the virtual GPUs
 with a CUDA device      → the history of the CUDA allocator
@@ -40,7 +39,7 @@ class DeviceInfo:
     kind: DeviceKind
     capacity: int
     other: int = 0
-    """Bytes of a virtual GPU that its CUDA context uses."""
+    """The number of bytes that the CUDA context of a virtual GPU uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Status:
     step: int
     """The number of completed steps."""
     seconds_per_step: float
-    """Seconds of the last step; 0 before the first step ends."""
+    """The duration of the last step in seconds, or 0 before the first step ends."""
     device: int
     allocated: int
     reserved: int
@@ -60,7 +59,7 @@ class Status:
 
 
 class Session:
-    """Records everything that runs inside the block and sends every event to `sink`."""
+    """Records the code that runs inside the block and sends every event to `sink`."""
 
     def __init__(
         self,
@@ -175,7 +174,7 @@ class _DispatchProducer:
         recorder.clock.on_step_end = self._step_ended
 
     def finish(self) -> None:
-        """Does nothing, because every event is sent when it occurs."""
+        """Do nothing, because every event is sent when it occurs."""
 
     def memory_stats(self, device: int) -> MemoryStats:
         allocator = self._allocator(device)

@@ -37,16 +37,17 @@ class TrainingClock:
         on_optimizer: Callable[[torch.optim.Optimizer, bool], None] | None = None,
         on_batch: Callable[[Any], None] | None = None,
     ) -> None:
-        """`on_step_end(step, seconds)` is called after each step, `on_optimizer(optimizer, done)` before and after each
-        `optimizer.step()`, `on_batch(batch)` before a DataLoader returns a batch."""
+        """`on_step_end(step, seconds)` is called after each step. `on_optimizer(optimizer, done)` is called before and
+        after each `optimizer.step()`. `on_batch(batch)` is called before a DataLoader returns a batch.
+        """
         self.step = 0
         self._this_thread = _OptimizerState()
         self.trains = False
-        """Set after the first backward pass or optimizer step; from then on, batches are not steps."""
+        """Whether a backward pass or an optimizer step has run. From then on, batches are not steps."""
         self.without_optimizer: bool | None = None
-        """Whether the program trains without an optimizer; None before the end of its first backward pass."""
+        """Whether the program trains without an optimizer, or None before the end of its first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
-        """Called once, because it scans all objects."""
+        """Returns whether an optimizer exists. It is called only once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         """Every optimizer that has stepped."""
         self.is_settled = True
@@ -88,11 +89,11 @@ class TrainingClock:
         return self._this_thread.in_optimizer
 
     def went_backward(self) -> None:
-        """Call when a backward pass starts."""
+        """Record that a backward pass starts."""
         self.trains = self._went_backward = True
 
     def model_called(self) -> None:
-        """Call when a model is called."""
+        """Record that a model is called."""
         self._model_was_called = True
         if self._went_backward and self._counting_optimizer is None and current_node() is None:
             self._went_backward = False
@@ -102,7 +103,7 @@ class TrainingClock:
                 self._end_step()
 
     def interrupted(self) -> None:
-        """Call when an exception may have ended `optimizer.step()` before its post hook ran."""
+        """Record that an exception may have ended `optimizer.step()` before its post hook ran."""
         self._this_thread.in_optimizer = False
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -169,8 +170,8 @@ def has_optimizer() -> bool:
 
 
 def live_optimizers() -> list[torch.optim.Optimizer]:
-    """Return all optimizers of this process. This function returns a list, because an unfinished generator would be
-    among the objects that it iterates over, and would keep them alive until the next garbage collection.
+    """Return all optimizers of this process. This function returns a list instead of a generator. An unfinished
+    generator would keep the objects that it iterates over alive until the next garbage collection.
     """
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 

@@ -1,4 +1,4 @@
-"""Tracks the threads of this process that train, and runs scans only while no other thread trains.
+"""Tracks the threads that train in this process, and runs scans only while no other thread trains.
 
 A backward pass runs without the GIL. The pass replaces `.grad`, frees saved tensors and releases graph nodes. If
 another thread reads these objects at the same time, the process can crash. Therefore a thread registers before its
@@ -21,7 +21,9 @@ import torch
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 
 MAX_WAIT_SECONDS = 10.0
-"""The longest time that a thread waits for a scan of another thread. A scan reports leaks, and a user's callback may not return."""
+"""The maximum time in seconds that a thread waits for a scan of another thread. A scan reports leaks, and a user's
+callback may not return.
+"""
 _TORCH = Path(torch.__file__).parent
 _TRAINING_CODE = tuple(f"{_TORCH / folder}/" for folder in ("nn", "autograd", "optim"))
 
@@ -37,16 +39,20 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 _registered: list[weakref.ref[threading.Thread]] = []
 _scan_lock = threading.RLock()
-"""Reentrant: a user's callback for a leak may train."""
+"""The lock is reentrant because a user's callback for a leak may train."""
 
 
 def thread_serial() -> int:
-    """Return a number that identifies the calling thread. Unlike `threading.get_ident()`, it is never reused."""
+    """Return a number that identifies the calling thread. Unlike the result of `threading.get_ident()`, this number is
+    never reused.
+    """
     return _this_thread.serial
 
 
 def register_training_thread() -> None:
-    """Call before a backward pass and after an optimizer step. The call is fast after the first call on a thread."""
+    """Register the calling thread as a training thread. Call this function before a backward pass and after an
+    optimizer step. After the first call on a thread, the call is fast.
+    """
     if not _this_thread.is_registered:
         _register()
 
@@ -61,15 +67,16 @@ def other_threads_train() -> bool:
         if thread is not None and thread.is_alive():
             alive.append(thread)
         else:
-            with contextlib.suppress(ValueError):  # another thread removed it
+            with contextlib.suppress(ValueError):  # another thread removed the entry
                 _registered.remove(reference)
     return any(thread is not current for thread in alive)
 
 
 @contextlib.contextmanager
 def exclusive_scan() -> Iterator[bool]:
-    """Yields whether objects of the whole process can be scanned now, which requires that no other thread trains, runs
-    a model or scans."""
+    """Yield whether objects of the whole process can be scanned now. A scan requires that no other thread trains, runs
+    a model or scans.
+    """
     if not _scan_lock.acquire(blocking=False):
         yield False
         return

@@ -1,8 +1,8 @@
 """Records the processes that a program on virtual GPUs starts (`mp.spawn`, torchrun), each to a separate
 capture.
 
-At its end, the process that `legroom run` started reads these captures, because the training may run in
-another process.
+When the process that `legroom run` started ends, it reads these captures, because the training may run in a child
+process.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from legroom.memory.events import Event, Sink
 from legroom.units import MiB
 
 VARIABLE = "LEGROOM_CHILD_CAPTURES"
-"""Environment variable: the folder of the captures."""
+"""The environment variable that contains the folder of the captures."""
 MAX_BYTES = 8 * MiB
 
 

@@ -1,4 +1,4 @@
-"""A GPU of any size on a machine without one.
+"""A GPU of any size on a machine without a GPU.
 
     with legroom.VirtualGPU("8GiB"):
         train()          # written for CUDA, unmodified
@@ -57,7 +57,7 @@ that the program registers see CPU tensors."""
 
 
 class VirtualGPU:
-    """One or several virtual GPUs, as a context manager or a decorator.
+    """Simulates one or several GPUs, as a context manager or a decorator.
 
     `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is
     the memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs: `"8GiB,8GiB"`. `sink`
@@ -123,7 +123,7 @@ class VirtualGPU:
 
     def __enter__(self) -> "VirtualGPU":
         if VirtualGPU._active is not None and VirtualGPU._active._is_inherited:
-            VirtualGPU._active.__exit__()  # the process has its own GPU instead of the one of its parent
+            VirtualGPU._active.__exit__()  # the process has its own GPU instead of its parent's GPU
         if VirtualGPU._active is not None:
             raise UsageError(
                 "A virtual GPU is already active. Exit its `with` block first. To use several virtual GPUs, "
@@ -201,8 +201,8 @@ class VirtualGPU:
         return self.recorder.allocations.count
 
     def fail_allocation(self, number: int = 1, *, times: int = 1, device: int | None = None) -> Faults:
-        """Make an allocation run out of memory: the one with this `number`, where 1 is the next allocation,
-        and the `times - 1` allocations after it.
+        """Make allocation `number` and the `times - 1` allocations after it run out of memory. Number 1 is the next
+        allocation.
 
         The operation raises `torch.OutOfMemoryError` as if the GPU were full. With `device`, only allocations
         on this device are counted and fail. Another call replaces the failures of an earlier call.

@@ -30,12 +30,12 @@ class VirtualDevice:
 
     @property
     def capacity(self) -> int:
-        """Total memory in bytes, as `nvidia-smi` would print it."""
+        """The total memory in bytes, as `nvidia-smi` would print it."""
         return self.spec.total
 
     @property
     def context_bytes(self) -> int:
-        """Bytes that the CUDA context uses."""
+        """The number of bytes that the CUDA context uses."""
         return self.spec.context
 
 
@@ -47,7 +47,7 @@ class VirtualHost(Protocol):
 
     @property
     def current(self) -> int:
-        """The selected device. Each thread selects its own device, as in CUDA; a new thread starts with device 0."""
+        """The selected device. Each thread selects its own device, as in CUDA. A new thread starts with device 0."""
 
     @current.setter
     def current(self, index: int) -> None: ...
@@ -56,14 +56,14 @@ class VirtualHost(Protocol):
         """Return the device of a tensor or storage, or None for host memory."""
 
     def mark(self, storage: torch.UntypedStorage, index: int, *, counted: bool = True) -> None:
-        """Record a storage that was allocated on the CPU as memory of a device. May raise
+        """Record a storage that was allocated on the CPU as memory of a device. This method may raise
         torch.OutOfMemoryError.
 
         With `counted=False`, the storage is on the device, but its memory is already counted for another
         storage or process."""
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Update the size of a storage that may have been resized. May raise torch.OutOfMemoryError."""
+        """Update the size of a storage that may have been resized. This method may raise torch.OutOfMemoryError."""
 
     def factories_on(self, index: int, *, if_named: bool = False) -> contextlib.AbstractContextManager[None]:
         """Within the block, tensors that are created without tensor inputs are placed on this device."""

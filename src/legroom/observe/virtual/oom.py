@@ -1,9 +1,8 @@
-"""Out-of-memory errors of a virtual GPU. The errors have torch's type and message. These errors are recorded, and tests
-can inject them.
+"""Out-of-memory errors of a virtual GPU. The errors have torch's type and message. All errors are recorded, and tests
+can inject errors.
 
-A training step makes a known number of allocations. A test can make each of these allocations fail in turn,
-which shows whether an error handler works wherever memory runs out. A test that fills the GPU checks only one
-allocation.
+A training step makes a known number of allocations. A test can make each of these allocations fail in turn. Such a test
+shows whether an error handler works for every allocation. A test that fills the GPU checks only one allocation.
 """
 
 import sys
@@ -27,7 +26,7 @@ from legroom.units import GiB, KiB, MiB
 def report_out_of_memory(
     recorder: Recorder, failure: AllocationFailed, device: VirtualDevice, location: OpLocation, op: str
 ) -> torch.OutOfMemoryError:
-    """Record a failed allocation with everything that retains memory at this moment, and return the error to raise."""
+    """Record a failed allocation with all objects that retain memory at this moment, and return the error to raise."""
     message = oom_message(failure, device)
     free = device.capacity - device.context_bytes - device.allocator.reserved
     call_oom_observers(device.index, failure.segment_bytes, device.allocator.limit or device.capacity, free)
@@ -111,7 +110,7 @@ class Faults:
 
     @property
     def happened(self) -> bool:
-        """Whether the first of these allocations has failed."""
+        """Whether the first injected failure has occurred."""
         return self._count >= self._first
 
     def disarm(self) -> None:

@@ -1,12 +1,11 @@
 """Temporarily replaces attributes of modules and classes, and restores them exactly.
 
-All replacements of a virtual GPU are tables of owner, name and value. If this version of torch does not have
-a name, the name is skipped, unless the table says to add it. A CPU build of torch lacks the C functions that
-torch's own Python code calls. Adding these functions lets the Python code run unchanged, with its own
-argument handling and errors.
+All replacements of a virtual GPU are tables of owner, name and value. If this version of torch does not have a name,
+the name is skipped, unless the table requests to add it. A CPU build of torch lacks the C functions that torch's own
+Python code calls. Adding these functions lets the Python code run unchanged, with its own argument handling and errors.
 
-Libraries that are imported while a script runs keep the replaced functions that they import. After the
-replacement has ended, such a function therefore calls the original.
+Libraries that are imported while a script runs may import replaced functions and keep them. After the replacement has
+ended, a replaced function therefore calls the original function.
 """
 
 import contextlib
@@ -29,11 +28,11 @@ class Replacement(NamedTuple):
     name: str
     value: Any
     add: bool = False
-    """Set the attribute even if the owner does not have it."""
+    """Whether to set the attribute even if the owner does not have it."""
 
 
 def table(owner: Any, values: Mapping[str, Any], *, add: bool = False) -> list[Replacement]:
-    """Return replacements in one module or class; empty if `owner` is None."""
+    """Return replacements in one module or class. The result is empty if `owner` is None."""
     return (
         [Replacement(owner, name, value, add) for name, value in values.items()] if owner is not None else []
     )
@@ -98,7 +97,7 @@ def once_warner() -> Callable[[str], None]:
 
 
 def _frames_to_user() -> int:
-    """Return the stack level of the first caller outside this package, which is the line that the warning is about."""
+    """Return the stack level of the first caller outside this package, whose line the warning shows."""
     depth, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("legroom.observe.virtual"):
         depth, frame = depth + 1, frame.f_back

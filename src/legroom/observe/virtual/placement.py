@@ -1,6 +1,6 @@
 """The function mode that places tensors on virtual devices.
 
-The mode returns the virtual device of a tensor, and rewrites calls that name a device. All operations run on
+With this mode, tensors report their virtual device, and calls that name a device are rewritten. All operations run on
 the CPU, so a program computes bit-for-bit the same results as without the mode.
 
 torch disables the mode while a torch function written in Python runs, so the body of that function sees CPU
@@ -70,7 +70,8 @@ class PlacementMode(TorchFunctionMode):
             self._handlers[torch.tensor] = self._tensor
         for plain in _without_results():
             self._handlers.setdefault(plain, plain)
-        # Private: it parses the arguments of `Module.to`. Versions of torch without it parse them elsewhere.
+        # A private function that parses the arguments of `Module.to`. Versions of torch without it parse them
+        # elsewhere.
         if (parse := getattr(torch._C._nn, "_parse_to", None)) is not None:
             self._handlers[parse] = functools.partial(_parse_to_arguments, parse)
 
@@ -143,7 +144,7 @@ class PlacementMode(TorchFunctionMode):
         return self._to(tensor, "cuda", element)
 
     def _share_memory(self, tensor: Any) -> Any:
-        """Does nothing, because device memory can be sent to other processes without a copy."""
+        """Do nothing, because device memory can be sent to other processes without a copy."""
         return tensor.share_memory_() if self.device_index(tensor) is None else tensor
 
     def _set_grad(self, tensor: Any, gradient: Any) -> None:
@@ -280,7 +281,7 @@ class PlacementMode(TorchFunctionMode):
         return made
 
     def _new(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Implements `Tensor.new`, from sizes or from values."""
+        """Create a tensor from sizes or from values, like `Tensor.new`."""
         made = self._run(Tensor.new, (tensor, *args), kwargs)
         index = self.device_index(tensor)
         if index is not None:
@@ -459,7 +460,7 @@ _FACTORIES = {
         "empty_strided",
     )
 }  # fmt: skip
-"""Functions without tensor arguments, each with an overload of the operation that it runs."""
+"""Maps each function without tensor arguments to an overload of the operation that it runs."""
 _SPARSE = (
     torch.sparse_coo_tensor,
     torch.sparse_csr_tensor,
@@ -471,8 +472,9 @@ _SPARSE = (
 
 
 class _Move(torch.autograd.Function):
-    """A copy between devices that copies the gradient back. For CPU tensors, torch would not move the
-    gradient."""
+    """An autograd function that copies a tensor to another device and copies the gradient back. For CPU tensors, torch
+    would not move the gradient.
+    """
 
     @staticmethod
     def forward(
@@ -493,8 +495,8 @@ def cuda_default_device() -> Iterator[None]:
 
     A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters this mode
     above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters this mode below
-    `PlacementMode`, where it would create tensors on a real device. In the second case, the default-device
-    mode therefore leaves the call unchanged, and `PlacementMode` reads the default device itself."""
+    `PlacementMode`, where it would create tensors on a real device. With `torch.set_default_device("cuda")`, the
+    default-device mode therefore leaves the call unchanged, and `PlacementMode` reads the default device itself."""
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -507,14 +509,15 @@ def cuda_default_device() -> Iterator[None]:
         try:
             yield
         finally:
-            if before != _device_module.CURRENT_DEVICE:  # it may name a virtual device
+            if before != _device_module.CURRENT_DEVICE:  # the default device may be a virtual device
                 torch.set_default_device(before)
 
 
 @functools.cache
 def _without_results() -> list[Any]:
-    """Return functions that are called often and create no tensor on a device that a call could name. These
-    functions read a property of a tensor or change the grad mode, and need no `CallContext`."""
+    """Return functions that are called often and never create a tensor on a requested device. These functions read a
+    property of a tensor or change the grad mode, and need no `CallContext`.
+    """
     getters = [each.__get__ for each in vars(torch._C.TensorBase).values() if isgetsetdescriptor(each)]
     return [*getters, *filter(None, [getattr(torch._C, "_set_grad_enabled", None)])]
 

@@ -1,9 +1,9 @@
-"""Gives other processes of the program the same virtual GPUs, and keeps tensors that are sent between
-processes on their device.
+"""Gives other processes of the program the same virtual GPUs. Tensors that are sent between processes stay on their
+device.
 
-Each process has devices of the full size, because virtual GPUs do not see the memory of other processes. The events of
-other processes are recorded separately (see `child_captures`). As on CUDA, a tensor that is sent to another process is
-shared. The memory of a shared tensor counts for the process that allocated it.
+Each process has devices of the full size, because virtual GPUs do not include the memory of other processes. The events
+of other processes are recorded separately (see `child_captures`). As on CUDA, a tensor that is sent to another process
+is shared. The memory of a shared tensor counts for the process that allocated it.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
 
 VARIABLE = "LEGROOM_VIRTUAL_GPUS"
-"""Environment variable: the virtual GPUs that Python programs inherit, as JSON."""
+"""The environment variable that contains the virtual GPUs that Python programs inherit, as JSON."""
 _FOLDER = str(Path(__file__).with_name("inherited"))
 _host: VirtualHost | None = None
 """The virtual GPUs of this process."""
@@ -54,7 +54,7 @@ def _spawned_processes(gpus: object) -> Iterable[Replacement]:
     workers).
 
     A spawned process needs its GPUs before it imports the script again. Before the import, the process unpickles a
-    dictionary of preparation data. The replacement adds an entry to that dictionary, and unpickling the entry enters
+    dictionary of preparation data. The replacement adds an entry to this dictionary, and unpickling the entry enters
     the virtual GPUs.
     """
     original = multiprocessing.spawn.get_preparation_data
@@ -101,7 +101,7 @@ def _other_folders() -> list[str]:
 
 
 def inherited_gpus() -> list[GpuSpec]:
-    """Return the GPUs that this process inherits: the GPUs of its parent, without those that CUDA_VISIBLE_DEVICES
+    """Return the GPUs that this process inherits: the GPUs of its parent, without the GPUs that CUDA_VISIBLE_DEVICES
     hides.
     """
     text = os.environ.get(VARIABLE)
@@ -118,7 +118,7 @@ def inherited_gpus() -> list[GpuSpec]:
     selected = []
     for index in visible.split(","):
         if not index.strip().isdecimal() or int(index) >= len(specs):
-            break  # like CUDA, which ignores the first invalid entry and those after it
+            break  # like CUDA, which ignores the first invalid entry and all later entries
         selected.append(specs[int(index)])
     return selected
 
@@ -157,7 +157,7 @@ def _sent_tensors(host: VirtualHost) -> Iterator[None]:
 
 
 def rebuild_on_device(index: int, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """A tensor that another process sent. Without a virtual GPU in this process, it is on the host."""
+    """Return a tensor that another process sent. Without a virtual GPU in this process, the tensor is on the host."""
     with torch._C.DisableTorchFunction():
         tensor = rebuild(*arguments)
         storage = storage_of(tensor)

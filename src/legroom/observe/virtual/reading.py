@@ -1,8 +1,8 @@
-"""How a program reads the values of a device tensor in Python: conversions to NumPy and lists, printing, formatting and pickling.
+"""Handles reads of device tensor values in Python: conversions to NumPy and lists, printing, formatting and pickling.
 
-The function mode calls these instead of torch's methods. A device tensor reports its virtual device, and
-NumPy rejects it like a CUDA tensor. A tensor without data (`FakeTensors`) returns placeholder values, so a
-statement that reads values does not end the trace.
+The function mode calls these handlers instead of torch's methods. A device tensor reports its virtual device, and NumPy
+rejects it like a CUDA tensor. A tensor without data (`FakeTensors`) returns placeholder values, so a statement that
+reads values does not end the trace.
 """
 
 from collections.abc import Callable
@@ -27,8 +27,9 @@ class TensorReads:
         to_host: Callable[[Any], Any],
         fake_tensors: FakeTensors | None,
     ) -> None:
-        """`device_index(tensor)` is the device of a tensor, or None for the host. `to_host(tensor)` copies a tensor to
-        the host."""
+        """`device_index(tensor)` returns the device of a tensor, or None for the host. `to_host(tensor)` copies a
+        tensor to the host.
+        """
         self._device_index, self._to_host, self._fake_tensors = device_index, to_host, fake_tensors
 
     def handlers(self) -> dict[Any, Callable[..., Any]]:
@@ -84,7 +85,7 @@ class TensorReads:
         return (kind, number) if index is None else (type(kind)(dlpack.CUDA), index)
 
     def _dlpack(self, tensor: Any, *stream: Any, **options: Any) -> Any:
-        """`stream` is a positional argument in torch 2.6 and a keyword in later releases."""
+        """Implement `__dlpack__`. `stream` is a positional argument in torch 2.6 and a keyword in later releases."""
         if stream:
             options["stream"] = stream[0]
         index = self._device_index(tensor)
@@ -114,7 +115,7 @@ class TensorReads:
         return self._host_copy(tensor).tolist()
 
     def _reduce(self, tensor: Any, protocol: Any) -> Any:
-        """Pickle a placeholder that uses the memory of one element, whatever the shape."""
+        """Pickle a placeholder that uses the memory of one element, regardless of its shape."""
         if not isinstance(tensor, FakeTensor):
             return tensor.__reduce_ex__(protocol)
         index = self._device_index(tensor)
@@ -124,7 +125,9 @@ class TensorReads:
         return _unpickled, (value, device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
     def with_numbers(self, data: Any) -> Any:
-        """Replace tensors without data in nested lists by numbers. `torch.tensor` reads such lists in C++, past every mode."""
+        """Replace tensors without data in nested lists by numbers. `torch.tensor` reads such lists in C++, where no
+        mode applies.
+        """
         if self._fake_tensors is None or type(data) not in (list, tuple):
             return data
         return type(data)(
@@ -138,7 +141,7 @@ class TensorReads:
 
 
 MAX_PICKLED = 64 << 10
-"""Bytes up to which a pickled tensor without data has its known values."""
+"""The maximum size in bytes at which a pickled tensor without data has its known values."""
 
 
 def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bool) -> Any:
@@ -147,8 +150,9 @@ def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bo
 
 
 def _device_in_text(index: int) -> list[Replacement]:
-    """A private function of torch, which appends the device when it prints a tensor. Without this function,
-    no device is printed."""
+    """Replace a private function of torch that appends the device when torch prints a tensor. Without this function, no
+    device is printed.
+    """
     printing: Any = torch._tensor_str
     original = getattr(printing, "_add_suffixes", None)
 

@@ -1,9 +1,8 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
-The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that
-the rank receives. An estimate therefore needs no other ranks. torch's fake process group completes every
-collective at once and moves no data. The exception are objects that one rank creates and broadcasts (a plan,
-a path).
+The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that the rank
+receives. An estimate therefore needs no other ranks. torch's fake process group completes every collective at once and
+moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an exception.
 
 The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later
 read them. The fake process group is one of torch's testing tools. If this version of torch lacks it, rank 0
@@ -24,7 +23,7 @@ import torch
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, replaced, table
 
 VARIABLE = "LEGROOM_SINGLE_RANK"
-"""Environment variable: the folder for broadcast objects."""
+"""The environment variable that contains the folder for broadcast objects."""
 
 
 def is_enabled() -> bool:
@@ -40,17 +39,21 @@ def modules_of_groups() -> tuple[Any, ...]:
 
 
 def replacements() -> Iterable[Replacement]:
-    """Process groups, stores and rendezvous for a rank without peers, as torchrun's variables describe it."""
+    """Replace process groups, stores and rendezvous for a rank without peers. The rank is described by torchrun's
+    variables.
+    """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return _replacements(rank, size, Path(os.environ[VARIABLE]))
 
 
 _early_names: dict[str, Any] = {}
-"""Functions of `first_of_spawned_ranks`, for scripts that imported the name before."""
+"""The functions that `first_of_spawned_ranks` installs, for scripts that imported the name before."""
 
 
 def early_name(name: str) -> Any:
-    """Return the function that replaces `name` if the script has imported the name before, or None if there is none."""
+    """Return the function that replaces `name` if the script has imported the name before, or None if no function
+    replaces it.
+    """
     return _early_names.get(name)
 
 
@@ -120,8 +123,9 @@ class _BroadcastFiles:
         self._read: dict[int, int] = {}
 
     def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
-        """Store the objects if this rank sends them. Otherwise, read the objects that the sender stored. If
-        the sender was not traced, the objects stay unchanged."""
+        """Store the objects if this rank sends them. Otherwise, read the objects that the sender stored. If the sending
+        rank was not traced, the objects stay unchanged.
+        """
         sender = src if src is not None else options.get("group_src") or 0
         path = self._folder / f"from-{sender}.pickle"
         if sender == self._rank:
@@ -137,7 +141,7 @@ class _BroadcastFiles:
 
 
 def _no_function() -> None:
-    """Stands for a function that this build of torch lacks."""
+    """Take the place of a function that this build of torch lacks."""
 
 
 def _fake_store() -> Any:

@@ -1,13 +1,12 @@
 """Makes the storages of a virtual GPU keep their device when they are copied, moved, saved and loaded.
 
 `torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
-`map_location`. Both functions use a registry of taggers and restorers. This module adds one pair to the
-registry. `storage.cuda()`, `map_location=lambda storage, location: storage.cuda(0)`, and
-`copy.deepcopy(model)`, which copies storages below the dispatcher, use the replaced methods of
-`UntypedStorage`.
+`map_location`. Both functions use a registry of functions that tag and restore storages. This module adds one pair to
+the registry. `storage.cuda()`, `map_location=lambda storage, location: storage.cuda(0)`, and `copy.deepcopy(model)`,
+which copies storages below the dispatcher, use the replaced methods of `UntypedStorage`.
 
-While the placement mode is active, `storage.device` is the virtual device. Inside torch's own functions, it
-is the CPU, like the device of a tensor.
+While the placement mode is active, `storage.device` is the virtual device. Inside torch's own functions,
+`storage.device` is the CPU, like the device of a tensor.
 """
 
 import contextlib
@@ -22,7 +21,9 @@ from legroom.observe.virtual.placement import is_placement_active
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
-"""Priority. torch registers its own pair for the CPU, which would accept every storage here, with 10."""
+"""The priority of this module's pair. torch registers its own pair for the CPU, which would accept every storage, with
+priority 10.
+"""
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
@@ -85,7 +86,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
-    """Within the block, `torch.save` writes virtual devices and `torch.load` restores to them."""
+    """Within the block, `torch.save` writes virtual devices and `torch.load` restores storages to them."""
     registry = torch.serialization._package_registry
     validate: Any = torch.serialization._validate_device
 

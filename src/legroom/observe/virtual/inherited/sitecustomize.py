@@ -39,7 +39,7 @@ class _AfterTorch:
 
 
 def _import_next() -> None:
-    """Import the `sitecustomize` module that this one hides, if there is one."""
+    """Import the `sitecustomize` module that this module hides, if there is one."""
     folder = os.path.dirname(os.path.abspath(__file__))
     path = list(sys.path)
     sys.path[:] = [entry for entry in path if os.path.abspath(entry) != folder]

@@ -1,1 +1,1 @@
-"""The parts of PyTorch that a virtual GPU replaces, one module for each."""
+"""The parts of PyTorch that a virtual GPU replaces. Each part has its own module."""

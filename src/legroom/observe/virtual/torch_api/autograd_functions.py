@@ -37,7 +37,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _note_devices(host: VirtualHost, out: tuple[Any, ...]) -> None:
-    """Store the devices of the outputs in the backward node, if they differ."""
+    """Store the devices of the outputs in the backward node, if the devices differ."""
     devices = [host.device_of(value) if isinstance(value, torch.Tensor) else None for value in out]
     if len({*devices}) == 1:
         return

@@ -48,9 +48,8 @@ def replacements() -> Iterable[Replacement]:
 def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
     """Yield replacements that keep the math attention kernel allowed, regardless of which CUDA kernels a script allows.
 
-    The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail
-    if all others were disabled. The script still reads its own setting, which is applied when the virtual GPU
-    ends.
+    The CPU does not have the kernel of `sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)`, so attention would fail if all
+    other kernels were disabled. The script still reads its own setting, which is applied when the virtual GPU ends.
     """
     allow, allowed = torch._C._set_sdp_use_math, torch._C._get_math_sdp_enabled
     chosen = _Setting(allowed())
@@ -90,7 +89,7 @@ class _Setting:
 
 
 class _Ranges(threading.local):
-    """NVTX without a profiler. The replacement only counts how deeply ranges are nested."""
+    """Replaces NVTX. Only the nesting depth of ranges is counted."""
 
     depth = 0
     handles = 0
@@ -108,13 +107,13 @@ class _Ranges(threading.local):
         return self.handles
 
     def rangeEnd(self, _handle: int) -> None:  # noqa: N802
-        """Nothing records it."""
+        """Do nothing, because no profiler records it."""
 
     def markA(self, _message: str) -> None:  # noqa: N802
-        """Nothing records it."""
+        """Do nothing, because no profiler records it."""
 
     def deviceRangeStart(self, _message: str, _stream: int = 0) -> int:  # noqa: N802
         return self.rangeStartA(_message)
 
     def deviceRangeEnd(self, _handle: int, _stream: int = 0) -> None:  # noqa: N802
-        """Nothing records it."""
+        """Do nothing, because no profiler records it."""

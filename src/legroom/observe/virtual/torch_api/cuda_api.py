@@ -5,10 +5,10 @@
         torch.cuda.memory_allocated()  # from the replayed allocator
     torch.cuda.is_available()          # False again: every attribute is restored, also after an error
 
-Tensor methods (`.to("cuda")`, `device=`, `.is_cuda`) are handled by the modes of `VirtualGPU`, which is
-the `VirtualHost`. Each module of this package returns a table of names and replacements, and `patching`
-installs them. If torch's Python code calls a C function, the C function is replaced, so the Python code
-keeps its argument handling, its errors and its warnings.
+Tensor methods (`.to("cuda")`, `device=`, `.is_cuda`) are handled by the modes of `VirtualGPU`, which is the
+`VirtualHost`. Each module of this package returns a table of names and replacements, and `patching` installs the
+replacements. If torch's Python code calls a C function, the C function is replaced, so the Python code keeps its
+argument handling, its errors and its warnings.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from legroom.observe.virtual.torch_api import (
 
 @contextlib.contextmanager
 def patches(host: VirtualHost) -> Iterator[None]:
-    """Within the block, torch has the devices of `host`. Cannot be nested."""
+    """Within the block, torch has the devices of `host`. These blocks cannot be nested."""
     with contextlib.ExitStack() as stack:
         current = stack.enter_context(streams.streams(host))
         generators = stack.enter_context(random.generators(host))

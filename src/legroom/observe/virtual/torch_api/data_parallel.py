@@ -30,7 +30,7 @@ def replacements() -> Iterable[Replacement]:
     )
     threads = SimpleNamespace(Thread=_SynchronousThread, Lock=threading.Lock)
     yield from table(optional_module("torch.nn.parallel.parallel_apply"), {"threading": threads})
-    # torch caches the streams of these copies. They must not outlive the virtual GPU.
+    # torch caches the streams of these copies. The streams must not outlive the virtual GPU.
     functions = optional_module("torch.nn.parallel._functions")
     yield from table(functions, {"_streams": None})
 
@@ -45,7 +45,7 @@ class _SynchronousThread:
         self._target(*self._arguments, **self._options)
 
     def join(self) -> None:
-        """Does nothing, because the target has already run."""
+        """Do nothing, because the target has already run."""
 
 
 def _broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:

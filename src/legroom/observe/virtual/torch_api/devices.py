@@ -4,8 +4,8 @@ torch's own Python functions are not replaced. These functions check their argum
 call a C function (`torch._C._cuda_getDevice`). This module replaces the C functions, or adds them on a CPU build.
 Functions that a script imported earlier (`from torch.cuda import is_available`) therefore work too.
 
-Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. Cache
-size, clock rates and similar values affect no result, so they are always the values of an A100.
+Memory, compute capability, multiprocessors and shared memory come from the `GpuSpec` of the device. Cache size, clock
+rates and similar values affect no result, so the values of an A100 are always used.
 """
 
 import contextlib
@@ -108,7 +108,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _call_now(function: Callable[[], object], **options: Any) -> None:
-    """torch would call it when CUDA is initialized. Here, it can be called before."""
+    """Call the function now. torch would call it when CUDA is initialized."""
     function()
 
 
@@ -122,8 +122,8 @@ def invalid_ordinal() -> Exception:
 
 
 def index_of(host: VirtualHost, device: Any) -> int:
-    """Return the index of a device given as None, a number, a string or a torch.device. Raises CUDA's error if there is
-    no such device.
+    """Return the index of a device given as None, a number, a string or a torch.device. Raises CUDA's error if the
+    device does not exist.
     """
     index = torch.cuda._utils._get_device_index(device, optional=True)
     if not 0 <= index < len(host.devices):
@@ -132,8 +132,9 @@ def index_of(host: VirtualHost, device: Any) -> int:
 
 
 def free_bytes(device: VirtualDevice) -> int:
-    """Free memory as `cudaMemGetInfo` reports it: memory that neither the context uses nor PyTorch's
-    allocator has reserved."""
+    """Return the free memory as `cudaMemGetInfo` reports it: memory that neither the context uses nor PyTorch's
+    allocator has reserved.
+    """
     return max(device.capacity - device.context_bytes - device.allocator.reserved, 0)
 
 
@@ -157,7 +158,9 @@ class _DeviceFunctions:
         self._is_initialized = True
 
     def is_initialized(self) -> bool:
-        """Return whether the program has used a device. Libraries select the device of a rank only if it has not."""
+        """Return whether the program has used a device. Libraries select the device of a rank only if the program has
+        not used a device yet.
+        """
         return self._is_initialized or any(device.allocator.peak_reserved for device in self._host.devices)
 
     def current(self) -> int:
@@ -217,7 +220,7 @@ class _DeviceFunctions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProperties:
-    """`torch.cuda.get_device_properties()`."""
+    """The result of `torch.cuda.get_device_properties()`."""
 
     name: str
     total_memory: int
@@ -245,7 +248,7 @@ class DeviceProperties:
 
     @classmethod
     def of(cls, device: VirtualDevice) -> "DeviceProperties":
-        # The same in every run: scripts use it as a key.
+        # The same value in every run, because scripts use it as a key.
         identifier = uuid5(NAMESPACE_OID, f"legroom virtual gpu {device.index}")
         spec = device.spec
         return cls(
@@ -276,7 +279,7 @@ class CudaError(enum.IntEnum):
 
 
 class _Runtime:
-    """`torch.cuda.cudart()`: the functions of the CUDA runtime that torch and scripts call."""
+    """The result of `torch.cuda.cudart()`: the functions of the CUDA runtime that torch and scripts call."""
 
     cudaError = CudaError  # noqa: N815  (CUDA's name)
 
@@ -321,10 +324,10 @@ def integers_name_devices() -> Iterator[None]:
     """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to a device
     of the accelerator. A CPU build rejects integers.
 
-    `torch.device` cannot be subclassed, so another class replaces it. This class creates real devices, and
-    `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find this
-    class, so devices are pickled through it while it is active. The pickled data names `torch.device` as
-    usual.
+    `torch.device` cannot be subclassed, so another class replaces it. The replacement class creates real devices, and
+    `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the replacement
+    class. Therefore devices are pickled through the replacement class while it is active. The pickled data names
+    `torch.device` as usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
 

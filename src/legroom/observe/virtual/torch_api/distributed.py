@@ -18,9 +18,10 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, answer, optional_module, table
 
 GLOO_RELEASE_SECONDS = 0.1
-"""The maximum time for which gloo's threads may reference a tensor after `wait()` returns. On a busy machine,
-3 of 100 all-reduces of two ranks kept such a reference, for up to 7 ms. NCCL works in the order of the GPU's
-streams, so there is no such delay on a real GPU."""
+"""The maximum time in seconds for which gloo's threads may reference a tensor after `wait()` returns. On a busy
+machine, 3 of 100 all-reduces of two ranks kept such a reference, for up to 7 ms. NCCL works in the order of the GPU's
+streams, so there is no such delay on a real GPU.
+"""
 
 
 def is_rank() -> bool:
@@ -30,8 +31,9 @@ def is_rank() -> bool:
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Make process groups use gloo, or the fake backend if a single rank is traced. Groups ignore the device
-    that they are bound to."""
+    """Make process groups use gloo, or the fake backend if a single rank is traced. Groups ignore the device to which
+    they are bound.
+    """
     yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
     c10d, *importers = single_rank.modules_of_groups()
     barrier = getattr(c10d, "barrier", None)
@@ -89,12 +91,12 @@ def _with_gloo(original: Any, position: int) -> Any:
 
 
 def _gloo(backend: Any) -> Any:
-    """Use gloo instead of NCCL, instead of a list of devices that includes NCCL, and as the default."""
+    """Return gloo instead of NCCL, instead of a list of backends that includes NCCL, and as the default."""
     return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
 
 
 def _with_buckets_on_device(original: Any, host: VirtualHost) -> Any:
-    """Tensors that the C++ reducer creates are on the device of the model's parameters."""
+    """Place the tensors that the C++ reducer creates on the device of the model's parameters."""
 
     @functools.wraps(original)
     def call(parallel: Any, *arguments: Any, **options: Any) -> Any:

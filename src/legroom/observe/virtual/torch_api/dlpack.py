@@ -1,4 +1,4 @@
-"""DLPack: a capsule of a device tensor has the device type CUDA, so that libraries for the CPU (NumPy) reject it.
+"""DLPack capsules of device tensors. A capsule has the device type CUDA, so libraries for the CPU (NumPy) reject it.
 
 The memory of the tensor is host memory. Therefore the capsule is created for the CPU, and its device is
 changed in place. Before torch imports the capsule, the device is changed back. The structures have the layout
@@ -15,9 +15,9 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 CPU, CUDA = 1, 2
-"""`DLDeviceType` of the standard."""
+"""The values of `DLDeviceType` in the DLPack standard."""
 _DEVICE_OFFSETS = {b"dltensor": 8, b"dltensor_versioned": 40}
-"""Bytes before the field `device`, by the name of the capsule."""
+"""The offset of the field `device` in bytes, by the name of the capsule."""
 
 _name = ctypes.pythonapi.PyCapsule_GetName
 _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
@@ -64,7 +64,7 @@ def with_device(capsule: Any, index: int | None) -> Any:
 
 
 def _device_of(capsule: Any) -> _DLDevice | None:
-    """Return the device inside a capsule; None if the structure is unknown."""
+    """Return the device inside a capsule, or None if the structure is unknown."""
     if type(capsule).__name__ != "PyCapsule":
         return None
     name = _name(capsule)

@@ -63,7 +63,7 @@ def _tracker() -> Iterable[Replacement]:
 
 @contextlib.contextmanager
 def _distribute_region(tracker: Any, spec: Any, generator: Any = None) -> Iterator[None]:
-    """Within the block, random operations use the numbers of this rank's shard, from `generator` if there is one."""
+    """Within the block, random operations use the numbers of this rank's shard, from `generator` if it is given."""
     default = torch.default_generator
     outer = None if generator is None else default.get_state()
     if generator is not None:

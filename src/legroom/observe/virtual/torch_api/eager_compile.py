@@ -1,4 +1,4 @@
-"""`torch.compile` on a virtual GPU: the function or module runs in eager mode, with the same results.
+"""Makes `torch.compile` on a virtual GPU run the function or module in eager mode, with the same results.
 
 A compiled module is wrapped as torch wraps it, because checkpoints contain the name of the wrapper (`_orig_mod.`).
 """
@@ -35,9 +35,9 @@ def _eager_compile() -> Callable[..., Any]:
 
 
 class OptimizedModule(nn.Module):
-    """The result of `torch.compile(module)`, which forwards everything to `_orig_mod`. torch's own class for this
-    result is part of the compiler, which takes seconds to load. If a program has loaded torch's class, `isinstance`
-    treats objects of this class as its instances.
+    """The result of `torch.compile(module)`, which forwards all attribute accesses and calls to `_orig_mod`. torch's
+    own class for this result is part of the compiler, which takes seconds to load. If a program has loaded torch's
+    class, `isinstance` treats objects of this class as its instances.
     """
 
     _own_attributes = frozenset(("_orig_mod", "forward", "_is_initialized"))

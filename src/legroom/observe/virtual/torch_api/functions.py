@@ -1,7 +1,8 @@
-"""Functions and modules of torch, outside `torch.cuda`, that would treat CUDA tensors of the program as CPU tensors.
+"""Replaces torch functions and modules outside `torch.cuda` that would treat CUDA tensors of the program as CPU
+tensors.
 
-Each of these functions reads the real device of a tensor, often in C++, where no mode applies. Each of them is replaced
-by a function that treats such a tensor as a CUDA tensor but computes on the CPU.
+Each of these functions reads the real device of a tensor, often in C++, where no mode applies. The replacement treats
+such a tensor as a CUDA tensor but computes on the CPU.
 """
 
 import contextlib
@@ -30,10 +31,10 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 def _autocast() -> Iterable[Replacement]:
     """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same data type.
 
-    torch keeps one autocast state per device type. Both states are set when an autocast region is entered,
-    and restored when it ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing therefore
-    return the same results as on a GPU. Host tensors within the region are cast too, because they cannot be
-    distinguished at that level.
+    torch keeps one autocast state per device type. The states for CUDA and the CPU are both set when an autocast region
+    is entered, and restored when the region ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing
+    therefore return the same results as on a GPU. Host tensors within the region are cast too, because autocast cannot
+    distinguish them from device tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -65,10 +66,10 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 def _transformer_fast_paths() -> Iterable[Replacement]:
     """Keep the fast path of `nn.TransformerEncoder` and `nn.MultiheadAttention` in evaluation.
 
-    On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch
-    functions. An active function mode also disables the fused operation, and the results would then differ
-    from the results on the CPU. `has_torch_function` is therefore replaced in these modules. torch's own
-    functions use another copy of it, which is not replaced.
+    On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch functions. An
+    active function mode also disables the fused operation, and the results would then differ from the results on the
+    CPU. `has_torch_function` is therefore replaced in these modules. torch's own functions use another copy of
+    `has_torch_function`, which is not replaced.
     """
 
     def has_torch_function(relevant: Iterable[Any]) -> bool:
@@ -80,7 +81,9 @@ def _transformer_fast_paths() -> Iterable[Replacement]:
 
 
 def _nested_tensors() -> Iterable[Replacement]:
-    """Create nested tensors on the host and move them, because torch creates them in C++, where no mode applies."""
+    """Create nested tensors on the host and move them to the device, because torch creates them in C++, where no mode
+    applies.
+    """
     nested = optional_module("torch.nested")
     for name in ("nested_tensor", "as_nested_tensor"):
         original = getattr(nested, name, None)
@@ -133,8 +136,8 @@ _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int
 def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
     """Make optimizers and gradient clipping group tensors by their virtual device.
 
-    torch groups them in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters on the
-    host, one group would mix devices. Versions of torch without this C function group in Python.
+    torch groups the tensors in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters on
+    the host, one group would mix devices. Versions of torch without this C function group in Python.
     """
     original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
     if original is None:
@@ -165,8 +168,8 @@ def _optimizers() -> Iterable[Replacement]:
 
     On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
     that its memory is counted. Three optimizers and weight averaging compute in another order with `foreach`, but a
-    virtual GPU must give bit-for-bit the same results as the CPU. For these, the temporary tensors of `foreach`, about
-    one copy of the parameters, are not counted.
+    virtual GPU must give bit-for-bit the same results as the CPU. For these optimizers, the temporary tensors of
+    `foreach`, about one copy of the parameters, are not counted.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:

@@ -24,7 +24,7 @@ _observers: list[OutOfMemoryObserver] = []
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Statistics, limits, the cache and snapshots."""
+    """Return replacements for statistics, limits, the cache and snapshots."""
     functions = _MemoryFunctions(host)
     yield from table(
         torch._C,
@@ -149,7 +149,7 @@ class _MemoryFunctions:
         return f"GPU:{found.index}\nprocess {os.getpid():>10d} uses {used:>12.3f} MB GPU memory"
 
     def snapshot(self, *_selection: Any) -> dict[str, Any]:
-        """Segments and blocks of every device. The history is empty."""
+        """Return the segments and blocks of every device. The history is empty."""
         return {
             "segments": [
                 _segment_for_torch(device.index, segment)
@@ -191,6 +191,6 @@ class _MemoryFunctions:
 
 
 def _segment_for_torch(device: int, segment: dict[str, Any]) -> dict[str, Any]:
-    """Return a segment with all keys of torch's own snapshot, so that its viewers can read it."""
+    """Return a segment with all keys of torch's own snapshot, so that torch's snapshot viewers can read it."""
     blocks = [{**block, "frames": []} for block in segment["blocks"]]
     return {**segment, "device": device, "segment_pool_id": (0, 0), "frames": [], "blocks": blocks}

@@ -22,7 +22,7 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import optional_module, replaced, table
 
 UserCode = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which user code runs with the modes of the virtual GPU."""
+"""A function that creates a context in which user code runs with the modes of the virtual GPU."""
 _BACKENDS = ("CPU", "CUDA")
 _COMPOSITE = ("", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
@@ -85,8 +85,9 @@ def _autograd_as_user_code(register: Any, user_code: UserCode) -> Any:
 def _existing_operator(
     definition: Any, host: VirtualHost, impl: Callable[..., Any], user_code: UserCode
 ) -> Iterator[None]:
-    """Treat the kernels of an existing operator as user code. The kernel of the operator for CUDA is
-    registered permanently."""
+    """Treat the kernels of an existing operator as user code. The operator's kernel for CUDA is registered
+    permanently.
+    """
     kernels: dict[Any, Any] | None = getattr(definition, "_backend_fns", None)
     if not kernels:
         yield
@@ -106,11 +107,11 @@ def _existing_operator(
 
 
 _Kernel = tuple[Any, Callable[..., Any], bool]
-"""A weak reference to the library, which owns its kernels, the kernel, and whether it receives the key set."""
+"""A weak reference to the library that owns the kernel, the kernel, and whether the kernel receives the key set."""
 
 
 class _Kernels:
-    """The kernels of one operator, and the function that selects one of them."""
+    """The kernels of one operator, and the function that selects a kernel."""
 
     def __init__(self, name: str, host: VirtualHost, library: Any) -> None:
         self.name = name
@@ -139,8 +140,9 @@ _operators: dict[str, _Kernels] = {}
 """The kernels by qualified name. The selecting function stays registered until its library is deleted, so this dict
 outlives a virtual GPU."""
 _composites: dict[str, _Kernel] = {}
-"""The program's kernels for all devices, by qualified name. Versions of torch without `get_kernel` cannot return
-them."""
+"""The program's kernels for all devices, by qualified name. Versions of torch without `get_kernel` cannot return these
+kernels.
+"""
 
 
 def _composite(name: str) -> _Kernel | None:
@@ -199,8 +201,8 @@ def _has_kernel(name: str) -> bool:
 
 
 def _kernel_before(name: str) -> Any:
-    """Return the kernel for the CPU that the program replaces, or None if there is none, or in versions of torch
-    without `get_kernel`.
+    """Return the kernel for the CPU that the program replaces. Return None if there is no such kernel, or in versions
+    of torch without `get_kernel`.
     """
     get: Any = getattr(torch.library, "get_kernel", None)
     if get is None or not _has_kernel(name):

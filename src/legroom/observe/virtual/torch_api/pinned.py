@@ -1,4 +1,5 @@
-"""Pinned host memory, represented by a copy for which `is_pinned()` is True. Real pinning needs a GPU.
+"""Pinned host memory, represented by a copy in ordinary memory for which `is_pinned()` returns True. Real pinning needs
+a GPU.
 
 `Tensor.pin_memory` is replaced on the class, so the replacement also works in the DataLoader's thread. The
 module stores only weak references to pinned storages, so it does not keep them alive.
@@ -66,7 +67,7 @@ _active: _Pinned | None = None
 
 
 def _type_name(tensor: torch.Tensor) -> str:
-    """torch's name for the type of a tensor on a device: `torch.cuda.FloatTensor`."""
+    """Return torch's name for the type of a tensor on a device: `torch.cuda.FloatTensor`."""
     names = {
         torch.float16: "Half",
         torch.bfloat16: "BFloat16",

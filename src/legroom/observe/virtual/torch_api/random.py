@@ -38,7 +38,7 @@ def generators(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
 
 
 class _OnDevice(torch.Generator):
-    """A CPU generator whose `device` is a virtual one."""
+    """A CPU generator whose `device` is a virtual device."""
 
     _index: int = 0
 
@@ -51,7 +51,7 @@ class _OnDevice(torch.Generator):
         return 0
 
     def set_offset(self, offset: int) -> "_OnDevice":
-        """Does nothing, because drawn values are not counted."""
+        """Do nothing, because drawn values are not counted."""
         return self
 
 
@@ -89,8 +89,8 @@ class _DefaultGenerator(_OnDevice):
 def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
     """Create the class that replaces `torch.Generator` while a virtual GPU is active.
 
-    Code that imported this class keeps it afterwards. Every generator is an instance of this class, including
-    generators that were created earlier. `isinstance` with a subclass that the script defines works as usual.
+    Code that imported this class keeps it after the virtual GPU ends. Every generator is an instance of this class,
+    including generators that were created earlier. `isinstance` with a subclass that the script defines works as usual.
     """
     original: Any = torch.Generator
 
@@ -116,7 +116,7 @@ def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
         _index = -1
 
         def __init__(self, *_arguments: Any, **_options: Any) -> None:
-            """Does nothing, because `__new__` creates the object, as in torch's own class."""
+            """Do nothing, because `__new__` creates the object, as in torch's own class."""
 
     Generator.__module__, Generator.__qualname__ = original.__module__, original.__qualname__
     return Generator

@@ -34,7 +34,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 def _on_device(host: VirtualHost, original: Any) -> Any:
     def call(scripted: Any, *args: Any, **kwargs: Any) -> Any:
-        # torch stores the function that was scripted, for its compiler. Without it, the function runs in C++.
+        # torch stores the original function for its compiler. If it is missing, the scripted function runs in C++.
         function = getattr(scripted, "_torchdynamo_inline", None)
         if function is not None:
             return function(*args, **kwargs)
@@ -54,7 +54,7 @@ def _on_device(host: VirtualHost, original: Any) -> Any:
 
 
 def _device_in_scripts() -> Iterable[Replacement]:
-    """Let scripts call `torch.device`, which the virtual GPU replaces by another class."""
+    """Let TorchScript code call `torch.device`, which the virtual GPU replaces by another class."""
     builtins = optional_module("torch.jit._builtins")
     original = getattr(builtins, "_find_builtin", None)
     if original is None:
@@ -69,7 +69,8 @@ def _device_in_scripts() -> Iterable[Replacement]:
 def _load() -> Iterable[Replacement]:
     """Make `torch.jit.load(file, map_location="cuda")` load to the host in C++ and then move the module.
 
-    An archive does not record that its tensors were on a virtual GPU, so without `map_location` they are loaded to the host.
+    An archive does not record that its tensors were on a virtual GPU, so without `map_location` its tensors are loaded
+    to the host.
     """
     original: Any = torch.jit.load
 

@@ -4,8 +4,8 @@ Operations run on the CPU and have finished when their call returns, so synchron
 only determines the memory pool of an allocation, and an event only stores the host's time. The allocator
 needs `current_stream_id` at each allocation.
 
-As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority.
-After the 32nd stream of a priority, torch uses the first one again.
+As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After the
+32nd stream of a priority, torch uses the first stream again.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ from legroom.observe.virtual.torch_api.devices import index_of
 CUDA_DEVICE_TYPE = 1
 """The device type of CUDA in torch's C++ code."""
 POOL_SIZE = 32
-"""Streams per device and priority."""
+"""The number of streams per device and priority."""
 
 
 def current_stream_id(index: int) -> int:
-    """Return the current stream of this thread on a device. 0 is the default stream."""
+    """Return the id of this thread's current stream on a device. The id of the default stream is 0."""
     return _active.current.get(index, 0) if _active is not None else 0
 
 
@@ -46,7 +46,7 @@ def streams(host: VirtualHost) -> Iterator["Streams"]:
 
 
 def replacements(active: "Streams") -> Iterable[Replacement]:
-    """Streams and events, under torch.cuda, torch.accelerator and torch itself."""
+    """Return replacements for the streams and events of torch.cuda, torch.accelerator and torch itself."""
     yield from table(
         torch._C,
         {
@@ -108,7 +108,7 @@ class Streams:
         return GenericStream(stream_id=self.current_id(index), device_index=index)
 
     def select(self, stream_id: int, device_index: int, device_type: int = CUDA_DEVICE_TYPE) -> None:
-        """Makes a stream current, and also its device."""
+        """Make a stream and its device current."""
         self._check(device_index)
         self.host.current = device_index
         self.current[device_index] = stream_id
@@ -118,7 +118,9 @@ class Streams:
 
     @property
     def record(self) -> Callable[[torch.Tensor, "GenericStream"], None]:
-        """`Tensor.record_stream`. Calls `record_stream(tensor, stream_id)` of the host, if it has such a method."""
+        """Implement `Tensor.record_stream`. Call `record_stream(tensor, stream_id)` of the host, if it has such a
+        method.
+        """
         on_record = getattr(self.host, "record_stream", None)
 
         def record_stream(tensor: torch.Tensor, stream: "GenericStream") -> None:
@@ -136,9 +138,9 @@ class Streams:
 class _ReplacementMeta(type):
     """The metaclass of classes that replace one of torch's classes (`original`).
 
-    A library that was imported while the virtual GPU was active may still use the replacement afterwards. The
-    replacement then creates objects of torch's own class. `isinstance` always treats these objects as
-    instances of the replacement.
+    A library that was imported while the virtual GPU was active may still use the replacement afterwards. In that case,
+    the replacement creates objects of torch's own class. `isinstance` always treats these objects as instances of the
+    replacement.
     """
 
     original: Any
@@ -191,13 +193,13 @@ class GenericStream(metaclass=_ReplacementMeta):
         return False
 
     def synchronize(self) -> None:
-        """Returns at once, because all operations have finished."""
+        """Return at once, because all operations have finished."""
 
     def wait_event(self, event: "GenericEvent") -> None:
-        """Returns at once, because all operations have finished."""
+        """Return at once, because all operations have finished."""
 
     def wait_stream(self, stream: "GenericStream") -> None:
-        """Returns at once, because all operations have finished."""
+        """Return at once, because all operations have finished."""
 
     def record_event(self, event: "GenericEvent | None" = None) -> "GenericEvent":
         event = event or self._new_event()
@@ -294,16 +296,16 @@ class GenericEvent(metaclass=_ReplacementMeta):
         self._recorded = time.perf_counter()
 
     def wait(self, stream: GenericStream | None = None) -> None:
-        """Returns at once, because all operations have finished."""
+        """Return at once, because all operations have finished."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Returns at once, because all operations have finished."""
+        """Return at once, because all operations have finished."""
 
     def elapsed_time(self, end_event: "GenericEvent") -> float:
-        """Milliseconds between the two recordings, by the host's clock."""
+        """Return the milliseconds between the recordings of the two events, by the host's clock."""
         if not (self._timed and end_event._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._recorded is None or end_event._recorded is None:

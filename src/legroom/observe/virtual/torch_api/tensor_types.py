@@ -28,7 +28,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
     original = torch.set_default_tensor_type
 
     def set_default_tensor_type(kind: Any, /) -> None:
-        """Sets the default data type and the default device."""
+        """Set the default data type and the default device."""
         name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__name__}"
         on_device = name.startswith("torch.cuda.")
         if on_device:

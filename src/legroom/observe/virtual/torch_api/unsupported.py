@@ -1,7 +1,7 @@
 """Features that a virtual GPU does not support.
 
-CUDA graphs and private memory pools use device memory without the allocator, and exporting needs tensors on a
-real device. All of these raise `Unsupported`.
+CUDA graphs and private memory pools use device memory without the allocator, and exporting needs tensors on a real
+device. All of these features raise `Unsupported`.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ EXPORT = "A virtual GPU cannot export a model. Move the model and its inputs to 
 
 
 def replacements() -> Iterable[Replacement]:
-    """Graphs, pools and exporting."""
+    """Return replacements for graphs, pools and exporting."""
     graphs, memory = optional_module("torch.cuda.graphs"), optional_module("torch.cuda.memory")
     for owner in (graphs, torch.cuda):
         yield from table(
