@@ -142,7 +142,7 @@ class Parallel:
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
         """Run forward, backward and the optimizer step, and set gradients to None.
 
-        `loss_fn(*batch, **named)` must call `run.model`. Returns this rank's part of the loss. The mean over ranks,
+        `loss_fn(*batch, **named)` must call `run.model`. Return this rank's part of the loss. The mean over ranks,
         `run.gather(loss).mean()`, is the loss of the global batch.
         """
         if not callable(loss_fn):

@@ -1,1 +1,2 @@
-"""Training that fits into memory: guarded steps, batch sizes, spilling, checkpoints, precision and transfer learning."""
+"""Training within the available memory: guarded steps, batch sizes, spilling, checkpoints, precision and transfer
+learning."""

@@ -5,9 +5,9 @@
     legroom.free(outputs=True)            # also clears the notebook's Out and _
 
 `torch.cuda.empty_cache()` alone frees no tensor that is still referenced. After an error, many tensors are still
-referenced: the last traceback references every frame of the failed call, and each frame references its tensors. `free`
-deletes variables first, then tracebacks, reference cycles, the caches of autocast and libraries, and finally the cache
-of the allocator.
+referenced. The last traceback references every frame of the failed call, and each frame references its tensors.
+`free` deletes variables first, then tracebacks, reference cycles, the caches of autocast and libraries, and finally
+the cache of the allocator.
 """
 
 import contextlib
@@ -34,25 +34,25 @@ class FreeResult:
 
     allocated_before: int
     allocated_after: int
-    """The bytes that tensors use."""
+    """The number of bytes that tensors use, before and after the call."""
     reserved_before: int
     reserved_after: int
     """The bytes that PyTorch's allocator has reserved, including tensors."""
     cleared: tuple[str, ...]
     """The variables, tracebacks and outputs that were deleted."""
     holders: tuple[Holder, ...]
-    """The variables that retain the remaining memory, largest first. Two may retain the same tensors."""
+    """The variables that retain the remaining memory, largest first. Several variables may retain the same tensors."""
     hint: str = ""
-    """The reason why not more was freed, if known."""
+    """The reason why no more memory was freed, if known."""
 
     @property
     def freed_bytes(self) -> int:
-        """The bytes of tensors that were freed."""
+        """The number of bytes of tensors that were freed."""
         return self.allocated_before - self.allocated_after
 
     @property
     def returned_bytes(self) -> int:
-        """The bytes released to the device, for other processes and libraries."""
+        """The number of bytes that were returned to the device for other processes and libraries."""
         return self.reserved_before - self.reserved_after
 
     def __repr__(self) -> str:
@@ -165,7 +165,7 @@ _LAST_ERROR = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 def _delete_tracebacks() -> list[str]:
-    """Delete the last uncaught error, which Python and IPython keep for debuggers."""
+    """Delete the last uncaught error, which Python and IPython keep for debuggers, and return the deleted names."""
     error = getattr(sys, "last_value", None)
     found = getattr(sys, "last_traceback", None) or (error.__traceback__ if error is not None else None)
     shell = _shell()
@@ -188,7 +188,8 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 
 
 def _delete_outputs() -> list[str]:
-    """Delete the results of all cells. IPython's own `flush` does not clear the second namespace of IPython."""
+    """Delete the results of all cells, and return the deleted names. IPython's own `flush` does not clear the second
+    namespace of IPython."""
     shell = _shell()
     if shell is None:
         return []
@@ -210,8 +211,8 @@ def _shell() -> Any:
 def _caches() -> list[Callable[[], Any]]:
     """Return the functions that empty the caches, with the allocator's cache last.
 
-    Two of these functions are private to torch. If torch lacks them, some MiB of library workspaces stay on the device,
-    and page-locked host memory stays reserved.
+    Two of these functions are private functions of torch. In a version of torch without these functions, some MiB of
+    library workspaces stay on the device, and page-locked host memory stays reserved.
     """
     found: list[Callable[[], Any]] = []
     if _cuda_is_in_use():
@@ -243,7 +244,7 @@ def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
 
 MAX_HOLDERS = 8
 _SHELL_NAMES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""IPython variables that retain everything, or the same as `Out`."""
+"""IPython variables that are not reported. They reference all variables, or the same objects as `Out`."""
 
 
 def _holders(caller: FrameType | None) -> tuple[Holder, ...]:
@@ -263,6 +264,6 @@ def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def _function(holder: Holder) -> str:
-    """Return text that names the function of a local variable, or "" for global variables."""
+    """Return a description of the function that contains a local variable, or "" for a global variable."""
     function = "<" if holder.frame is None else holder.frame.function
     return "" if function.startswith("<") else f" in {function}()"

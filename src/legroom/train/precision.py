@@ -13,7 +13,7 @@ the `state_dict` in checkpoints. Without this state, a resumed float16 run start
 
 Non-finite gradients are detected with little overhead. The GradScaler shows which steps were skipped, without
 synchronization. With other formats, gradients are checked only at steps 1, 2, 4, 8, ... and at every 50th step.
-Problems are passed to `on_finding`. Without `on_finding`, each problem is issued once as a warning.
+Problems are passed to `on_finding`. If `on_finding` is not given, a warning is issued once for each problem.
 """
 
 import contextlib
@@ -34,7 +34,8 @@ from legroom.train.precision_choice import DTYPES, chosen_precision, default_dev
 CHECK_INTERVAL = 50
 RECENT_STEPS = 100
 MAX_SKIPPED = 10
-"""The maximum skipped steps of the recent ones. A healthy GradScaler skips about one in 2000, when it increases the scale."""
+"""The maximum number of skipped steps among the recent steps. A healthy GradScaler skips about one in 2000 steps,
+when it increases the scale."""
 
 
 def precision(
@@ -68,7 +69,7 @@ class Precision:
         on_finding: Callable[[Finding], None] | None = None,
     ) -> None:
         self.name = name
-        """`bf16`, `fp16` or `fp32`."""
+        """The number format: `bf16`, `fp16` or `fp32`."""
         self.reason = reason
         self.device_type = device_type
         self.dtype = DTYPES[name]
@@ -108,12 +109,12 @@ class Precision:
     def clip_grad_norm_(
         self, optimizer: torch.optim.Optimizer, max_norm: float, norm_type: float = 2.0
     ) -> torch.Tensor:
-        """Unscale, then clip the total norm of this optimizer's gradients. Returns the norm before clipping."""
+        """Unscale this optimizer's gradients, and clip their total norm. Return the norm before clipping."""
         self.unscale_(optimizer)
         return torch.nn.utils.clip_grad_norm_(list(_parameters(optimizer)), max_norm, norm_type)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step the optimizer. Returns False if the GradScaler skipped the step because of non-finite gradients.
+        """Step the optimizer. Return False if the GradScaler skipped the step because of non-finite gradients.
 
         A fused optimizer (`fused=True`) skips steps on the GPU, so for a fused optimizer the result is always True.
         """
@@ -130,7 +131,7 @@ class Precision:
         return self._stepped
 
     def update(self) -> None:
-        """Call after the last optimizer of the step."""
+        """Update the loss scale. Call this method after the last optimizer of the step."""
         self._steps += 1
         if self.scaler is None:
             return
@@ -142,7 +143,7 @@ class Precision:
             self._check_scale(self.scaler)
 
     def discard(self) -> None:
-        """Discard a step that will be repeated.
+        """Reset the GradScaler for a step that will be repeated.
 
         If a version of torch lacks the GradScaler's private table, this method does nothing, and the GradScaler rejects
         unscaling the repeated step.
@@ -163,7 +164,7 @@ class Precision:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. From the state of another format, only the number of steps is loaded."""
+        """Load a state. If the state is for another format, only the number of steps is loaded."""
         if not isinstance(state, dict) or state.get("precision") not in DTYPES:
             raise UsageError("This is not a state of legroom.precision. Pass the result of state_dict().")
         self._steps = int(state.get("steps", 0))
@@ -178,7 +179,7 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record whether the GradScaler calls `optimizer.step`. Other public ways to detect a skipped step require a
+        """Detect if the GradScaler calls `optimizer.step`. Other public ways to detect a skipped step require a
         synchronization."""
         if optimizer in self._hooked:
             return
@@ -216,7 +217,7 @@ class Precision:
             )
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check the total norm of all gradients. This synchronizes with the GPU once."""
+        """Check the total norm of all gradients. The check synchronizes with the GPU once."""
         step = self._steps + 1
         gradients = [
             parameter.grad
@@ -258,7 +259,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _non_finite_parameters(optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """Yield the names of parameters with non-finite gradients. Names are empty if the optimizer has none."""
+    """Yield the names of parameters with non-finite gradients. If the optimizer has no parameter names, the names are
+    empty."""
     for group in optimizer.param_groups:
         names = group.get("param_names") or [""] * len(group["params"])
         for name, parameter in zip(names, group["params"], strict=True):

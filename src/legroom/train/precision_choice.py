@@ -1,4 +1,4 @@
-"""The choice of the number format for a device, with its reason."""
+"""Chooses the number format for a device, and gives the reason."""
 
 import torch
 
@@ -8,7 +8,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def chosen_precision(kind: str, device: torch.device) -> tuple[str, str]:
-    """Return `bf16`, `fp16` or `fp32` for `kind` (one of these, or `auto`), and the reason."""
+    """Return the number format (`bf16`, `fp16` or `fp32`) and the reason. `kind` is a format or `auto`."""
     if kind not in (*DTYPES, "auto"):
         raise UsageError(f"'{kind}' is not a valid precision. Use bf16, fp16, fp32 or auto.")
     best, reason = _best(device)
@@ -68,8 +68,8 @@ def _best_for_cuda(device: torch.device) -> tuple[str, str]:
 
 
 def _cpu_has_bfloat16() -> bool:
-    """Return True if the CPU has bfloat16 instructions, according to torch's private functions. Without these,
-    `auto` selects float32 on every CPU.
+    """Return True if the CPU has bfloat16 instructions, according to torch's private functions. In a version of torch
+    without these functions, `auto` selects float32 on every CPU.
     """
     checks = [
         getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

@@ -28,7 +28,7 @@ def plan_split(
     devices: int,
     device_model: DeviceModel,
 ) -> tuple[dict[str, int], BalancedCut]:
-    """Plan strategy `split`. Returns the device index of each tensor, and the balanced cut."""
+    """Plan strategy `split`. Return the device index of each tensor, and the balanced cut."""
     partitioner = GraphPartitioner(record_forward(model, *model_inputs(batch)))
 
     def predict_peaks(boundaries: Sequence[int]) -> tuple[int, ...]:

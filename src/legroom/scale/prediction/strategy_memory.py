@@ -102,7 +102,7 @@ def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False
 
 
 def unused_parameters(setup: TrainingSetup) -> tuple[bool, bool]:
-    """Return whether a step leaves parameters without a gradient, and whether the set of these parameters may depend on
+    """Return True if a step leaves parameters without a gradient, and whether the set of these parameters may depend on
     the data."""
     has_unused: list[bool] = []
 

@@ -34,7 +34,7 @@ class StrategyEngine(Protocol):
     def backward(
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
-        """Run forward and backward. Returns the detached loss. The mean of these losses over ranks is the loss of the
+        """Run forward and backward. Return the detached loss. The mean of these losses over ranks is the loss of the
         global batch."""
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:

@@ -262,7 +262,7 @@ class _Schedule:
     def run(
         self, loss_fn: LossFunction, micros: Sequence[Any], weights: Sequence[float], scaling: Scaling
     ) -> torch.Tensor:
-        """Run all passes of these micro-batches. Returns their total loss on the last stage, and 0 on the others."""
+        """Run all passes of these micro-batches. Return their total loss on the last stage, and 0 on the others."""
         losses: list[torch.Tensor] = []
         with self._batch(loss_fn, micros, weights, scaling):
             target = {"target": self._indices, "losses": losses} if self._is_last else {}

@@ -1,1 +1,1 @@
-"""Atomic checkpoints of everything that a training run needs to continue."""
+"""Atomic checkpoints with the complete state of a training run."""

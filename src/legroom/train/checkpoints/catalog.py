@@ -1,7 +1,8 @@
-"""The checkpoints in a folder: the newest checkpoint, the best one, and the checkpoints that can be removed.
+"""Lists the checkpoints in a folder, and finds the newest checkpoint, the best checkpoint, and the checkpoints to remove.
 
-There are no pointer files that could become outdated. Every checkpoint has a manifest, and all information comes from
-the manifests. "Newest" refers to the order of saving, not to the step, because a run may resume from an earlier step.
+Every checkpoint has a manifest, and all information comes from the manifests. A separate file with the name of the
+newest checkpoint could become outdated. "Newest" refers to the order of saving, not to the step, because a run may
+resume from an earlier step.
 """
 
 import json
@@ -92,8 +93,8 @@ def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[Ch
 
 
 def without_advice(error: CheckpointError) -> str:
-    """Return the message without the advice to resume from another checkpoint, because Legroom resumes from another one
-    itself."""
+    """Return the message without the advice to resume from another checkpoint, because Legroom selects another
+    checkpoint itself."""
     return str(error).removesuffix(ADVICE).rstrip()
 
 
@@ -117,8 +118,8 @@ def removable(
 
 
 def unused_name(folder: Path, step: int) -> str:
-    """Return an unused name for the checkpoint of a step. Existing checkpoints are not replaced, because they may be
-    the last complete ones."""
+    """Return an unused name for the checkpoint of a step. Existing checkpoints are not replaced, because one of them
+    may be the last complete checkpoint."""
     name, count = f"step-{step:08d}", 1
     while (folder / name).exists():
         count += 1

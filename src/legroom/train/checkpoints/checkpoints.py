@@ -1,5 +1,5 @@
-"""Checkpoints of everything that a training run needs to continue. If the process is killed at any time, the last
-complete checkpoint stays intact.
+"""Checkpoints with the complete state of a training run. If the process is killed at any time, the last complete
+checkpoint stays intact.
 
     checkpoints = legroom.Checkpoints("runs/digits", keep=3, best="val_loss")
     checkpoints.track(model=model, optimizer=optimizer, scheduler=scheduler, guard=guard)
@@ -49,9 +49,10 @@ from legroom.train.checkpoints.unwrapped_modules import check_module, load_modul
 class Checkpoints:
     """The checkpoints of one training run, in one folder.
 
-    `keep` is the number of newest checkpoints to keep; None keeps all. `best` names a metric that is passed to `save`.
-    The checkpoint with the lowest value of this metric is kept too, or with the highest value if `higher_is_better` is
-    set. With `background`, `save` returns once everything is copied, and a thread writes the files.
+    `keep` is the number of newest checkpoints to keep, or None to keep all checkpoints. `best` names a metric that is
+    passed to `save`. The checkpoint with the lowest value of this metric is kept too, or with the highest value if
+    `higher_is_better` is set. With `background`, `save` returns once everything is copied, and a thread writes the
+    files.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Checkpoints:
     # ------------------------------------------------------------ tracked objects
 
     def track(self, **parts: Any) -> None:
-        """Add objects to save and resume, by name: models, optimizers, schedulers, GradScalers, a Guard, or any object
-        with `state_dict()` and `load_state_dict()`."""
+        """Add objects to save and resume, by name. The objects may be models, optimizers, schedulers, GradScalers, a
+        Guard, or any object with `state_dict()` and `load_state_dict()`."""
         for name, part in parts.items():
             if isinstance(part, DataLoader) and not hasattr(part, "state_dict"):
                 raise UsageError(
@@ -93,7 +94,7 @@ class Checkpoints:
             self._parts[name] = part
 
     def loader(self, loader: Any, name: str = "loader") -> Any:
-        """Return the loader in a form that saves and resumes its position in the epoch.
+        """Return a loader that saves and resumes its position in the epoch.
 
         A loader with its own `state_dict()`, such as torchdata's StatefulDataLoader, is tracked unchanged.
         """
@@ -105,7 +106,7 @@ class Checkpoints:
     # ------------------------------------------------------------ saving
 
     def save(self, step: int, **metrics: float) -> None:
-        """Save all tracked objects, then remove checkpoints that need not be kept."""
+        """Save all tracked objects, then remove old checkpoints according to `keep` and `best`."""
         if not self._parts:
             raise UsageError(
                 "No objects are tracked. Call checkpoints.track(model=model, optimizer=optimizer) first."
@@ -132,8 +133,7 @@ class Checkpoints:
             self._writer.start(write)
 
     def wait(self) -> None:
-        """Wait for a checkpoint that is being written in the background. Raises the error of that checkpoint, if
-        any."""
+        """Wait for a checkpoint that is being written in the background. If writing failed, raise the error."""
         if self._writer is not None:
             self._writer.wait()
 
@@ -147,9 +147,9 @@ class Checkpoints:
     # ------------------------------------------------------------ resuming
 
     def resume(self, which: str | os.PathLike[str] = "last", *, strict: bool = True) -> int:
-        """Restore all tracked objects from the "last" or "best" checkpoint, or from one given by name or path.
+        """Restore all tracked objects from the "last" or "best" checkpoint, or from the checkpoint with a given name or path.
 
-        Returns the step of the checkpoint, or 0 if there is no checkpoint yet. If the last checkpoint is damaged, it is
+        Return the step of the checkpoint, or 0 if there is no checkpoint yet. If the last checkpoint is damaged, it is
         skipped with a warning. With `strict=False`, objects that the checkpoint does not contain keep their initial
         state.
         """
@@ -181,7 +181,7 @@ class Checkpoints:
     ) -> None:
         """Load only the weights of one model, to evaluate the model or to start another training run.
 
-        With `strict=False`, load the weights whose name and shape match, and log a warning that lists the others.
+        With `strict=False`, load the weights whose name and shape match, and log a warning that lists the other weights.
         """
         self.wait()
         group = self._group()
@@ -274,8 +274,8 @@ class Checkpoints:
 
 
 class _BackgroundWriter:
-    """A thread that writes one checkpoint at a time. The next call, or the exit of the program, reports an error of the
-    thread."""
+    """A thread that writes one checkpoint at a time. An error of the thread is reported by the next call or at the
+    exit of the program."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="legroom-checkpoint")

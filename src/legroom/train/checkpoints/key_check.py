@@ -1,7 +1,7 @@
-"""Checks that a checkpoint's weights have the names and shapes of the model, before anything is loaded.
+"""Checks that the weights in a checkpoint have the same names and shapes as the model, before anything is loaded.
 
-The error lists missing names with the closest name in the file. If all names have or lack a prefix, the error states
-this in one line.
+The error lists missing names with the closest name in the file. If all names have or lack the same prefix, the error
+reports the prefix in one line.
 """
 
 import difflib
@@ -48,13 +48,12 @@ def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
 
 
 def loadable_names(saved: Shapes, expected: Shapes) -> list[str]:
-    """Return the names that have the same shape in the file and in the model."""
+    """Return the names of the tensors that have the same shape in the file and in the model."""
     return [name for name in expected if name in saved and tuple(saved[name]) == tuple(expected[name])]
 
 
 def closest_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, if a name is similar enough. Names with the same last part (`weight`) are
-    preferred."""
+    """Return the most similar name, or None if no name is similar. Names with the same last part (`weight`) are preferred."""
     last = name.rpartition(".")[2]
     candidates = [other for other in names if other.rpartition(".")[2] == last] or list(names)
     matches = difflib.get_close_matches(name, candidates, n=1, cutoff=0.5)

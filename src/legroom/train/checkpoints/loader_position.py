@@ -1,12 +1,12 @@
 """Resumes a plain DataLoader in the middle of an epoch, with the next batch.
 
-torchdata's StatefulDataLoader can resume itself, and is tracked unchanged. This module supports plain DataLoaders
+The StatefulDataLoader of torchdata can resume itself, and is tracked unchanged. This module supports plain DataLoaders
 without an extra dependency.
 
-Generators determine the order of an epoch at its start, so their states are saved at that point. A resumed run restores
-these states, starts the epoch again and skips the batches that were already used. After that, it restores the generator
-states of the checkpoint. Without worker processes, the skipped samples are not read. With workers, the skipped samples
-are read, because augmentation in a worker depends on earlier random draws.
+Generators determine the order of an epoch at its start, so their states are saved at that point. A resumed run
+restores these states, starts the epoch again and skips the batches that were already used. Then the run restores the
+generator states of the checkpoint. Without worker processes, the skipped samples are not read. With workers, the
+skipped samples are read, because augmentation in a worker depends on earlier random draws.
 
 `set_epoch` is called on samplers that have this method (DistributedSampler). With another number of ranks or another
 batch size, the position is counted in samples. Two cases are not reproduced exactly: persistent workers
@@ -31,8 +31,7 @@ from legroom.train.checkpoints.random_states import (
 
 
 class ResumableLoader:
-    """A loader that iterates like the given loader and tracks the position. Its other attributes are the attributes of
-    the given loader."""
+    """A loader that wraps the given loader and tracks the position. All other attributes are those of the given loader."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):
@@ -43,7 +42,7 @@ class ResumableLoader:
         self.epoch = 0
         """The current epoch."""
         self._batches = 0
-        """The batches of the current epoch that were already used."""
+        """The number of batches of the current epoch that were already used."""
         self._start: dict[str, Any] | None = None
         """The generator states at the start of the current epoch."""
         self._resume_state: Mapping[str, Any] | None = None
@@ -64,7 +63,8 @@ class ResumableLoader:
         self.end_epoch()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Iterate over the remaining epochs: `for epoch in loader.epochs(10)`. Leaving the inner loop early ends the epoch."""
+        """Iterate over the remaining epochs, as in `for epoch in loader.epochs(10)`. Leaving the inner loop early
+        ends the epoch."""
         while self.epoch < total:
             epoch = self.epoch
             yield epoch

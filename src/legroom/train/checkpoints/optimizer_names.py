@@ -1,7 +1,7 @@
-"""The state of an optimizer by parameter name instead of parameter index.
+"""Converts the state of an optimizer to use parameter names instead of parameter indices.
 
-Indices depend on the order of the groups and, if ranks have different parts of a model, on the rank. With names, a state can be
-loaded under another strategy, and the checkpoint of another optimizer is detected.
+Indices depend on the order of the groups and, if ranks have different parts of a model, on the rank. With names, a
+state can be loaded under another strategy, and a checkpoint of a different optimizer is detected.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from legroom.train.checkpoints.key_check import closest_name, plain_name
 from legroom.train.checkpoints.unwrapped_modules import unwrapped
 
 Names = Mapping[int, str]
-"""Parameter names by `id(parameter)`."""
+"""Maps `id(parameter)` to the name of the parameter."""
 
 
 def parameter_names(modules: Iterable[nn.Module]) -> dict[int, str]:
@@ -71,13 +71,13 @@ def state_by_index(
 
 
 def parameters_by_name(optimizer: torch.optim.Optimizer, names: Names) -> dict[str, torch.Tensor]:
-    """Return the parameters by name. The state of a parameter is sharded like the parameter."""
+    """Return the parameters by name. The state of a parameter has the same sharding as the parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {_name(parameter, index, names): parameter for index, parameter in enumerate(parameters)}
 
 
 def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the states that ranks with different parts of a model saved."""
+    """Merge the states of ranks that saved different parts of a model."""
     first = states[0]
     groups = []
     for index, group in enumerate(first["param_groups"]):
@@ -90,7 +90,7 @@ def merge_states(states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _names_by_index(optimizer: torch.optim.Optimizer, names: Names) -> dict[int, str]:
-    """Return parameter names by index. Indices continue through the groups, as in torch."""
+    """Return the parameter names by index. The indices continue from group to group, as in torch."""
     return {
         index: _name(parameter, index, names)
         for index, parameter in enumerate(

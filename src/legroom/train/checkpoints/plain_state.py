@@ -1,8 +1,8 @@
 """Separates the tensors of a `state_dict()` from its plain data, and combines both again.
 
 Only plain data is accepted: numbers, strings, containers and tensors. Plain data can be read with
-`torch.load(weights_only=True)`, which runs no code from the file and does not depend on import paths. Anything else,
-such as a whole model, is rejected with an error that names the object and the reason.
+`torch.load(weights_only=True)`, which runs no code from the file and does not depend on import paths. Any other
+object, such as a whole model, is rejected with an error that contains the object and the reason.
 """
 
 import io
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 def extract_tensors(value: Any, name: str, tensors: Tensors) -> Any:
     """Return `value` with its tensors replaced by references, and add the tensors to `tensors` by path.
 
-    A tensor with two names is added once. `name` is the prefix of the paths: `optimizer`, or empty.
+    A tensor with two names is added once. `name` is the prefix of the paths, for example `optimizer` or "".
     """
     return _TensorExtractor(tensors).walk(value, name)
 
@@ -47,7 +47,7 @@ def insert_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def as_plain(value: Any, name: str) -> Any:
-    """Return `value` as plain data with tensors. Raises UsageError for anything else."""
+    """Return `value` as plain data with tensors. Raises UsageError if `value` contains other objects."""
     tensors: Tensors = {}
     return insert_tensors(extract_tensors(value, name, tensors), tensors)
 
@@ -141,7 +141,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
-    """Return True if the tensor has an address. Empty tensors and shards have none."""
+    """Return True if the tensor has an address. Empty tensors and shards have no address."""
     return bool(getattr(tensor, "_local_tensor", tensor).numel())
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class CheckpointGroup:
-    """The processes of the training, or a single process without a process group."""
+    """The processes of the training, or a single process if there is no process group."""
 
     def __init__(self) -> None:
         distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -46,7 +46,7 @@ class CheckpointGroup:
         return result
 
     def gather(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` on all ranks and return all results, which must be small."""
+        """Run `work` on all ranks and return the results of all ranks, which must be small."""
         return self._run(work, gather=True)
 
     def _run(self, work: Callable[[], T], *, gather: bool) -> list[Any]:

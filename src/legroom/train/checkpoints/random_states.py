@@ -1,8 +1,8 @@
-"""The states of random generators as plain data: the generators of torch (on the CPU and on GPUs), Python, NumPy and a
-loader.
+"""Saves the states of random generators as plain data. The generators are those of torch (on the CPU and on GPUs),
+Python, NumPy and a loader.
 
-`guarding.state.random_state` saves such states as objects, for the duration of a step. A checkpoint needs serializable
-data.
+`guarding.state.random_state` also saves generator states, but as objects for the duration of a step. A checkpoint
+needs serializable data.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""Reads a checkpoint. Everything is read and checked before any object is changed, so a checkpoint of another model
-changes nothing.
+"""Reads a checkpoint. All data is read and checked before any object is changed, so a checkpoint of another model
+changes no object.
 
 Tensors are copied from host memory to the device of each parameter on this rank, never to the GPU from which they were
 saved.
@@ -33,7 +33,7 @@ from legroom.train.checkpoints.unwrapped_modules import (
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """The contents of one checkpoint, after the check of the files."""
+    """The contents of one checkpoint whose files were checked."""
 
     info: CheckpointInfo
     modules: dict[str, dict[str, Any]]
@@ -43,8 +43,8 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read everything that `parts` need from a checkpoint. Every rank calls this function. If it fails on one rank, it
-    fails on all ranks."""
+    """Read the data for `parts` from a checkpoint. Every rank calls this function. If it fails on one rank, it fails
+    on all ranks."""
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
     others = group.run(lambda: _other_states(info, shared["parts"], parts))
@@ -65,7 +65,7 @@ def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup)
 
 
 def check(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
-    """Raise CheckpointError on every rank if the checkpoint does not belong to these objects."""
+    """Raise CheckpointError on every rank if the checkpoint does not match these objects."""
     models = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
     own = {name: shapes(state) for name, state in models.items()}
     all_ranks = group.gather(lambda: own)
@@ -96,7 +96,8 @@ def _check(
 
 
 def load(contents: LoadedCheckpoint, parts: Mapping[str, Any], group: CheckpointGroup) -> None:
-    """Load the contents into the tracked objects. Models come first, because optimizer state follows its parameters."""
+    """Load the contents into the tracked objects. Models are loaded first, because optimizer state uses the devices
+    and shards of the parameters."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
     optimizers = group.run(
         lambda: {
@@ -143,8 +144,8 @@ def _other_states(
 
 
 def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return copies of the tensors, because objects keep the tensors that they load. Optimizer state is large, and is
-    copied only when it is loaded."""
+    """Return copies of the tensors, because objects keep references to loaded tensors. Optimizer state is large, and
+    is copied only when it is loaded."""
     return {
         name: tensor
         if isinstance(parts.get(name.partition(".")[0]), torch.optim.Optimizer)
@@ -154,7 +155,7 @@ def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, 
 
 
 def _optimizer_tensor(tensor: Any, parameter: torch.Tensor) -> Any:
-    """Return a copy of the tensor for an optimizer, sharded like its parameter."""
+    """Return a copy of a tensor of the optimizer state, with the same sharding as its parameter."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     sharded = shard_like(tensor, parameter)

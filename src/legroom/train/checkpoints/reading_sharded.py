@@ -1,5 +1,5 @@
-"""Reads checkpoints of ranks with different parts of a model. Each rank reads the parts that it has now, for any number of
-ranks.
+"""Reads checkpoints that ranks with different parts of a model saved. Each rank reads its current parts. The number
+of ranks may have changed.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def read_sharded_states(
 
 
 def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of tensors that this rank's modules need, with the tensors they are loaded into."""
+    """Return the names of the tensors that this rank's modules need, with the tensors into which they are loaded."""
     targets: dict[str, Any] = {}
     for name, entries in modules.items():
         state = module_state(parts[name])
@@ -67,7 +67,7 @@ def _module_targets(modules: States, parts: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _optimizer_targets(optimizers: States, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names of tensors that this rank's optimizers need, with their parameters."""
+    """Return the names of the tensors that this rank's optimizers need, with their parameters."""
     names = parameter_names(part for part in parts.values() if isinstance(part, nn.Module))
     targets: dict[str, Any] = {}
     for name, state in optimizers.items():

@@ -1,4 +1,4 @@
-"""Saves a checkpoint: the tracked objects are copied and written, and then the folder is renamed. Training waits only
+"""Saves a checkpoint. The tracked objects are copied and written, and then the folder is renamed. Training waits only
 for the copy.
 
 If all ranks have the same tensors (a single process, DDP), rank 0 writes model and optimizer. If ranks have different
@@ -45,7 +45,7 @@ def rank_file(rank: int) -> str:
 
 @dataclass(slots=True)
 class CheckpointContents:
-    """Everything that one rank will write."""
+    """The data that one rank will write."""
 
     tensor_files: dict[str, TensorFile] = field(default_factory=dict)
     plain_files: dict[str, bytes] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class CheckpointContents:
 
 
 def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> bool:
-    """Return True if ranks have different tensors of a model, either shards or tensors with other names."""
+    """Return True if ranks have different tensors of a model, which are either shards or tensors with different names."""
 
     def own_tensors() -> tuple[bool, dict[str, list[str]]]:
         states = {name: module_state(part) for name, part in parts.items() if isinstance(part, nn.Module)}
@@ -134,7 +134,7 @@ def write(
     step: int,
     metrics: Mapping[str, float],
 ) -> catalog.CheckpointInfo:
-    """Write the contents as the newest checkpoint of `folder`, either completely or not at all."""
+    """Write the contents as the newest checkpoint of `folder`. An incomplete checkpoint is never visible."""
     unfinished = group.run(lambda: _begin(folder, contents) if group.is_main else None)
     try:
         return _write(contents, folder, group, unfinished, step, metrics)

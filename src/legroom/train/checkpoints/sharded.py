@@ -1,9 +1,9 @@
 """Reads and writes sharded tensors (FSDP2) through torch.distributed.checkpoint. Every rank writes its own shards, and
 any number of ranks can read them.
 
-Only tensors are written in this way, so torch does not unpickle the shards. However, torch's metadata file is a pickle,
-which could reference any code. This module therefore reads the metadata with an unpickler that accepts only the few
-classes that this file may contain.
+Only tensors are written in this way, so torch does not unpickle the shards. However, torch's metadata file is a
+pickle, which could run arbitrary code. This module therefore reads the metadata with an unpickler that accepts only
+the few classes that this file may contain.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _ALLOWED_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.
 
 
 def host_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to host memory, for a checkpoint that is written later."""
+    """Return a copy of a tensor in host memory, for a checkpoint that is written later."""
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -53,7 +53,7 @@ def write_sharded(folder: Path, tensors: Mapping[str, torch.Tensor], group: Chec
 
 
 def checksums(folder: Path) -> dict[str, Checksum]:
-    """Return the checksums of the files of `write_sharded`, by path relative to `folder`."""
+    """Return the checksums of the files that `write_sharded` wrote, by path relative to `folder`."""
     return {
         path.relative_to(folder).as_posix(): checksum_of(path)
         for path in sorted((folder / FOLDER).iterdir())
@@ -74,8 +74,8 @@ def sharded_sizes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
 def read_sharded(
     folder: Path, like: Mapping[str, torch.Tensor | None], group: CheckpointGroup
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors with these names. If `like` is a DTensor, the tensors are sharded like it. Otherwise, they are
-    unsharded."""
+    """Read the tensors with these names. If `like` is a DTensor, the result has the same sharding. Otherwise, the
+    result is unsharded."""
     sizes = sharded_sizes(folder)
     targets: dict[str, torch.Tensor] = {}
     for name, target in like.items():
@@ -99,7 +99,7 @@ def read_sharded(
 
 
 def shard(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """Shard an unsharded tensor, which every rank has, like another tensor of the same shape."""
+    """Shard a tensor in the same way as another tensor of the same shape. Every rank has the unsharded tensor."""
     if isinstance(tensor, DTensor) or tensor.shape != like.shape:
         return tensor
     local = tensor.to(like.to_local().device)
@@ -108,7 +108,7 @@ def shard(tensor: torch.Tensor, like: DTensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _no_single_process_warning() -> Iterator[None]:
-    """Suppress torch's warning if a single process reads the shards of many processes."""
+    """Suppress torch's warning about a single process that reads the shards of many processes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

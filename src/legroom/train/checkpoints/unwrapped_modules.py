@@ -1,4 +1,5 @@
-"""The state of a model under its own names, without the prefixes of DataParallel, DistributedDataParallel and torch.compile."""
+"""Reads and loads the state of a model without the name prefixes of DataParallel, DistributedDataParallel and
+torch.compile."""
 
 from collections.abc import Mapping
 from typing import Any, cast
@@ -27,13 +28,14 @@ def module_state(module: nn.Module) -> dict[str, Any]:
 
 
 def check_module(saved: Mapping[str, Any], expected: Shapes, source: str) -> None:
-    """Raise CheckpointError for the state of another model. `expected` contains the shapes of the model's tensors over
-    all ranks."""
+    """Raise CheckpointError if the state was saved from another model. `expected` contains the shapes of the model's
+    tensors over all ranks."""
     check_names(shapes(saved), expected, source)
 
 
 def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = True) -> list[str]:
-    """Load a state into the model, with the devices and shards of its tensors. Returns the names that were not loaded."""
+    """Load a state into the model. The devices and shards of the model's tensors do not change. Return the names that
+    were not loaded."""
     inner = unwrapped(module)
     current = inner.state_dict()
     names = loadable_names(shapes(saved), shapes(module_state(module))) if not strict else None
@@ -47,7 +49,7 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool = T
 
 
 def shard_like(saved: Any, current: Any) -> Any:
-    """Shard an unsharded tensor, which every rank has read, like the current tensor of the model."""
+    """Shard a tensor in the same way as the current tensor of the model. Every rank has read the unsharded tensor."""
     if not (isinstance(current, torch.Tensor) and is_sharded(current)) or not isinstance(saved, torch.Tensor):
         return saved
     from legroom.train.checkpoints.sharded import shard

@@ -1,13 +1,13 @@
-"""Activation checkpointing for any model: blocks drop their activations and recompute them in the backward pass.
+"""Activation checkpointing for any model. Blocks drop their activations and recompute them in the backward pass.
 
     with checkpoint_blocks(model):
         loss = model(x).sum()
     loss.backward()
 
-Models with `gradient_checkpointing_enable` (models of transformers) use their own implementation. In other models, the
-blocks are the members of the outermost `ModuleList`s and `Sequential`s. If there are none, they are the direct children
-of the model. The gradients are the same as without checkpointing, and bit-for-bit equal if the kernels are
-deterministic. In the recomputation, dropout draws the same numbers again, and running statistics are not updated again.
+Models with `gradient_checkpointing_enable` (models of transformers) use their own implementation. In other models,
+the blocks are the members of the outermost `ModuleList`s and `Sequential`s. A model without such containers uses its
+direct children as blocks. The gradients are the same as without checkpointing, and bit-for-bit equal if the kernels
+are deterministic. During recomputation, dropout draws the same numbers again, and running statistics are not updated again.
 """
 
 import contextlib

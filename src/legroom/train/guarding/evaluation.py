@@ -1,11 +1,11 @@
-"""Runs a function of a batch in micro-batches if memory is short. This module is for evaluation, embedding and other
+"""Runs a function on a batch, in micro-batches if memory is short. This module is for evaluation, embedding and other
 functions without an optimizer.
 
 Evaluation has its own micro-batch sizes, because it needs much less memory than training. The micro-batch size is
-reduced down to one sample. If a single sample does not fit either, the model is moved to the CPU for the rest of the
-batch, provided that this is allowed. If parameters are sharded over ranks (FSDP2), every forward pass needs all ranks.
-In that case, all ranks split their batches into the same number of micro-batches. If one rank runs out of memory, all
-ranks repeat the batch with more micro-batches.
+reduced down to one sample. If a single sample does not fit and the CPU is allowed, the model is moved to the CPU for
+the rest of the batch. If parameters are sharded over ranks (FSDP2), every forward pass needs all ranks. In that case,
+all ranks split their batches into the same number of micro-batches. If one rank runs out of memory, all ranks repeat
+the batch with more micro-batches.
 """
 
 import functools
@@ -67,7 +67,7 @@ class Evaluation:
     def _run_with_ranks(
         self, function: Callable[..., Any], batch: BatchArguments, ranks: RankCoordinator
     ) -> Any:
-        """Run with the same number of passes on every rank."""
+        """Run the function with the same number of passes on every rank."""
         micro = self.sizer.micro_batch(batch.batch_size)
         while True:
             passes = ranks.plan(batch.batch_size, micro).passes
@@ -108,8 +108,8 @@ class Evaluation:
         passes: int,
         ranks: RankCoordinator,
     ) -> tuple[list[Any], ErrorClassification | None, int | None]:
-        """Return the results, the failure on this rank, or the size that was agreed on after a failure on another
-        rank."""
+        """Return the results, the failure on this rank, or the size that the ranks agreed on after a failure on
+        another rank."""
         results: list[Any] = []
         edges = spans(sizes)
         try:
@@ -139,7 +139,8 @@ class Evaluation:
         *,
         allow_cpu: bool,
     ) -> Any:
-        """Run in this process only, in the caller's gradient mode. Results of finished micro-batches are kept.
+        """Run the function in this process only, in the caller's gradient mode. Results of finished micro-batches are
+        kept after a failure.
 
         With `allow_cpu`, the CPU is used if a single sample does not fit.
         """

@@ -1,7 +1,7 @@
-"""Fallbacks that are applied one after the other if a single sample does not fit, and the error that is raised if they
-are not enough.
+"""Fallbacks for a single sample that does not fit. They are applied one after the other. If they are not enough, an
+error is raised.
 
-Spilling and activation checkpointing give the same gradients, but take time. Lower precision changes the gradients, so
+Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients, so
 it is only used if the user allows it.
 """
 
@@ -24,7 +24,7 @@ EXACT_FALLBACKS: tuple[FallbackName, ...] = ("spill", "checkpoint")
 
 
 class DoesNotFit(LegroomError, torch.OutOfMemoryError):  # noqa: N818
-    """A single sample does not fit, even with all fallbacks. The state from before the step is restored."""
+    """Raised if a single sample does not fit, even with all fallbacks. The state from before the step is restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Fallbacks:
         self.active: list[Fallback] = []
 
     def activate_next(self) -> Fallback | None:
-        """Activate the next fallback for the rest of the run. Returns None if no fallback is left."""
+        """Activate the next fallback for the rest of the run. Return None if no fallback is left."""
         if not self._remaining:
             return None
         name = self._remaining.pop(0)
@@ -114,7 +114,7 @@ def does_not_fit(
     tried: Sequence[str],
     allocated: int | None,
 ) -> DoesNotFit:
-    """Return the final error. The message states what did not fit, what uses the memory, and what would help."""
+    """Return the final error. The message contains the failed operation, the memory in use, and possible changes."""
     usage = [
         ("parameters", _bytes(model.parameters(), device)),
         ("gradients", _bytes((p.grad for p in model.parameters() if p.grad is not None), device)),

@@ -9,7 +9,7 @@ random generators), splits the batch into micro-batches that fit and runs the pa
 as for the whole batch. If memory runs out in the optimizer, Guard completes that optimizer step. If memory does not run
 out, the overhead is small: Guard copies no weights and adds no synchronization.
 
-This file decides what to try after a failure. `passes` runs the passes, `transaction` restores the state,
+This file decides how to continue after a failure. `passes` runs the passes, `transaction` restores the state,
 `optimizer_step` steps the optimizer, `micro_batch_size` chooses the sizes, and `fallbacks` saves memory if a single
 sample does not fit.
 """
@@ -57,27 +57,28 @@ Coupling = Literal["warn", "ignore", "sync", "no-split"]
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """Describes how the latest step ran."""
+    """The micro-batches, attempts and fallbacks of the latest step."""
 
     split: tuple[int, ...]
-    """Samples in each micro-batch."""
+    """The number of samples in each micro-batch."""
     attempts: int
-    """1 if memory did not run out."""
+    """The number of attempts, which is 1 if memory did not run out."""
     fallbacks: tuple[str, ...]
-    """The active fallbacks, because a single sample did not fit without them."""
+    """The active fallbacks. They are needed because a single sample did not fit."""
 
 
 class Guard:
     """Training steps of one model and one optimizer that recover from out-of-memory errors with the same gradients.
 
-    `precision` is "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. Alternatively, pass your own GradScaler
-    as `scaler` and use autocast in your function. `max_micro_batch_size` is the maximum number of samples per pass.
-    `batch_dim` is the batch dimension of the tensors. `unsplit` are the arguments that are never split, by position or
-    name. `reduction` is the reduction of the loss over samples. By default, Guard determines it at the first split.
-    `weight` is a function that counts elements in a batch, for a loss that is a mean over elements other than samples,
-    such as tokens. `clip_norm` is the norm to which gradients are clipped. `coupling` is the behavior if samples depend
-    on each other. `fallbacks` are the techniques to try if a single sample does not fit. With `cache_sizes`, the sizes
-    that fit are stored for the next run. `on_finding` is called with each warning, which is then not logged.
+    `precision` is "bf16", "fp16", "fp32", "auto" or a `legroom.precision(...)`. Alternatively, pass your own
+    GradScaler as `scaler` and use autocast in your function. `max_micro_batch_size` is the maximum number of samples
+    per pass. `batch_dim` is the batch dimension of the tensors. `unsplit` are the arguments that are never split, by
+    position or name. `reduction` is the reduction of the loss over samples. By default, Guard determines it at the
+    first split. `weight` is a function that counts elements in a batch, for a loss that is a mean over elements other
+    than samples, such as tokens. `clip_norm` is the norm to which gradients are clipped. `coupling` determines the
+    behavior if samples depend on each other. `fallbacks` are the techniques to try if a single sample does not fit.
+    With `cache_sizes`, the sizes that fit are stored for the next run. `on_finding` is called with each warning,
+    which is then not logged.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Guard:
     def optimizer_step(self) -> None:
         """Unscale, clip, step the optimizer, set gradients to None and update the loss scale.
 
-        Recovers from out-of-memory errors in any of these operations.
+        This method recovers from out-of-memory errors in any of these operations.
         """
         clip = self._clip_norm
 
@@ -183,7 +184,7 @@ class Guard:
         raise unfinished
 
     def join(self, batches: Iterable[T]) -> Iterator[T]:
-        """Iterate over a loader whose length differs between ranks: `for x, y in guard.join(loader)`.
+        """Iterate over a loader whose length differs between ranks, as in `for x, y in guard.join(loader)`.
 
         A rank without further batches repeats its last batch with weight 0 until all ranks are done.
         """
@@ -202,7 +203,7 @@ class Guard:
         return self._evaluation.evaluate(function, batch, named)
 
     def batched(self, function: F) -> F:
-        """Decorate a function to run in micro-batches if memory is short. The gradient mode of the caller applies."""
+        """Return a function that runs in micro-batches if memory is short. The gradient mode of the caller applies."""
         return cast(F, self._evaluation.decorated(function))
 
     def verify(
@@ -244,7 +245,7 @@ class Guard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with the splits of a checkpoint, so that results are rounded in the same way as before."""
+        """Load the state of a checkpoint. With the same micro-batch sizes, results are rounded in the same way as before."""
         if not {"sizes", "fallbacks", "reduction", "precision"} <= set(state):
             raise UsageError(
                 "The argument is not the state of a Guard. Pass the result of Guard.state_dict()."
@@ -365,8 +366,8 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Return True if the gradients are still exactly the gradients of the finished micro-batches. A partial backward pass
-        would have added to them."""
+        """Return True if the gradients are still exactly the gradients of the finished micro-batches. A partial
+        backward pass would have changed the gradients."""
         return (
             0 < passes.done < len(passes.sizes)
             and passes.phase == "forward"
@@ -402,8 +403,8 @@ class Guard:
         return max(smaller, smallest)
 
     def _apply_fallback(self, batch_size: int, failure: Any, phase: str) -> int:
-        """Activate the next fallback and return the micro-batch size to try with it. Raises DoesNotFit if no fallback
-        is left."""
+        """Activate the next fallback and return the micro-batch size to try next. Raises DoesNotFit if no fallback is
+        left."""
         min_samples, subject = self._min_samples(), self._smallest_unit()
         if self._transaction.offload_earlier_gradients():
             log.warning(
@@ -464,7 +465,7 @@ class Guard:
         )
 
     def _check_coupling(self, loss_fn: LossFunction, batch: BatchArguments, sizes: Sequence[int]) -> None:
-        """Check at the first split whether samples depend on each other and how the loss is reduced."""
+        """At the first split, check if samples depend on each other, and determine the reduction of the loss."""
         self._is_coupling_checked = True
         names = couplings.batch_norm_layers(self.model)
         if names and self._coupling == "warn":

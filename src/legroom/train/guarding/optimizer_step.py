@@ -1,8 +1,8 @@
 """Completes the optimizer step even if memory runs out during the step, so that every parameter is updated exactly
 once.
 
-An optimizer that fails before its end has updated some parameters and not others. Guard avoids this state with one of
-two strategies:
+If an optimizer step fails halfway, some parameters are updated and others are not. Guard avoids this state with one
+of two strategies:
 
 - **Copy and restart**, if parameters and state are small compared to the memory of the device. Parameters and state are
   copied before each step. If a step fails, they are restored from the copy, and the step is repeated under
@@ -45,9 +45,9 @@ RESTARTABLE = frozenset(
 )
 """Optimizers whose step changes only parameters and state (Rprop also writes to gradients)."""
 MAX_COPY_BYTES = 32 << 20
-"""The maximum bytes of parameters and state that are copied before a step."""
+"""The maximum number of bytes of parameters and state that are copied before a step."""
 MAX_COPY_DIVISOR = 200
-"""The copy uses at most this fraction (1/n) of the device memory."""
+"""The copy uses at most 1/200 of the device memory."""
 
 
 class OptimizerStep:
@@ -68,7 +68,7 @@ class OptimizerStep:
         self._retrying = contextlib.ExitStack()
         self.reservation = StateReservation(optimizer, device, RESTARTABLE)
         self.retries = 0
-        """The number of out-of-memory errors that were recovered."""
+        """The number of out-of-memory errors from which the step recovered."""
 
     def run(
         self,
@@ -103,7 +103,7 @@ class OptimizerStep:
 
     @contextlib.contextmanager
     def _recovering_step(self) -> Iterator[None]:
-        """Make `optimizer.step()` recover inside the block, even if a GradScaler calls it."""
+        """Inside the block, make `optimizer.step()` recover from out-of-memory errors, even if a GradScaler calls it."""
         if self._device.type == "cpu":
             yield
             return
@@ -141,7 +141,8 @@ class OptimizerStep:
         return original()
 
     def _has_copied(self) -> bool:
-        """Copy everything that a step changes, if the total size is small enough. Returns whether a copy was made."""
+        """Copy the parameters and state that a step changes, if the total size is small enough. Return True if a copy
+        was made."""
         if type(self._optimizer) not in RESTARTABLE or self._bytes() > self._max_copy_bytes:
             return False
         try:

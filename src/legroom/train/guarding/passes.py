@@ -36,22 +36,22 @@ class Passes:
     contexts: Contexts
     """The contexts of the forward pass, one per active fallback."""
     between: Callable[[], None]
-    """Called before each micro-batch except the first."""
+    """A function that is called before each micro-batch except the first."""
     around: Callable[[], AbstractContextManager[Any]]
-    """The context of all micro-batches."""
+    """A context manager that is active during all micro-batches."""
     kind: Hashable = None
     min_samples: int = 1
-    """The minimum samples of a micro-batch."""
+    """The minimum number of samples in a micro-batch."""
     done: int = 0
     """The number of finished micro-batches."""
     loss: torch.Tensor | None = None
     """The weighted loss of the finished micro-batches."""
     phase: Literal["forward", "backward"] = "forward"
     retry_size: int | None = None
-    """The micro-batch size agreed on with the other ranks, if the failure of one of them made this attempt invalid."""
+    """The micro-batch size that all ranks agreed on, if a failure on another rank made this attempt invalid."""
 
     def run(self) -> ErrorClassification | None:
-        """Run the remaining micro-batches. Returns the out-of-memory failure, or None."""
+        """Run the remaining micro-batches. Return the out-of-memory failure, or None."""
         try:
             with self.around():
                 while self.done < len(self.sizes):

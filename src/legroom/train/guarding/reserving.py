@@ -1,10 +1,10 @@
-"""Reserves memory for the optimizer state, from before the first forward pass until the first optimizer step.
+"""Reserves memory for the optimizer state before the first forward pass, and releases it at the first optimizer step.
 
-Optimizers such as Adam allocate twice the memory of the parameters in their first step. A batch that fit before would
-then fail in the optimizer or in the next step. With the reservation, memory runs out in the passes instead, where
-smaller micro-batches help. The reservation consists of blocks with the sizes that the optimizer will allocate. The
-reservation is released just before the optimizer step. The optimizer itself is not modified, so its values and counters
-are the same as without Guard.
+Optimizers such as Adam allocate twice the memory of the parameters in their first step. Without a reservation, a
+batch could fit in the first passes and then fail in the optimizer or in the next step. With the reservation, memory
+runs out in the passes, where smaller micro-batches help. The reservation consists of blocks with the sizes that the
+optimizer will allocate. The reservation is released just before the optimizer step. The optimizer itself is not
+modified, so its values and counters are the same as without Guard.
 """
 
 import contextlib
@@ -31,8 +31,7 @@ class StateReservation:
     def reserve(self) -> None:
         """Reserve memory before the first pass. Later calls do nothing.
 
-        If state and gradients do not fit in addition to the parameters, nothing is reserved, because no split could
-        help.
+        If parameters, gradients and state do not fit together, nothing is reserved, because no split could help.
         """
         if not self._is_pending:
             return
@@ -51,14 +50,15 @@ class StateReservation:
         release_memory()
 
     def release(self) -> bool:
-        """Release the reserved memory. Returns whether any memory was reserved."""
+        """Release the reserved memory. Return True if any memory was reserved."""
         had_blocks = bool(self._blocks)
         self._blocks.clear()
         return had_blocks
 
 
 def future_state_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return the bytes of each state tensor that the first step will create, in order, from a step on meta tensors."""
+    """Return the size in bytes of each state tensor that the first step will create, in order. The sizes are
+    determined by a step on meta tensors."""
     groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         new = [each for each in group["params"] if each.requires_grad and not optimizer.state.get(each)]
@@ -81,13 +81,13 @@ def future_state_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def future_gradient_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Return the bytes of each gradient that the backward pass will create."""
+    """Return the size in bytes of each gradient that the backward pass will create."""
     parameters = (each for group in optimizer.param_groups for each in group["params"])
     return [_local(each).nbytes for each in parameters if each.requires_grad and each.grad is None]
 
 
 _META_OPTIONS = {"foreach": False, "fused": False, "capturable": False, "differentiable": False, "lr": 0.1}
-"""Options with which a step runs on meta tensors. None of them affects the sizes of the state."""
+"""Optimizer options for a step on meta tensors. These options do not affect the sizes of the state."""
 
 
 def _meta_parameter(parameter: Any) -> torch.nn.Parameter:

@@ -1,9 +1,10 @@
-"""A mode in which a torch function that runs out of memory is called again after memory was freed.
+"""A torch function mode. If a torch function runs out of memory, memory is freed and the function is called again.
 
-An optimizer that fails before its end has modified some tensors in place and not others. Without this mode, only a copy
-of everything before every step could undo such changes. Under this mode, the optimizer does not fail before its end.
+If an optimizer step fails halfway, some tensors are modified in place and others are not. Without this mode, undoing
+such changes would require a copy of all tensors before every step. With this mode, the step does not fail halfway.
 Each torch function that runs out of memory is called again, first after emptying the cache, then after moving tensors
-that the function does not need to host memory. These tensors are moved back when a function needs them, and at the end.
+that the function does not need to host memory. These tensors are moved back when a function needs them, and at the
+end.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is only
 raised if the operands and the result of a single function do not fit.
@@ -23,8 +24,8 @@ from legroom.train.guarding.state.random_state import RandomState
 
 
 class RetryOnOOM(TorchFunctionMode):
-    """`offloadable()` returns the tensors that may be moved to host memory. `device` is the device on which memory is
-    freed."""
+    """Calls torch functions that run out of memory again. `offloadable()` returns the tensors that may be moved to
+    host memory. `device` is the device on which memory is freed."""
 
     def __init__(self, offloadable: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class RetryOnOOM(TorchFunctionMode):
 
     @torch.no_grad()
     def _leave_on_host(self) -> None:
-        """Keep the tensors in host memory, so that no value is lost if they do not fit on the device."""
+        """Keep the tensors in host memory. No value is lost if the tensors do not fit on the device."""
         for tensor in list(self._offloadable()):
             local = getattr(tensor, "_local_tensor", tensor)
             offloaded = self._offloaded.get(_key(local))
@@ -184,12 +185,12 @@ _RANDOM_FUNCTIONS = (
 )
 _GETTER = type(torch.Tensor.shape.__get__)  # type: ignore[attr-defined]
 _NO_ALLOCATION = frozenset({torch.Tensor.item, torch.is_complex, torch.Tensor.is_complex})
-"""Functions of one argument that allocate nothing. Optimizers call them for every parameter."""
+"""Functions of one argument that allocate no memory. Optimizers call these functions for every parameter."""
 
 
 @functools.cache
 def _is_random(func: Any) -> bool:
-    """Return True if a function draws random numbers. Such a function may have drawn some before it failed."""
+    """Return True if a function draws random numbers. Such a function may have drawn numbers before it failed."""
     name = getattr(func, "__name__", "")
     return any(word in name for word in _RANDOM_FUNCTIONS)
 

@@ -1,5 +1,4 @@
-"""Defines how Guard scales losses and steps the optimizer: with a Precision, with the user's GradScaler, or
-unscaled."""
+"""Defines how Guard scales losses and steps the optimizer. Guard uses a Precision, the user's GradScaler, or no scaling."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -25,7 +24,7 @@ class Scaling(Protocol):
 
 
 class UserScaling:
-    """The user's own GradScaler, or none. The user's function applies autocast."""
+    """Scaling with the user's own GradScaler, or without one. The user's function applies autocast."""
 
     def __init__(self, scaler: Any = None) -> None:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None

@@ -27,7 +27,7 @@ class GradientComparison:
     max_difference: float
     """The largest difference of a parameter's gradients, relative to the largest gradient of that parameter."""
     parameter: str
-    """The parameter with that difference."""
+    """The name of the parameter with the largest difference."""
     loss_difference: float
     """The relative difference of the losses."""
     batch_size: int

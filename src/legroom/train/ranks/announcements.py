@@ -1,5 +1,5 @@
-"""Announcements of collectives in a store. A failed rank reads the announcements to learn which collectives the other
-ranks will issue.
+"""Announcements of collectives in a store. A failed rank reads the announcements to determine which collectives the
+other ranks will issue.
 
 While the collectives of a step are not yet known (in the first step, or in a step of a new kind), each rank announces
 its next collective before issuing it. A rank that failed reads the announcements from the position at which it failed.
@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.001  # other ranks are computing meanwhile
 
 
 class Announcements:
-    """The announcements of all passes, stored by pass. Every rank writes them; failed ranks read them."""
+    """The announcements of all passes, stored by pass. Every rank writes announcements, and failed ranks read them."""
 
     def __init__(self, store: Any, ranks: int, timeout: float) -> None:
         self._store = store
@@ -39,7 +39,7 @@ class Announcements:
         self._store.add(f"{pass_key}/failed", 1)
 
     def read(self, pass_key: str, index: int) -> CollectiveCall | None:
-        """Wait for the collective with this index. Returns None if no rank will issue it."""
+        """Wait for the collective with this index. Return None if no rank will issue it."""
         deadline = time.monotonic() + self._timeout
         key = f"{pass_key}/{index}"
         while True:

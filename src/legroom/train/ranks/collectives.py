@@ -33,7 +33,7 @@ NAMES = (
     "reduce_scatter_single",
     "scatter",
 )
-"""The names of the collectives. Some exist only in some releases of torch."""
+"""The names of the collectives. Not every release of torch has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class GroupIndex:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective, with everything that must be the same on all ranks."""
+    """One collective, with the properties that must be the same on all ranks."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -109,7 +109,7 @@ def repeat_with_zeros(call: CollectiveCall, groups: Sequence[Any], device: torch
 
 
 class _UnknownGroup(Exception):  # noqa: N818  (never leaves this file)
-    """The process group does not belong to the model."""
+    """Raised if the process group is not one of the model's groups."""
 
 
 def _intercepted(listener: Listener, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:

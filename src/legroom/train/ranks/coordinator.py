@@ -1,5 +1,5 @@
-"""Coordinates ranks: if memory runs out on one rank, all ranks discard the step and repeat it with the same smaller
-split.
+"""Coordinates ranks. If memory runs out on one rank, all ranks discard the step and repeat it with the same smaller
+micro-batches.
 
     ranks = ranks_for(model)                      # a DDP or FSDP2 model; every rank calls it
     plan = ranks.plan(batch_size, micro)          # the same number of passes on all ranks
@@ -9,12 +9,12 @@ split.
     ...                                           # after an out-of-memory error: free its tensors, ranks.complete_pending()
     retry_size = ranks.agree(failure, proposal)   # None: step the optimizer; a size: roll back and plan again
 
-The ranks are coordinated as follows. A rank that failed completes its pending collectives (see `pending_collectives`),
-so no rank hangs. At the end of the passes, the ranks exchange a few integers that show whether the step is valid. The
-exchange uses gloo between the hosts, so it does not wait for a GPU, and the device continues with its queued work. The
-same exchange contains the next split. Once the sizes no longer change, nothing else is exchanged. There is an exchange
-before a step only if a rank needs more passes than agreed. A rank needs more passes if batch sizes differ under FSDP2,
-where the number of passes must be the same on all ranks.
+A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the end of the
+passes, the ranks exchange a few integers that show whether the step is valid. The exchange uses gloo between the
+hosts, so it does not wait for a GPU, and the device continues with its queued work. The same exchange contains the
+next split. Once the sizes no longer change, nothing else is exchanged. An exchange before a step is needed only if a
+rank needs more passes than agreed. This happens if batch sizes differ under FSDP2, where the number of passes must be
+the same on all ranks.
 """
 
 import itertools
@@ -83,7 +83,7 @@ def ranks_for_evaluation(model: nn.Module) -> Iterator[RankCoordinator]:
 
 
 class DistributedRanks:
-    """Coordinates the ranks that share one model, from the perspective of one of them."""
+    """Coordinates this rank with the other ranks that share the model."""
 
     keeps_finished_micro_batches = False
     """True if finished passes of a failed attempt can be kept. This is always False, because the passes received zeros
@@ -99,7 +99,8 @@ class DistributedRanks:
         *,
         trains: bool = True,
     ) -> None:
-        """With `trains`, passes include a backward pass, and gradients may be discarded after a failure."""
+        """Create a coordinator. With `trains`, passes include a backward pass, and gradients may be discarded after a
+        failure."""
         groups = [
             dist.group.WORLD,
             *(part.group for part in replicas),
@@ -141,7 +142,7 @@ class DistributedRanks:
         self._model_communicates = False
 
     def plan(self, batch_size: int, micro: int) -> SplitPlan:
-        """Return how this rank splits its batch, with the same number of passes as all other ranks."""
+        """Return the split of this rank's batch, with the same number of passes as on all other ranks."""
         needed = max(1, math.ceil(batch_size / max(1, micro)))
         if self._agreed_passes is not None and needed > self._agreed_passes and self._needs_equal_passes:
             self._request_more_passes(needed)
@@ -202,7 +203,8 @@ class DistributedRanks:
     def micro_batch(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:
         """Wrap forward and backward of one micro-batch. After the last micro-batch, gradients are averaged over ranks.
 
-        `kind` distinguishes steps with different collectives: another loss function, another part of the model.
+        `kind` distinguishes steps with different collectives, such as steps with another loss function or another
+        part of the model.
         """
         self._kind = kind
         self._begin_pass(index, count)
@@ -218,8 +220,8 @@ class DistributedRanks:
             self._end_pass(self._pending.finish())
 
     def complete_pending(self, failure: object = None) -> None:
-        """Complete, with zeros, the collectives for which other ranks still wait in this attempt. A rank that ran out
-        of memory calls this method after the tensors of the attempt are freed.
+        """Issue the collectives for which other ranks still wait in this attempt, with zeros. A rank that ran out of
+        memory calls this method after the tensors of the attempt are freed.
 
         The method also frees the gradients of this rank.
         """
@@ -235,7 +237,7 @@ class DistributedRanks:
             self._complete_remaining_passes()
 
     def agree(self, failure: object | None, proposal: int) -> int | None:
-        """End an attempt on every rank. Returns None if the attempt is valid on all ranks.
+        """End an attempt on every rank. Return None if the attempt is valid on all ranks.
 
         Otherwise all ranks repeat the attempt with micro-batches of the returned size, or with a fallback if the size
         is 0. `proposal` is the size that this rank proposes after its own failure, or 0 if no smaller size is possible.
@@ -248,11 +250,11 @@ class DistributedRanks:
         return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
 
     def report_error(self, error: BaseException) -> int | None:
-        """Report an error that is not about memory. Returns None if the error should be raised; the other ranks then
-        stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its weights may
-        have caused the error.
+        """Report an error that is not about memory. Return None if the error should be raised. In that case, the
+        other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its
+        weights may have caused the error.
 
-        In that case, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
+        If so, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error
@@ -295,7 +297,7 @@ class DistributedRanks:
         return self._evaluation_ranks
 
     def close(self) -> None:
-        """Destroy the process group of the hosts."""
+        """Destroy the process group that connects the hosts."""
         if self._host_group is not dist.group.WORLD:
             dist.destroy_process_group(self._host_group)
 
@@ -308,9 +310,9 @@ class DistributedRanks:
         return RetryOnOOM(self._model.parameters, self._device)
 
     def _begin_pass(self, index: int, count: int) -> None:
-        """Begin to record collectives. If each pass has its own collectives, they are recorded per pass.
+        """Start to record collectives. If each pass has its own collectives, they are recorded per pass.
 
-        Otherwise, only the averaging at the end is collective, and it is recorded once for all passes. Ranks may then
+        Otherwise, the only collective is the averaging at the end, which is recorded once for all passes. Ranks may then
         run different numbers of passes.
         """
         self._next_pass = index + 1
@@ -324,7 +326,7 @@ class DistributedRanks:
         """End a pass. If the pass issued more collectives than Guard itself, the model communicates in its passes
         (SyncBatchNorm). In that case, all ranks must run the same number of passes from the next attempt on.
 
-        All ranks come to the same conclusion, because they issue the same collectives.
+        All ranks make the same decision, because they issue the same collectives.
         """
         self._in_pass = False
         self._model_communicates = collectives != self._own_collectives
@@ -355,7 +357,7 @@ class DistributedRanks:
             self._complete_remaining_passes()
 
     def _conclude(self, own: "_AttemptResult") -> int | None:
-        """Combine the results of all ranks. The outcome is the same on every rank."""
+        """Combine the results of all ranks. The combined result is the same on every rank."""
         combined = _AttemptResult(*map(int, self._exchange(list(astuple(own)))))
         self._pending.clear(delete=self._rank == self._members[0])
         attempt, self._attempt = self._attempt, self._attempt + 1
@@ -382,7 +384,7 @@ class DistributedRanks:
         return tensor.tolist()
 
     def _missing_ranks(self, occasion: str) -> RankMissing:
-        """Return the error that names the ranks that do not respond."""
+        """Return an error with the ranks that do not respond."""
         prefix = f"here/{self._attempt}/"
         self._store.set(f"{prefix}{self._rank}", b"")
         deadline = time.monotonic() + min(_RESPONSE_SECONDS, self._timeout)
@@ -416,11 +418,11 @@ class _AttemptResult:
     invalid: int = 0
     oom: int = 0
     exhausted: int = 0
-    """No smaller micro-batch is possible."""
+    """1 if no smaller micro-batch is possible."""
     short: int = 0
-    """More passes are needed than agreed."""
+    """1 if more passes are needed than agreed."""
     raised_by: int = 0
-    """The rank that raised another error, plus one."""
+    """The rank that raised another error, plus one, or 0 if no rank did."""
     passes: int = 1
     """The number of passes that this rank proposes next."""
 
@@ -434,7 +436,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _layer_groups(model: nn.Module) -> list[Any]:
-    """Return the process groups in which layers communicate themselves."""
+    """Return the process groups that layers of the model use for their own communication."""
     return [
         module.process_group
         for module in model.modules()
@@ -461,8 +463,8 @@ def _host_group(members: list[int], timeout: float) -> Any:
 def _store(prefix: str) -> Any:
     """Return the store of the process group, with a prefix.
 
-    torch's function that returns the store is private. If a version of torch lacks it, the ranks use a new store, which
-    needs a free port on the machine of the first rank.
+    The function of torch that returns the store is private. In a version of torch without this function, the ranks
+    use a new store, which needs a free port on the machine of the first rank.
     """
     default_store = getattr(distributed_c10d, "_get_default_store", None)
     return distributed_c10d.PrefixStore(

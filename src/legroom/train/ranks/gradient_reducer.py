@@ -1,4 +1,5 @@
-"""Averages gradients over ranks in buckets during the backward pass, like DDP, but can be stopped in the middle.
+"""Averages gradients over ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, it can be
+stopped during a pass.
 
 DDP's own reducer is implemented in C++. An exception during the backward pass leaves that reducer in an undefined
 state, and other code cannot send the buckets for which other ranks wait. This reducer records which buckets it has sent
@@ -6,9 +7,10 @@ and starts from scratch at each step. The reducer sends its buckets in a fixed o
 `torch.distributed.all_reduce`, so that pending collectives can be completed. The arithmetic is the same as in DDP:
 gradients are multiplied by one over the number of ranks and summed.
 
-A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each bucket
-contains one number per parameter that states whether any rank has a gradient for it. A parameter that is unused on this
-rank gets the gradient of the other ranks. A parameter that is unused on all ranks gets no gradient, as in DDP.
+A bucket exists only while it is being reduced, so no memory is used between steps. In addition to the gradients, each
+bucket contains one number per parameter, which shows whether any rank has a gradient for this parameter. A parameter
+that is unused on this rank gets the gradient of the other ranks. A parameter that is unused on all ranks gets no
+gradient, as in DDP.
 
 Python is called once per bucket rather than once per parameter, by the hook of the parameter whose gradient is expected
 last in the bucket. If another gradient of the bucket is still missing at that time, the bucket is sent at the end.
@@ -57,11 +59,11 @@ class GradientReducer:
 
     def finish(self) -> bool:
         """Send the remaining buckets after the backward pass, wait for all buckets, and write the averages into the
-        gradients. Returns False if a gradient changed after it was sent, because the averages are then wrong.
+        gradients. Return False if a gradient changed after it was sent, because the averages are then wrong.
 
-        The step must then be repeated, and buckets are no longer sent early. A gradient changes late if parts of the
-        backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter). In that case, it
-        changes on every rank.
+        In that case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if
+        parts of the backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter).
+        The gradient then changes on every rank.
         """
         self._is_active = False
         self._send(all_remaining=True)
@@ -76,7 +78,7 @@ class GradientReducer:
             bucket.drop()
 
     def on_ready(self) -> None:
-        """Handle the gradient that is expected last in a bucket."""
+        """Send a bucket when the gradient that is expected last is ready."""
         if self._is_active:
             self._send()
 
@@ -139,7 +141,7 @@ class _Bucket:
 
     @torch.no_grad()
     def receive(self) -> bool:
-        """Write the averages into the gradients. Returns whether a gradient changed since it was sent."""
+        """Write the averages into the gradients. Return True if a gradient changed since it was sent."""
         flat, work = self._flat, self._work
         assert flat is not None, "receive() without send()"
         changed = _versions(self.parameters) != self._at_send
@@ -169,12 +171,13 @@ class _Bucket:
 
 
 def _versions(parameters: list[torch.nn.Parameter]) -> list[int]:
-    """Return version counters, which change whenever the backward pass adds to a gradient."""
+    """Return the version counters of gradients. A counter changes whenever the backward pass adds to its gradient."""
     return [-1 if (gradient := parameter.grad) is None else gradient._version for parameter in parameters]
 
 
 def _make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Group parameters, with the last parameters first, because the backward pass computes their gradients first."""
+    """Group parameters into buckets. The last parameters come first, because the backward pass computes their
+    gradients first."""
     buckets: list[_Bucket] = []
     open_buckets: dict[tuple[torch.dtype, torch.device], tuple[list[torch.nn.Parameter], int]] = {}
     for parameter in reversed(parameters):

@@ -44,7 +44,7 @@ class PendingCollectives:
         completed."""
 
     def begin(self, kind: Hashable, pass_key: str) -> None:
-        """Begin a pass of this kind. `pass_key` is unique for each pass, and the same on all ranks."""
+        """Begin a pass of this kind. `pass_key` is unique for each pass and equal on all ranks."""
         self._kind, self._pass_key, self._issued = kind, pass_key, []
         self._announces = kind not in self._known or kind in self._varying
 
@@ -66,7 +66,7 @@ class PendingCollectives:
         return result
 
     def finish(self) -> int:
-        """End the pass and store its collectives. Returns their number."""
+        """End the pass and store its collectives. Return the number of collectives."""
         if self._announces:
             self._announcements.finished(self._pass_key)
             self._announced.append((self._pass_key, len(self._issued)))
@@ -88,8 +88,8 @@ class PendingCollectives:
         return len(self._issued)
 
     def clear(self, *, delete: bool) -> None:
-        """Clear the list of announced passes once all ranks have finished them. With `delete`, also delete their
-        announcements from the store. Only one rank passes `delete`."""
+        """Clear the list of announced passes after all ranks have finished these passes. With `delete`, also delete
+        the announcements from the store. Only one rank sets `delete`."""
         for pass_key, count in self._announced:
             if delete:
                 self._announcements.delete(pass_key, count)

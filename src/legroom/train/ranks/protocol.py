@@ -1,4 +1,4 @@
-"""Defines how Guard coordinates with other ranks. `SingleProcess` is the implementation for a single process."""
+"""The interface between Guard and the coordination of ranks. `SingleProcess` is the implementation for a single process."""
 
 import contextlib
 from collections.abc import Hashable, Iterable, Iterator
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class SplitPlan(NamedTuple):
-    """Describes how a rank splits its batch."""
+    """The split of a rank's batch into micro-batches."""
 
     micro_batch_size: int
     passes: int
@@ -20,7 +20,7 @@ class SplitPlan(NamedTuple):
 
 
 class RankCoordinator(Protocol):
-    """Defines how the ranks that train one model make common decisions."""
+    """The interface through which the ranks of one model make common decisions."""
 
     keeps_finished_micro_batches: bool
 

@@ -9,8 +9,8 @@ from legroom.errors import LegroomError
 
 
 class PeerFailed(LegroomError):  # noqa: N818
-    """Another rank raised an error that is not about memory."""
+    """Raised if another rank raised an error that is not about memory."""
 
 
 class RankMissing(LegroomError):  # noqa: N818
-    """Another rank did not take part in an exchange."""
+    """Raised if another rank did not take part in an exchange."""

@@ -54,7 +54,7 @@ class Replicas:
             yield
 
     def finish(self) -> bool:
-        """Average the gradients after the last micro-batch. Returns False if the step must be repeated."""
+        """Average the gradients after the last micro-batch. Return False if the step must be repeated."""
         return self._reducer.finish()
 
     def discard(self) -> None:
@@ -90,7 +90,8 @@ class Replicas:
 
 @contextmanager
 def no_ddp_sync(ddp: DistributedDataParallel) -> Iterator[None]:
-    """Disable all communication of DDP inside the block: gradients, buffers and the tracking of unused parameters."""
+    """Disable all communication of DDP inside the block. This includes gradients, buffers and the tracking of unused
+    parameters."""
     saved = (ddp.require_forward_param_sync, ddp.find_unused_parameters, ddp.static_graph)
     ddp.require_forward_param_sync = ddp.find_unused_parameters = ddp.static_graph = False
     try:

@@ -1,8 +1,8 @@
 """Handles FSDP2 modules in a step that may have to be repeated.
 
 Each micro-batch gathers parameters and reduces gradients separately. Accumulation without reduction would keep
-unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 cannot reset itself during a pass, so
-`discard` resets it.
+unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 has no public function that resets it
+during a pass, so `discard` does so.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ except ImportError:  # a build of torch without FSDP2
 
 
 class Shards:
-    """The parts of the model that FSDP2 shards. `roots` are the outermost FSDP2 modules."""
+    """The modules of the model that FSDP2 shards. `roots` are the outermost FSDP2 modules."""
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self._roots = roots
@@ -30,7 +30,7 @@ class Shards:
         return meshes + [group for root in self._roots for group in _inner_groups(root)]
 
     def ranks(self) -> set[int]:
-        """Return all participating ranks."""
+        """Return all ranks that share the modules."""
         return {rank for mesh in self.meshes() for rank in mesh.mesh.flatten().tolist()}
 
     def meshes(self) -> list[Any]:
@@ -48,7 +48,7 @@ class Shards:
             root.reshard()  # type: ignore[operator]
 
     def discard(self) -> None:
-        """Discard a failed step: reshard every parameter and reset the state of the pass."""
+        """Discard a failed step. Every parameter is resharded, and the state of the pass is reset."""
         for root in filter(_was_called, self._roots):
             _reset(root)
             _drop_leftovers(root)
@@ -72,8 +72,8 @@ def _outermost(module: nn.Module) -> Iterator[nn.Module]:
 def _inner_groups(root: nn.Module) -> Iterator[Any]:
     """Yield the process groups of each wrapped module, from FSDP2's private state.
 
-    `fully_shard` without a mesh creates new groups at each call, but parameters with equal meshes all refer to the
-    first group. If only that group were known, a failure in such a model would block the other ranks.
+    `fully_shard` without a mesh creates new groups at each call, but all parameters with equal meshes refer to the
+    first group. If Legroom knew only the first group, a failure in such a model would block the other ranks.
     """
     for module in root.modules():
         if isinstance(module, FSDPModule):
@@ -88,15 +88,16 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 def _was_called(root: Any) -> bool:
     """Return True if the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
 
-    Returns True if the private state of FSDP2 has changed in a newer torch.
+    Return True if the private state of FSDP2 has changed in a newer torch.
     """
     return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 
 
 def _reset(root: Any) -> None:
-    """Reset FSDP2 during a pass, with torch's own function since 2.13, or through its private state before that.
+    """Reset FSDP2 during a pass. Since torch 2.13, this uses torch's own function. Older versions require changes of
+    FSDP2's private state.
 
-    If a version of torch has neither, recovery is not possible, and the error names the missing attribute.
+    If a version of torch supports neither way, recovery is not possible, and the error contains the missing attribute.
     """
     if hasattr(root, "reset_iter_state"):
         root.reset_iter_state()
@@ -134,8 +135,8 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """Free the memory that the reset leaves: unreduced gradients, to which the next pass would add, and memory that was
-    allocated for parameters whose all-gather failed.
+    """Free the memory that remains after the reset. The next pass would add to unreduced gradients. Memory for
+    parameters whose all-gather failed is freed too.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):
@@ -148,7 +149,8 @@ def _drop_leftovers(root: Any) -> None:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """Return the parameter groups. Before torch 2.13, there is at most one; since then, there can be several."""
+    """Return the parameter groups of FSDP2. Before torch 2.13, there is at most one group. Newer versions may have
+    several groups."""
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)

@@ -1,1 +1,1 @@
-"""Batch sizes: micro-batch sizes, cached sizes, and the search for the largest batch size."""
+"""Determines batch sizes: micro-batch sizes, cached sizes, and the largest batch size that fits."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from legroom.predict.requests import MemoryRequest
 
 MATCHES_TO_ALIGN = 4
-"""Consecutive requests that must match to align the logs again."""
+"""The number of consecutive requests that must match to align the logs again."""
 MAX_SKIPPED = 120
-"""The maximum requests without a match, in both logs together, at one position."""
+"""The maximum number of requests without a match at one position, in both logs together."""
 MAX_EXCESS_BYTES = 1024
-"""Bytes by which a request may exceed proportional growth, because of padding."""
+"""The maximum number of bytes by which a request may exceed proportional growth, because of padding."""
 MIN_GROWTH = 0.7
-"""The minimum fraction of proportional growth, because a workspace may have a fixed part."""
+"""The minimum growth of a request, as a fraction of proportional growth. A workspace may have a fixed part."""
 
 
 def matching_sizes(
@@ -52,7 +52,7 @@ class _Alignment:
         self._small, self._large = small, large
         self._small_batch, self._large_batch = small_batch, large_batch
         self._match: dict[int, int] = {}
-        """Allocations of the larger log, and their match in the smaller one."""
+        """Maps allocations of the larger log to their match in the smaller log."""
         self._bytes: dict[int, int] = {}
 
     def run(self) -> list[int | None]:
@@ -73,8 +73,8 @@ class _Alignment:
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
     def _same_kind(self, i: int, j: int) -> bool:
-        """Return True if both requests are allocations or both are frees. This comparison is the fallback if no alignment is
-        found nearby."""
+        """Return True if both requests are allocations or both are frees. This is the fallback comparison if no
+        alignment is found nearby."""
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 
     def _next_alignment(self, i: int, j: int) -> tuple[int, int] | None:

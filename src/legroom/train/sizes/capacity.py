@@ -1,4 +1,4 @@
-"""The GPU memory available to PyTorch: free memory, limited by the per-process memory fraction."""
+"""Determines the GPU memory available to PyTorch. This is the free memory, limited by the per-process memory fraction."""
 
 import torch
 
@@ -6,8 +6,7 @@ from legroom.errors import UsageError
 
 
 def device_capacity(device: torch.device) -> int:
-    """Return the bytes that this process's caching allocator can reserve, including the bytes that it has already
-    reserved."""
+    """Return the number of bytes that this process's caching allocator can reserve, including already reserved bytes."""
     free, total = torch.cuda.mem_get_info(device)
     available = torch.cuda.memory_reserved(device) + free
     return min(available, int(total * memory_fraction(device)))
@@ -24,7 +23,7 @@ def memory_fraction(device: torch.device) -> float:
 
 
 def gpu_in_use(*values: object) -> torch.device:
-    """Return the real or virtual GPU of the first of these tensors, or otherwise the current GPU."""
+    """Return the real or virtual GPU of the first GPU tensor among the values, or the current GPU if there is none."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
             return torch.device("cuda", value.device.index or 0)

@@ -3,8 +3,8 @@
 The requests of two batch sizes are logged. If both logs have the same requests in the same order, each request is
 extrapolated linearly from its two sizes. Requests for weights stay constant, and requests for activations grow. The
 step at any size is then replayed in the allocator with the available capacity, so the result includes rounding,
-fragmentation and the freeing of the cache before a failure. A line with a negative intercept means that the memory
-grows faster than linearly (as in contrastive losses). In that case, a power function replaces the line.
+fragmentation and the freeing of the cache before a failure. If the line through two sizes has a negative intercept,
+memory grows faster than linearly (as in contrastive losses). In that case, a power function replaces the line.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`).
 Requests without a match whose size occurs in both logs are treated as fixed, and the others as proportional to the
@@ -27,7 +27,7 @@ from legroom.train.sizes.alignment import matching_sizes
 from legroom.train.sizes.request_log import SegmentLayout
 
 SIZES_BEYOND = 3
-"""Sizes that are checked beyond the first that does not fit."""
+"""The number of sizes that are checked beyond the first size that does not fit."""
 MAX_ASSUMED = 0.02
 """Two logs do not match if more than this fraction of the peak comes from requests without a match."""
 
@@ -41,11 +41,11 @@ class LoggedTrial:
     requests: list[MemoryRequest]
     peak_allocated: int
     peak_reserved: int
-    """Like `peak_allocated`, the peak of the real allocator during the trial."""
+    """The peak of the real allocator during the trial, like `peak_allocated`."""
 
 
 def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, Block]:
-    """Recreate the existing segments with their blocks, because the position of free memory affects what fits later."""
+    """Recreate the existing segments with their blocks. The position of free memory affects later allocations."""
     blocks: dict[int, Block] = {}
     free: list[Block] = []
     for segment in sorted(segments, key=lambda segment: -segment.bytes):
@@ -63,7 +63,7 @@ def _lay_out(allocator: Allocator, segments: list[SegmentLayout]) -> dict[int, B
 
 
 Growth = Callable[[int], int]
-"""The bytes of a request as a function of the batch size."""
+"""A function that returns the bytes of a request for a batch size."""
 
 
 class Extrapolation:
@@ -77,7 +77,7 @@ class Extrapolation:
         replayed = self._replay(large.size, None)
         assert replayed is not None
         self._unexplained = max(0, large.peak_allocated - replayed[0])
-        """Allocated bytes that are in no log. (Reserved bytes could be freed, so they are not included.)"""
+        """The number of allocated bytes that are in no log. Reserved bytes are not included, because they could be freed."""
 
     def is_exact(self, capacity: int) -> bool:
         """Return True if the replay of the larger trial has exactly the measured peak."""
@@ -89,8 +89,7 @@ class Extrapolation:
     def largest(self, capacity: int, *, known_to_fit: int, max_size: int, slack: int = 0) -> int:
         """Return the largest size that fits.
 
-        Because of fragmentation, a size can fail although the next larger size fits, so a few larger sizes are checked
-        too.
+        Because of fragmentation, a size can fail although a larger size fits. Therefore a few larger sizes are checked too.
         """
         low, high = known_to_fit, min(max_size, max(known_to_fit * 2, 8))
         while high < max_size and self.fits(high, capacity, slack):
@@ -106,12 +105,12 @@ class Extrapolation:
         return max((size for size in beyond if self.fits(size, capacity, slack)), default=low)
 
     def peak_reserved(self, size: int, capacity: int | None = None) -> int | None:
-        """Return the reserved peak of the step at this size, or None if it does not fit."""
+        """Return the reserved peak of the step at this size, or None if the step does not fit."""
         peaks = self._replay(size, capacity)
         return None if peaks is None else peaks[1]
 
     def _replay(self, size: int, capacity: int | None) -> tuple[int, int] | None:
-        """Replay the step in the allocator. Returns the allocated and reserved peak, or None if the step does not
+        """Replay the step in the allocator. Return the allocated and reserved peak, or None if the step does not
         fit."""
         allocator = Allocator(settings=self._settings)
         blocks = _lay_out(allocator, self._large.segments)

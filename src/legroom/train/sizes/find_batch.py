@@ -1,4 +1,5 @@
-"""`legroom.find_batch`: the largest batch size of a training step on the current GPU, verified by running it.
+"""Implements `legroom.find_batch`, which finds the largest batch size of a training step on the current GPU by
+running the step.
 
 Two small sizes are run while the allocation requests are logged. From these requests, the requests at any size are
 predicted and replayed in the allocator with the available capacity (`extrapolation`). A size just below the prediction
@@ -35,18 +36,18 @@ from legroom.units import MiB, format_size, parse_size
 
 MAX_BATCH_SIZE = 1 << 20
 MAX_SECOND_FACTOR = 16
-"""The second size is at most this many times the first, because one size does not show how memory grows."""
+"""The second size is at most this many times the first size, because the growth of memory is still unknown."""
 FIRST_FRACTION = 0.98
 """The fraction of the predicted size that is run first, so that a prediction error of about a percent causes no failure."""
 UNMATCHED_FRACTION = 0.95
-"""The same if the two logs did not match."""
+"""The fraction of the predicted size that is run first if the two logs did not match."""
 LAST_FRACTION = 0.985
-"""The same for the last regular trial."""
+"""The fraction of the predicted size that is run in the last regular trial."""
 GOOD_ENOUGH = 0.97
 """The search ends after the regular trials if this fraction of the predicted size fits."""
 REGULAR_TRIALS = 4
 MAX_TRIALS = 6
-"""The additional trials are for failures, or if kernels changed between the sizes."""
+"""The maximum number of trials. Additional trials are needed after failures, or if kernels changed between the sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class SizeTrial:
     peak_allocated: int
     peak_reserved: int
     seconds: float
-    """The time of the steps. The first one includes the creation of optimizer state."""
+    """The time of each step. The first step includes the creation of optimizer state."""
     retries: int
     """The number of times that the allocator freed its cache to serve a request."""
 
@@ -68,14 +69,14 @@ class FoundBatchSize:
     """The largest batch size, and how it was found."""
 
     batch_size: int
-    """This size was run."""
+    """The largest batch size that fits. This size was run."""
     trials: tuple[SizeTrial, ...]
     oom_count: int
     """The number of trials that ran out of memory."""
     peak_reserved: int
-    """The bytes that PyTorch reserved at this size."""
+    """The number of bytes that PyTorch reserved at this size."""
     capacity: int
-    """The bytes that PyTorch can reserve."""
+    """The number of bytes that PyTorch can reserve."""
     seconds: float
     reason: str
 
@@ -103,8 +104,8 @@ def find_batch(
     `step(x, y)`.
 
     `start` is the first size to run, which should certainly fit. `leave_free` is the memory to leave free, such as
-    "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError if
-    `multiple_of` samples do not fit.
+    "1GiB". `extra_state` contains objects that the step changes but does not reference by name. Raises LegroomError
+    if a batch of `multiple_of` samples does not fit.
     """
     if not 1 <= multiple_of <= max_batch_size:
         raise UsageError(
@@ -205,7 +206,8 @@ class _Search:
         return int(large.batch_size + (0.98 * capacity - large.peak_reserved) / slope)
 
     def _within(self, size: int) -> int | None:
-        """Return a size between the largest size that fit and the smallest size that failed, or None."""
+        """Return a size between the largest size that fit and the smallest size that failed, or None if there is no
+        such size."""
         size = self._rounded(min(size, self.fails - 1))
         if size <= self.fits:
             size = self.fits + self.multiple_of
@@ -284,7 +286,7 @@ class _Trials:
         return device_capacity(self._device) - self._leave_free
 
     def warm_up(self, size: int) -> None:
-        """Run one step, so that libraries are loaded and have allocated their workspaces."""
+        """Run one step, so that libraries are loaded and their workspaces are allocated."""
         with _limit_memory(self._device, self._leave_free):
             self._fits(size, 1)
 
@@ -316,8 +318,7 @@ class _Trials:
         return fits
 
     def _fits(self, size: int, steps: int) -> bool:
-        """Run the steps. Returns False if memory ran out; in that case, the exception and its frames are already
-        freed."""
+        """Run the steps. Return False if memory ran out. In that case, the exception and its frames are already freed."""
         try:
             for _ in range(steps):
                 self._step(self._make_batch(size))

@@ -1,14 +1,14 @@
-"""Chooses the micro-batch size: a smaller size after a failure, and gradually larger sizes after successful steps. Each
-choice has a reason.
+"""Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to gradually larger
+sizes. Each choice has a reason.
 
-A `MicroBatchSizer` only makes decisions. Its input is which sizes succeeded or failed and how long they took, and its
+A `MicroBatchSizer` only makes decisions. Its inputs are the sizes that succeeded or failed and their times. Its
 output is a size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same inputs choose
 the same sizes.
 
 These rules always hold:
 
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
-- A size that failed is tried again only after a number of successful steps, which quadruples with every failed attempt.
+- A size that failed is tried again only after a number of successful steps. This number quadruples with every failed attempt.
   Other processes may have freed memory in the meantime, but the size must not oscillate.
 - Of two sizes that fit, the faster one is used, because a larger size is not always faster. If the allocator has to
   free its cache in most steps, the next smaller size is tried.
@@ -28,18 +28,19 @@ from legroom.units import format_size
 Phase = Literal["forward", "backward", "optimizer"]
 
 MIN_WAIT = 6
-"""Successful steps before the first larger size is tried."""
+"""The number of successful steps before the first larger size is tried."""
 MAX_WAIT = 4096
-"""The same after many failed attempts."""
+"""The maximum number of successful steps before a larger size is tried, after many failed attempts."""
 MIN_TIMED_STEPS = 5
-"""Timed steps of a size before its speed is compared."""
+"""The number of timed steps of a size before its speed is compared."""
 SLOWER = 0.98
-"""A size is slower than another if its speed is below this fraction of the other's."""
+"""A size counts as slower if its speed is below this fraction of the speed of another size."""
 MARGIN = 0.97
-"""The fraction of the available memory that a size may be predicted to need. The rest is for fragmentation."""
+"""The maximum fraction of the available memory that a predicted size may need. The rest is for fragmentation."""
 UNKNOWN_PROGRESS = 0.3
-"""The assumed progress of a forward pass that failed at an unknown position. It is low, because another failure costs
-more time than a few steps with smaller micro-batches, after which measured peaks show which larger size fits."""
+"""The assumed progress of a forward pass that failed at an unknown position. The value is low, because another
+failure costs more time than a few steps with smaller micro-batches. After these steps, measured peaks show which
+larger size fits."""
 MAX_HISTORY = 200
 """The maximum number of stored choices and sizes, because a run may have millions of steps."""
 
@@ -49,7 +50,7 @@ class SizeChoice:
     """A micro-batch size and the reason for it."""
 
     size: int
-    """The maximum samples of a micro-batch. Micro-batches have nearly equal sizes, so they may be smaller."""
+    """The maximum number of samples in a micro-batch. Micro-batches have nearly equal sizes, so they may be smaller."""
     reason: str
 
 
@@ -59,9 +60,9 @@ class _SizeStats:
 
     peak: int | None = None
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))
-    """Samples per second of the latest steps."""
+    """The speed of the latest steps in samples per second."""
     freed_cache: deque[bool] = field(default_factory=lambda: deque(maxlen=8))
-    """True if the allocator had to free its cache, for the latest steps."""
+    """One flag for each of the latest steps. A flag is True if the allocator had to free its cache."""
 
     @property
     def speed(self) -> float | None:
@@ -90,7 +91,7 @@ def micro_batch_sizes(batch_size: int, max_size: int) -> list[int]:
 
 
 def even_split(batch_size: int, parts: int) -> list[int]:
-    """Return the sizes of `parts` even parts, larger ones first.
+    """Return the sizes of `parts` nearly equal parts of a batch, larger sizes first.
 
     >>> even_split(7, 3)
     [3, 2, 2]
@@ -109,11 +110,11 @@ class MicroBatchSizer:
         self._limit: int | None = max_size
         """The size that is expected to fit, or None while nothing has failed."""
         self._failed_at: int | None = None
-        """The smallest size that failed since a larger one last fit."""
+        """The smallest size that failed since a larger size last fit."""
         self._stats: dict[int, _SizeStats] = {}
         self._slower: set[int] = set()
         self._compared_with_smaller: set[int] = set()
-        """Sizes at which the allocator often frees its cache, and whose next smaller size was already tried."""
+        """The sizes at which the allocator often frees its cache and for which the next smaller size was already tried."""
         self._change: _SizeChange | None = None
         self._successes = 0
         self._wait = MIN_WAIT
@@ -138,8 +139,7 @@ class MicroBatchSizer:
         return self._change is None and self._successes < self._wait
 
     def micro_batch(self, batch_size: int) -> int:
-        """Return the micro-batch size for a batch of this size. After successful steps, the result may be a larger size
-        to try."""
+        """Return the micro-batch size for a batch of this size. After successful steps, the result may be a larger size."""
         if batch_size < 1:
             raise UsageError("The batch is empty.")
         if self._limit is not None and batch_size > self._limit and self._change is None:
@@ -161,7 +161,7 @@ class MicroBatchSizer:
         allocated_before: int | None = None,
         progress: float | None = None,
     ) -> int:
-        """Record that a step with micro-batches of `micro` ran out of memory. Returns the next size, or 0 if there is none.
+        """Record that a step with micro-batches of `micro` ran out of memory. Return the next size, or 0 if there is none.
 
         `failure` may have `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes.
         `allocated_before` is the number of allocated bytes at the start of the step. `progress` is the finished
@@ -232,7 +232,7 @@ class MicroBatchSizer:
             self._accept_change()  # time is not measured, so fitting is the only criterion
 
     def timed(self, batch_size: int, micro: int, seconds: float) -> None:
-        """Record the time of a step, which may become known later (CUDA events)."""
+        """Record the time of a step. With CUDA events, the time is known only in a later step."""
         if seconds <= 0 or micro not in self._stats:
             return
         self._stats[micro].speeds.append(batch_size / seconds)
@@ -240,7 +240,7 @@ class MicroBatchSizer:
             self._compare_speeds(self._change)
 
     def set_size(self, size: int, reason: str) -> None:
-        """Use this micro-batch size from now on."""
+        """Use this micro-batch size for the following steps."""
         self._change = None
         self._successes = 0
         self._limit = size
@@ -310,7 +310,7 @@ class MicroBatchSizer:
     # ------------------------------------------------------------ growing
 
     def _grow(self, batch_size: int) -> None:
-        """Try the next size with fewer micro-batches, or a much larger one if measured peaks predict that it fits."""
+        """Try the next larger size, or a much larger size if measured peaks predict that it fits."""
         assert self._limit is not None
         now = self._even_size(batch_size)
         count = -(-batch_size // now)
@@ -338,7 +338,7 @@ class MicroBatchSizer:
         self._begin_change(now, size, reason)
 
     def _predicted_max_size(self) -> int | None:
-        """Predict the largest size that fits, from measured peaks and the capacity. Returns None if the peaks or the
+        """Predict the largest size that fits, from measured peaks and the capacity. Return None if the peaks or the
         capacity are unknown.
 
         With two sizes, the peaks are extrapolated linearly. With a single size, the result is a safe bound, assuming

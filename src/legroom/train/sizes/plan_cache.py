@@ -1,11 +1,11 @@
-"""Micro-batch sizes that fit, stored for the next run: one small JSON file per configuration in the user's cache folder.
+"""Stores micro-batch sizes that fit for the next run. Each configuration has one small JSON file in the user's cache folder.
 
-A configuration includes everything that affects what fits: the model (names, shapes and dtypes of its tensors), the
-GPU, its memory, the precision, the shapes of a batch without its batch size, torch and the allocator settings.
+A configuration includes all properties that affect these sizes: the model (names, shapes and dtypes of its tensors),
+the GPU, its memory, the precision, the shapes of a batch without its batch size, torch and the allocator settings.
 
 The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
 cannot be read or have another format are ignored. Files are replaced atomically, so processes that write at the same
-time leave a complete file. `LEGROOM_CACHE=off` disables the cache; `LEGROOM_CACHE=PATH` sets its folder.
+time leave a complete file. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from legroom.train.sizes.micro_batch_size import MicroBatchSizer
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 1024
-"""Larger files were not written by this module."""
+"""The maximum size of a cache file. A larger file was not written by this module."""
 
 
 class PlanCache:
@@ -40,7 +40,7 @@ class PlanCache:
         """True if the cache should be read before the first batch."""
 
     def load(self, batch: Any, max_size: int | None) -> MicroBatchSizer | None:
-        """Return a sizer with the sizes of an earlier run, or None."""
+        """Return a sizer with the sizes of an earlier run, or None if there are no stored sizes."""
         self.is_unread = False
         self._key = plan_key(self._model, batch=batch, precision=self._precision, device=self._device)
         state = load_plan(self._key)
@@ -92,7 +92,7 @@ def load_plan(key: str) -> dict[str, Any] | None:
 
 
 def save_plan(key: str, plan: Mapping[str, Any]) -> bool:
-    """Store `plan` (plain data) under `key`. Returns whether the plan was stored."""
+    """Store `plan` (plain data) under `key`. Return True if the plan was stored."""
     folder = plans_folder()
     if folder is None:
         return False
@@ -137,7 +137,7 @@ def _gpu(device: torch.device | None) -> dict[str, Any]:
 
 
 def _shapes(value: Any) -> Iterator[tuple[list[int], str]]:
-    """Yield the shapes of the tensors in a batch, without their first dimension, and their dtypes."""
+    """Yield the dtypes of the tensors in a batch, and their shapes without the first dimension."""
     if isinstance(value, torch.Tensor):
         yield list(value.shape[1:]), str(value.dtype)
     elif isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """Logs the allocation requests of a block of code on a GPU.
 
-On a real GPU, the log comes from the allocator's history. On a virtual GPU, it comes from the recorder. The history is
+On a real GPU, the log comes from the allocator's history. On a virtual GPU, the log comes from the recorder. The history is
 recorded without stacks, so the overhead is small. The history is not available if it is already being recorded, if
 another allocator is in use, or if the block makes too many requests. In that case, `RequestLog.requests` is None, and
 only the peaks are known.
@@ -18,16 +18,16 @@ from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.requests import MemoryRequest
 
 MAX_ENTRIES = 400_000
-"""The maximum entries of the allocator's history. Three steps of a large model have fewer."""
+"""The maximum number of entries of the allocator's history. Three steps of a large model have fewer entries."""
 
 
 class SegmentLayout(NamedTuple):
-    """A segment at the start of the log: its size, its stream and its blocks in order."""
+    """A segment at the start of the log, with its size, its stream and its blocks in order."""
 
     bytes: int
     stream: int
     blocks: list[tuple[int | None, int]]
-    """The id of the allocation in the block (None if free), and its bytes."""
+    """The blocks in order. Each block has the id of its allocation (None if free) and its bytes."""
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class RequestLog:
     """The log of a block. The log is complete after the block has ended."""
 
     segments: list[SegmentLayout] = field(default_factory=list)
-    """The segments at the start."""
+    """The segments at the start of the log."""
     requests: list[MemoryRequest] | None = None
-    """Requests in order; frees have negative `bytes`. None if not available."""
+    """The requests in order, or None if not available. Frees have negative `bytes`."""
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def _log_history(device: torch.device, log: RequestLog) -> Iterator[None]:
 
 
 def _start_history() -> bool:
-    """Enable the allocator's history. Returns False if the history cannot be enabled, or if it was already enabled."""
+    """Enable the allocator's history. Return False if the history cannot be enabled, or if it was already enabled."""
     record = getattr(torch.cuda.memory, "_record_memory_history", None)
     enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     if record is None or (enabled is not None and enabled()):

@@ -1,9 +1,10 @@
-"""A snapshot of everything that training steps change, stored in host memory. The snapshot can be restored bit for bit.
+"""A snapshot of the state that training steps change, stored in host memory. The snapshot can be restored bit for bit.
 
-`StateSnapshot(step, batch)` follows the objects that a step references by name: its closure, its globals, the object it
-is bound to, and the arguments of partials. From these objects, it follows containers and plain objects. `restore()`
-restores modules, optimizers, schedulers, scalers, tensors, random generators, counters and lists in place, so that the
-program's references stay valid. The copies are in host memory, because the device memory is needed for the trials.
+`StateSnapshot(step, batch)` includes the objects that a step references by name: its closure, its globals, the object
+it is bound to, and the arguments of partials. The snapshot also includes the containers and plain objects that these
+objects reference. `restore()` restores modules, optimizers, schedulers, scalers, tensors, random generators, counters
+and lists in place, so that the program's references stay valid. The copies are in host memory, because the device
+memory is needed for the trials.
 
 External effects of a step (files, network) are not restored.
 """
@@ -22,23 +23,22 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MAX_ITEMS = 1000
-"""Longer lists and dicts are treated as data: their items are not followed."""
+"""Longer lists and dicts are treated as data, so their items are not included in the snapshot."""
 
 Undo = Callable[[], None]
 
 
 class StateSnapshot:
-    """The state of everything reachable from `roots`. `restore()` may be called any number of times.
+    """The state of all objects reachable from `roots`. `restore()` may be called any number of times.
 
-    `data` is the source of batches. Its counters and random generators are saved; its tensors are assumed to be
-    read-only.
+    `data` is the source of batches. Its counters and random generators are saved. Its tensors are assumed to be read-only.
     """
 
     def __init__(self, *roots: Any, data: Any = None) -> None:
         self._undo: list[Undo] = []
         self._seen: set[int] = set()
         self._visited: list[Any] = []
-        """Keeps visited objects alive, so that their ids stay valid."""
+        """The visited objects. They are kept alive so that their ids stay valid."""
         self._queue: deque[Any] = deque(roots)
         self._saves_tensors = True
         self._visit_all()

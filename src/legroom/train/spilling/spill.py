@@ -4,14 +4,15 @@
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 
-Autograd passes each saved tensor to a hook, and gets the tensor back from another hook in the backward pass. Large
+Autograd passes each saved tensor to a hook. In the backward pass, another hook returns the tensor. Large
 tensors on a device are copied to the host. A storage is copied once, even if several operations save it. The device
 memory of a tensor is freed as soon as nothing else references it. In the backward pass, the next tensors are
 prefetched.
 
-These stay on the device: parameters (leaves that require a gradient, and views of them), tensors smaller than
-`min_size`, a small part of a large storage (a slice of a data set on the GPU, where a copy would free nothing) and
-tensor subclasses. If the budget or the host memory is used up, the remaining tensors stay on the device too.
+The following tensors stay on the device: parameters (leaves that require a gradient, and views of them), tensors
+smaller than `min_size`, tensor subclasses, and a small part of a large storage (a slice of a data set on the GPU,
+where a copy would free no memory). If the budget or the host memory is used up, the remaining tensors stay on the
+device too.
 
 Autograd checks whether a saved tensor was modified in place. Autograd does not check tensors in hooks, so `Spill`
 checks these tensors. If a tensor is modified after its copy is complete, the gradient is still correct. Without
@@ -37,12 +38,13 @@ from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
 MAX_PENDING_COPIES = 4
-"""The maximum number of copies to the host at once: one that is running, and some that wait while the computation
+"""The maximum number of pending copies to the host. One copy is running, and the others wait while the computation
 continues."""
 PREFETCHED_COPIES = 2
-"""The copies that are moved back before they are requested."""
+"""The number of copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB
-"""Pending and prefetched copies use device memory, so there are at most two and one of them if they are larger."""
+"""The maximum size of pending and prefetched copies, which use device memory. If copies are larger, at most two are
+pending and one is prefetched."""
 FREE_HOST_MEMORY_FRACTION = 0.8
 MAX_STORAGE_FACTOR = 8
 """A tensor is moved with its whole storage, unless the storage is more than this many times larger."""
@@ -53,20 +55,20 @@ class Spill:
     reusable and thread-safe."""
 
     def __init__(self, budget: str | int | None = None, *, min_size: str | int = "1MiB") -> None:
-        """`budget` is the limit of host memory. None means 80% of the free memory at the first use.
+        """Create a `Spill`. `budget` is the limit of host memory. None means 80% of the free memory at the first use.
 
         Tensors smaller than `min_size` stay on the device.
         """
         self.budget = None if budget is None else parse_size(budget)
         self._max_host_bytes = self.budget
         self.moved_bytes = 0
-        """The total bytes moved to the host."""
+        """The total number of bytes moved to the host."""
         self.moved_tensors = 0
         self.host_bytes = 0
-        """The host memory in use now."""
+        """The current number of bytes in host memory."""
         self.peak_host_bytes = 0
         self.skipped_bytes = 0
-        """The total bytes not moved because of the limit of host memory."""
+        """The total number of bytes that were not moved because of the limit of host memory."""
         self._min_size = parse_size(min_size)
         self._links: dict[torch.device, HostLink] = {}
         self._copies: dict[int, tuple[weakref.ref[Any], weakref.ref[_Copy]]] = {}
@@ -200,7 +202,8 @@ class Spill:
         return copy
 
     def _drop_pending(self, max_count: int, max_bytes: int = 0) -> None:
-        """Free the device memory of all but the latest pending copies. At least two stay, even if they are large."""
+        """Free the device memory of the oldest pending copies until the limits are met. At least two copies stay
+        pending, even if they are large."""
         pending = [copy for copy in (reference() for reference in self._pending) if copy is not None]
         total = sum(copy.bytes for copy in pending)
         while len(pending) > max_count or (total > max_bytes and len(pending) > min(max_count, 2)):
@@ -243,7 +246,7 @@ class Spill:
         return flat
 
     def _prefetch(self, copy: "_Copy") -> None:
-        """Start to move back the tensors that were saved just before this one."""
+        """Start to move back the tensors that were saved just before this tensor."""
         following: _Copy | None = copy
         total = 0
         for _ in range(PREFETCHED_COPIES):
@@ -264,7 +267,7 @@ class Spill:
 
 
 class _Copy:
-    """The bytes of one storage on the host, and on the device while they are copied."""
+    """The bytes of one storage on the host. During a copy, the bytes are also on the device."""
 
     __slots__ = (
         "__weakref__", "after", "bytes", "device", "host", "host_bytes", "link", "modified_version", "original", "owner",
@@ -295,7 +298,7 @@ class _Copy:
         self.modified_version: int | None = None
         """The version of the tensor if it was modified before the copy was complete."""
         self.prefetched: tuple[torch.Tensor, Any] | None = None
-        """The copy back on the device that was not requested yet."""
+        """A prefetched copy on the device that was not requested yet."""
         self.restored: weakref.ref[Any] | None = None
         self.restored_after: Any = None
         self.previous: weakref.ref[_Copy] | None = None
@@ -373,11 +376,12 @@ def _check_unmodified(size: torch.Size, found: int, expected: int) -> None:
 
 @contextlib.contextmanager
 def _removed_inside_transforms(current: Callable[[], Any]) -> Iterator[None]:
-    """Remove the hooks inside transforms of `torch.func`, which disable hooks and raise if there are any.
+    """Remove the hooks inside transforms of `torch.func`. These transforms disable hooks, and raise an error if there
+    are hooks.
 
-    `current()` returns the context manager of this thread's hooks, or None. Tensors that such a transform saves stay on
-    the device. If a version of torch lacks the private functions that disable and enable hooks, this function does
-    nothing, and `torch.func` raises its error.
+    `current()` returns the context manager of this thread's hooks, or None. Tensors that such a transform saves stay
+    on the device. In a version of torch without the private functions that disable and enable hooks, this function
+    does nothing, and `torch.func` raises its error.
     """
     functions: Any = torch._C._autograd
     disable = getattr(functions, "_saved_tensors_hooks_disable", None)

@@ -23,14 +23,14 @@ class HostLink(Protocol):
 
     @property
     def waited(self) -> float:
-        """Seconds that the device waited for copies."""
+        """The total time in seconds that the device waited for copies."""
 
     def host_bytes(self, size: int) -> int:
-        """Return the host memory that is allocated for this size."""
+        """Return the number of bytes of host memory that are allocated for this size."""
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Start a copy to the host. Pass the second value to `wait` before another stream reads the copy or the source
-        is freed."""
+        """Start a copy to the host. Return the copy and a handle. Pass the handle to `wait` before another stream
+        reads the copy or the source is freed."""
 
     def to_device(self, source: torch.Tensor, after: Any) -> tuple[torch.Tensor, Any]:
         """Start a copy back to the device."""
@@ -82,7 +82,7 @@ class _CudaLink:
         return self._waited
 
     def host_bytes(self, size: int) -> int:
-        """Round up, because page-locked memory is allocated in powers of two."""
+        """Return the size rounded up, because page-locked memory is allocated in powers of two."""
         return 1 << (size - 1).bit_length()
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
@@ -114,13 +114,13 @@ class _CudaLink:
 
     @contextlib.contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
-        """Run on `stream`, after all work queued on the compute stream so far."""
+        """Inside the block, run on `stream`, after all work queued on the compute stream so far."""
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             yield
 
     def _sum_finished(self, max_count: int) -> None:
-        """Sum up finished waits, oldest first."""
+        """Add the times of finished waits, oldest first."""
         for _ in range(max_count):
             before, end = self._waits[0]
             if not end.query():
@@ -130,8 +130,8 @@ class _CudaLink:
 
 
 def _empty(size: int, **options: Any) -> torch.Tensor:
-    """Allocate bytes that are about to be overwritten. torch's deterministic mode would fill them first; this function
-    does not."""
+    """Allocate memory that is about to be overwritten. Unlike `torch.empty` in deterministic mode, this function does
+    not fill the memory."""
     settings = torch.utils.deterministic
     fills = settings.fill_uninitialized_memory  # type: ignore[attr-defined]
     if not (fills and torch.are_deterministic_algorithms_enabled()):

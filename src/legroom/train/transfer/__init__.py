@@ -1,4 +1,4 @@
-"""Transfer learning: a pretrained model with a new head, where only the trainable part needs gradients and optimizer state.
+"""Transfer learning: a pretrained model gets a new head, and only its trainable part needs gradients and optimizer state.
 
 head = legroom.transfer.replace_head(model, num_classes=5)
 frozen = legroom.transfer.freeze(model, trainable=head, batch=batch)

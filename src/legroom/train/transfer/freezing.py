@@ -18,7 +18,7 @@ from legroom.train.transfer.patterns import Patterns, as_list, matches, selected
 from legroom.units import format_size
 
 ADAM_MOMENTS = 2
-"""Tensors of the parameter's size in Adam's state."""
+"""The number of tensors in Adam's state that have the size of the parameter."""
 _STAYS_IN_EVAL = "_legroom_stays_in_eval"
 _NORM_LAYERS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -32,9 +32,9 @@ class FreezeResult:
     trainable_parameters: int
     """The number of trainable elements."""
     gradient_bytes: int
-    """The bytes of gradients that are no longer needed."""
+    """The number of bytes of gradients that are no longer needed."""
     optimizer_state_bytes: int
-    """The bytes of Adam's state that are no longer needed."""
+    """The number of bytes of Adam's state that are no longer needed."""
     norm_layers: int
     """The number of normalization layers that stay in evaluation mode."""
     peak_before: int | None = None
@@ -43,8 +43,8 @@ class FreezeResult:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes saved at the predicted peak. Without a prediction, only gradients and optimizer state are
-        included."""
+        """The number of bytes saved at the predicted peak. Without a prediction, only gradients and optimizer state
+        are included."""
         if self.peak_before is None or self.peak_after is None:
             return self.gradient_bytes + self.optimizer_state_bytes
         return self.peak_before - self.peak_after
@@ -76,9 +76,9 @@ def freeze(
 ) -> FreezeResult:
     """Freeze all parameters except those selected by `trainable`.
 
-    `trainable` contains names of parameters or modules, or patterns: `classifier`, `encoder.layer.5`, `*.bias`. With a
-    `batch`, the peak of a training step on `gpu` is predicted before and after freezing. `optimizer` is a function of
-    the parameters, by default AdamW.
+    `trainable` contains names of parameters or modules, or patterns, such as `classifier`, `encoder.layer.5` or
+    `*.bias`. With a `batch`, the peak of a training step on `gpu` is predicted before and after freezing. `optimizer`
+    is a function of the parameters, by default AdamW.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"freeze() expects a model (nn.Module), not a {type(model).__name__}.")
@@ -107,7 +107,7 @@ def freeze(
 
 
 def unfreeze(model: nn.Module, patterns: Patterns = "*") -> list[str]:
-    """Make these parameters trainable again. By default, all parameters become trainable. Returns the names of the
+    """Make these parameters trainable again. By default, all parameters become trainable. Return the names of the
     parameters that were frozen."""
     if not as_list(patterns):
         return []
@@ -123,7 +123,7 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Return optimizer parameter groups of the parameters that are not frozen.
 
-    `options` maps names or patterns to options; the first match applies. `common` contains the options of all groups.
+    `options` maps names or patterns to options, and the first match applies. `common` contains the options of all groups.
 
         AdamW(param_groups(model, {"classifier": {"lr": 1e-3}, "*.bias": {"weight_decay": 0.0}}, lr=2e-5))
     """
@@ -158,7 +158,8 @@ def _peak(
 
 
 def _update_norm_modes(model: nn.Module) -> int:
-    """Keep normalization layers with running statistics and frozen parameters in evaluation mode. Returns their number."""
+    """Keep normalization layers with running statistics and frozen parameters in evaluation mode. Return the number
+    of these layers."""
     count = 0
     for parent in model.modules():
         for layer in parent.children():

@@ -18,7 +18,7 @@ _HEAD_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def replace_head(model: nn.Module, num_classes: int) -> tuple[str, ...]:
-    """Replace the head by a new layer with `num_classes` outputs. Returns the names of the new layer, for
+    """Replace the head by a new layer with `num_classes` outputs. Return the names of the new layer, for
     `freeze(model, trainable=...)`."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"replace_head() expects a model (nn.Module), not a {type(model).__name__}.")
@@ -86,7 +86,7 @@ def _named_head(model: nn.Module) -> str | None:
 
 
 def _last_layer(model: nn.Module) -> str | None:
-    """Return the name of the last layer with parameters if it is linear. "" stands for the module itself."""
+    """Return the name of the last layer with parameters, if it is linear. The name "" means the module itself."""
     with_parameters = [
         (name, module) for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def _last_layer(model: nn.Module) -> str | None:
 
 
 def _is_per_class(layer: Any) -> bool:
-    """Return True if the layer can be a head, which must be linear or a convolution with kernel size 1."""
+    """Return True if the layer can be a head. A head is a linear layer or a convolution with kernel size 1."""
     return isinstance(layer, nn.Linear) or set(layer.kernel_size) == {1}
 
 

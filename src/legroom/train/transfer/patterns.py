@@ -1,4 +1,4 @@
-"""Selection of parameters by name or pattern: `classifier`, `encoder.layer.5`, `*.bias`."""
+"""Selects parameters by name or pattern, such as `classifier`, `encoder.layer.5` or `*.bias`."""
 
 import fnmatch
 from collections.abc import Iterable

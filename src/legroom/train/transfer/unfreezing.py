@@ -1,4 +1,4 @@
-"""Gradual unfreezing: the head is trained first, then one block after the other from the end of the model.
+"""Gradual unfreezing. The head is trained first, then one block after the other from the end of the model.
 
 All blocks get their parameter groups at the start, so that schedulers and checkpoints include them. A frozen parameter
 uses no optimizer memory. A frozen parameter has no gradient, so the optimizer skips it and creates its state in the
@@ -18,7 +18,7 @@ from legroom.train.transfer.patterns import Patterns, selected
 from legroom.units import format_size
 
 MIN_STAGE_FRACTION = 0.01
-"""A block with a smaller fraction of the frozen parameters is merged with its neighbor."""
+"""A block with less than this fraction of the frozen parameters is merged with its neighbor."""
 MIN_STACK_FRACTION = 0.2
 """A module with at least this fraction of its parameters in stacks of layers is split. The rest may be a large embedding."""
 
@@ -54,12 +54,12 @@ class GradualUnfreezing:
                 optimizer.add_param_group({"params": new, **options})
 
     def at(self, epoch: int) -> list[str]:
-        """Unfreeze the stages that are due at this epoch. In the first epoch, no stage is due. Returns the names of
+        """Unfreeze the stages that are scheduled for this epoch. The first epoch unfreezes no stage. Return the names of
         newly trainable parameters."""
         return self._unfreeze_to(min(len(self.stages), epoch // self._every_n_epochs))
 
     def advance(self) -> list[str]:
-        """Unfreeze the next stage now."""
+        """Unfreeze the next stage now, and return the names of newly trainable parameters."""
         return self._unfreeze_to(min(len(self.stages), self.stage + 1))
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,8 +83,8 @@ class GradualUnfreezing:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the frozen blocks of the model, the last block first. A block is a layer of a stack of layers, or another
-    module. Small blocks are merged."""
+    """Return the frozen blocks of the model, the last block first. A block is a layer in a stack of layers, or
+    another module. Small blocks are merged."""
     frozen = {id(parameter) for parameter in model.parameters() if not parameter.requires_grad}
     counted = frozen or {id(parameter) for parameter in model.parameters()}
     found: list[tuple[str, ...]] = []

@@ -123,7 +123,7 @@ class ForkedProcess:
 
     @classmethod
     def start(cls, server: str, task: Any) -> Self:
-        """Fork a process that runs the task. Returns once the process exists, which is after the server's imports."""
+        """Fork a process that runs the task. Return once the process exists, which is after the server's imports."""
         try:
             pipe = _connect(server)
         except OSError:

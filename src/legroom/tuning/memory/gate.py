@@ -351,7 +351,7 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
-    """Return the next size to try, by linear interpolation between the nearest traced sizes. Returns None if that size
+    """Return the next size to try, by linear interpolation between the nearest traced sizes. Return None if that size
     is below all traced sizes and a size above the smallest one already fits."""
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)

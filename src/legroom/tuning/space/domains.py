@@ -144,7 +144,7 @@ AnyDomain = FloatRange | IntRange | PowerRange | Categorical
 
 
 def read_domain(name: str, written: Any) -> AnyDomain | None:
-    """Read a domain that the user wrote in TOML or Python. Returns None for a plain value, which is the same in every
+    """Read a domain that the user wrote in TOML or Python. Return None for a plain value, which is the same in every
     trial.
 
     `[2, 4, 8]` and `{choice = [...]}`: one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1,

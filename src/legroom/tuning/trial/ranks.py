@@ -37,7 +37,7 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report of a rank. Returns the ranks that are answered. `decide` is called once per step, with rank
+        """Handle a report of a rank. Return the ranks that are answered. `decide` is called once per step, with rank
         0's report."""
         ranks = [rank]
         if rank == 0:
@@ -51,7 +51,7 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the end of a rank. Returns the ranks that were waiting for it."""
+        """Handle the end of a rank. Return the ranks that were waiting for it."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE

@@ -1,6 +1,6 @@
-"""Writes files with checksums. The files are flushed to disk when a call returns.
+"""Writes files with checksums. Each function flushes its files to disk before it returns.
 
-Several threads write a file in blocks. Each block has its own CRC-32, so that checking also runs in parallel.
+Several threads write a file in blocks. Each block has its own CRC-32, so the checks also run in parallel.
 """
 
 import mmap
@@ -29,7 +29,7 @@ class Checksum:
 
     size: int
     head: int
-    """The bytes before the first block."""
+    """The number of bytes before the first block."""
     sums: tuple[int, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def checksum_of(path: Path) -> Checksum:
 
 
 def _split(views: Sequence[memoryview]) -> list[list[memoryview]]:
-    """Split the views into blocks of `BLOCK_BYTES` bytes; the last one may be shorter."""
+    """Split the views into blocks of `BLOCK_BYTES` bytes. The last block may be shorter."""
     blocks: list[list[memoryview]] = []
     remaining = 0
     for view in views:

@@ -1,4 +1,4 @@
-"""Copies tensors to host memory, in buffers of the block size of a file.
+"""Copies tensors to host memory. Each buffer has the size of a block of the file.
 
 The file is written from the copy, so training can continue. Copies from a GPU go into page-locked memory and are
 asynchronous. Later work on the GPU is queued after the copies, and the host waits for the copies in `wait()`.
@@ -81,5 +81,6 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes as in a file: a view if the tensor is contiguous, otherwise a copy."""
+    """Return the bytes of a tensor in the order of the file. The result is a view if the tensor is contiguous, and
+    otherwise a copy."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

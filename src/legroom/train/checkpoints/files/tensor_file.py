@@ -4,7 +4,7 @@ The format consists of a length, a JSON header and the bytes of the tensors. The
 file in one thread from a second copy of the tensors, without fsync and checksums, so `checked_files` writes the bytes
 instead. The tests compare this module with the library.
 
-Wider dtypes come first, so that every tensor is aligned and can be used in the memory-mapped file.
+Wider dtypes come first, so every tensor is aligned and can be used directly in the memory-mapped file.
 """
 
 import json

@@ -34,7 +34,7 @@ class UnfinishedFolder:
         self._lock: int | None = _lock(self.path)
 
     def finish(self, name: str) -> Path:
-        """Rename the folder. Its contents must have been written by `write_file`."""
+        """Rename the folder, and return its new path. Its contents must have been written by `write_file`."""
         sync_folder(self.path)
         final = self._parent / name
         os.rename(self.path, final)
@@ -53,7 +53,7 @@ class UnfinishedFolder:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder atomically: the folder is renamed first, then removed."""
+    """Remove a folder atomically, by renaming the folder before removing it."""
     hidden = _hidden_folder(path.parent)
     os.rename(path, hidden / path.name)
     shutil.rmtree(hidden, ignore_errors=True)
@@ -96,7 +96,7 @@ def _no_space(folder: Path, needed: int, error: OSError) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Flush the names in a folder to disk. Otherwise a power failure could undo a rename."""
+    """Flush the directory entries of a folder to disk. Otherwise, a power failure could undo a rename."""
     if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -107,7 +107,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a folder until the process ends. Returns None if another process has the lock."""
+    """Lock a folder until the process ends. Return None if another process has the lock."""
     if fcntl is None:
         return None
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,8 +1,8 @@
 """Detects samples that depend on each other. A split changes their gradients, so the user gets a warning.
 
 There are two cases. First, batch normalization in training mode normalizes each sample with the statistics of its
-batch. Second, a loss may compare samples (in-batch negatives) or use another reduction. With such a loss, the loss of
-two samples is neither the mean nor the sum of their individual losses. Guard tests the loss once, at the first split,
+batch. Second, a loss may compare samples (in-batch negatives) or use another reduction. In that case, the loss of two
+samples is neither the mean nor the sum of their individual losses. Guard tests the loss once, at the first split,
 with two samples and without gradients.
 """
 
@@ -33,7 +33,7 @@ class ReductionProbe:
 
     reduction: Reduction | None
     losses: tuple[float, float, float] | None = None
-    """The loss of both samples together, of the first, and of the second."""
+    """The loss of both samples together, of the first sample, and of the second sample."""
 
 
 def batch_norm_layers(model: nn.Module) -> list[str]:
@@ -89,7 +89,8 @@ def _is_close(one: float, other: float, tolerance: float) -> bool:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
-    """Set the model to evaluation mode (no dropout), except modules of these types. Restores the mode afterwards."""
+    """Set the model to evaluation mode (no dropout) inside the block, except modules of these types. The mode is
+    restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in modes:

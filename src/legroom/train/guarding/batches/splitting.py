@@ -3,7 +3,7 @@
 A batch consists of the arguments of a training function: tensors, and tuples, lists, dicts, dataclasses and mappings of
 tensors (such as a `BatchEncoding`), including nested containers. The batch size is the most frequent size of the
 tensors in `batch_dim`. A tensor with that size, or a list with that many items and without such tensors, is split.
-Everything else, such as a mask for all samples or a temperature, is passed unsplit to every micro-batch.
+All other values, such as a mask for all samples or a temperature, are passed unsplit to every micro-batch.
 """
 
 import copy
@@ -37,7 +37,7 @@ class BatchArguments:
         self.batch_size = lengths[0] if lengths else _batch_size(values, self.batch_dim)
 
     def slice(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with samples `start` to `stop`. Tensors are views, so nothing is copied."""
+        """Return the arguments for samples `start` to `stop`. The tensors are views, so nothing is copied."""
         if start == 0 and stop == self.batch_size:
             return self.arguments, self.named
         sliced = {

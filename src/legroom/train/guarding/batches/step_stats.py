@@ -1,4 +1,4 @@
-"""Measures time and memory of steps to choose micro-batch sizes. Steps that are not split are not measured.
+"""Measures the time and memory of steps, which determine micro-batch sizes. Steps that are not split are not measured.
 
 Time on a GPU is measured with events that are read one step later, which avoids synchronization. PyTorch's peak statistics
 are only reset during the first few steps of each size.
@@ -30,7 +30,7 @@ class StepStats:
         self._pending: tuple[Any, Any, int, int] | None = None
 
     def allocated(self) -> int | None:
-        """Return the bytes that tensors use on the device."""
+        """Return the number of bytes that tensors use on the device."""
         return torch.cuda.memory_allocated(self._device) if self._on_gpu else None
 
     def begin(self, sizer: MicroBatchSizer) -> None:

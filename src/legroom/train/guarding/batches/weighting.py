@@ -26,8 +26,8 @@ def loss_weights(
     weight: Weight | None,
     total: float | None = None,
 ) -> list[float]:
-    """Return one factor per micro-batch of `sizes` samples. `total` is the denominator, if other ranks contribute to
-    it."""
+    """Return the loss weight of each micro-batch. `sizes` are the micro-batch sizes. `total` is the denominator, if
+    other ranks contribute to it."""
     if weight is not None:
         counts = [count_weight(weight, batch, start, stop) for start, stop in spans(sizes)]
         total = sum(counts) if total is None else total
@@ -59,5 +59,5 @@ def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -
 
 
 def spans(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (start, stop) of consecutive micro-batches of `sizes` samples."""
+    """Return the start and stop positions of consecutive micro-batches of `sizes` samples."""
     return list(pairwise(accumulate(sizes, initial=0)))

@@ -10,8 +10,8 @@ Group = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 
 class TensorCopies:
-    """A copy of each tensor in a list. `save()` makes the copies. `restore()` writes them back and can be called any
-    number of times.
+    """A copy of each tensor in a list. `save()` makes the copies. `restore()` restores the tensors and can be called
+    any number of times.
 
     The memory of the copies is reused as long as the tensors are the same.
     """
@@ -39,7 +39,7 @@ class TensorCopies:
 
 
 def _grouped(tensors: Sequence[torch.Tensor]) -> list[Group]:
-    """Group by device and dtype, as multi-tensor kernels require."""
+    """Group tensors by device and dtype, as multi-tensor kernels require."""
     groups: dict[tuple[torch.device, torch.dtype], Group] = defaultdict(lambda: ([], []))
     for tensor in tensors:
         if tensor.numel():

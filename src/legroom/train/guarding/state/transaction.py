@@ -1,4 +1,4 @@
-"""Restores the state that a forward and backward pass changes, if memory runs out before the end of the passes.
+"""Restores the state that forward and backward passes change, if memory runs out before the end of the passes.
 
     transaction = Transaction(model, parameters, device)
     transaction.begin()                   # sets existing gradients aside
@@ -7,9 +7,8 @@
     transaction.rollback()                # or: restores the state at begin()
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
-Restores the random generators, the buffers and the gradients. Gradients from earlier passes are set aside rather than
-copied. If a failed pass added to earlier gradients in place, the earlier gradients could not be separated from those of
-the failed pass.
+The state consists of the random generators, the buffers and the gradients. Gradients from earlier passes are set
+aside instead of copied. If a failed pass added to these gradients in place, the original values would be lost.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -89,15 +88,15 @@ class Transaction:
     # --- between micro-batches
 
     def savepoint(self) -> None:
-        """Save the state after finished micro-batches, so that a failure in the next micro-batch does not discard
-        them."""
+        """Save the state after finished micro-batches. A failure in the next micro-batch does not discard the
+        finished micro-batches."""
         self._random_at_savepoint = RandomState(self._device, with_numpy=False)
         retry_after_release(self._buffers_at_savepoint.save)
         self._versions = self._gradient_versions()
 
     def can_rollback_to_savepoint(self) -> bool:
-        """Return True if there is a savepoint, and neither the gradients (a sample of them) nor NumPy's generator has changed
-        since.
+        """Return True if there is a savepoint, and neither a sample of the gradients nor NumPy's generator has
+        changed since then.
 
         Savepoints do not include NumPy's generator.
         """
@@ -118,7 +117,7 @@ class Transaction:
     # --- gradients from earlier passes
 
     def offload_earlier_gradients(self) -> bool:
-        """Move earlier gradients to host memory. Returns whether any gradient was on the device."""
+        """Move earlier gradients to host memory. Return True if any gradient was on the device."""
         on_device = any(gradient.device.type != "cpu" for _, gradient in self._earlier)
         if not on_device or self._device.type == "cpu":
             return False
@@ -137,7 +136,7 @@ class Transaction:
         _add(pairs)
 
     def _gradient_bytes(self) -> int:
-        """Return the bytes of the gradients of finished micro-batches."""
+        """Return the number of bytes of the gradients of finished micro-batches."""
         return sum(parameter.grad.nbytes for parameter in self._trainable if parameter.grad is not None)
 
     def _gradient_versions(self) -> list[int]:
@@ -165,7 +164,7 @@ class _BufferCopies:
         self._copies.save([tensor for _, _, tensor in self._saved if tensor is not None])
 
     def restore(self) -> None:
-        """Restore values in place, and undo replaced and added buffers."""
+        """Restore the values of buffers in place, and undo replaced and added buffers."""
         for buffers in self._modules:
             buffers.clear()
         for buffers, name, tensor in self._saved:
@@ -174,8 +173,8 @@ class _BufferCopies:
 
 
 def _allocated(device: torch.device) -> int | None:
-    """Return the bytes that tensors use on the device. This function is faster than `memory_allocated`, which sorts all
-    statistics first."""
+    """Return the number of bytes that tensors use on the device. This function is faster than `memory_allocated`,
+    which sorts all statistics first."""
     if device.type != "cuda":
         return None
     stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
