@@ -1,8 +1,8 @@
-"""The rare events of a run, such as leaks that were found, gaps in the recording, and the end of the run.
+"""The rare events of a run: detected leaks, gaps in the recording, the end of the run, and others.
 
 Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order (see
-`capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`, because
-slots would create a second version of each class, and `Annotation.__subclasses__()` would list both.
+`capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`. Slots
+would create a second version of each class, and `Annotation.__subclasses__()` would list both versions.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Annotation:
-    """The base of every rare event."""
+    """The base class of all rare events."""
 
     time: float
     """Seconds since the run started."""
@@ -21,10 +21,10 @@ class Annotation:
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """Events between this one and the next `GapEnded` are missing. Only the steps of the gap are known."""
+    """The events from here to the next `GapEnded` are missing. Only the steps of the gap are known."""
 
     events: int | None = None
-    """The number of missing events; None if unknown."""
+    """The number of missing events, or None if unknown."""
     every: int = 1
     """Only one in `every` steps of the gap is stored."""
 
@@ -36,7 +36,7 @@ class GapEnded(Annotation):
 
 @dataclass(frozen=True)
 class ForwardProgress(Annotation):
-    """How far the forward pass had progressed when memory ran out. This event follows its `Oom`."""
+    """The progress of the forward pass when memory ran out. This event follows its `Oom`."""
 
     fraction: float
     """The finished fraction of the forward pass, from 0 to 1."""
@@ -47,7 +47,7 @@ class HolderCoverage(Annotation):
     """The total memory that the `Holder` events of an `Oom` account for."""
 
     bytes: int
-    """Each storage is included once."""
+    """The number of bytes. Each storage is included once."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ class LibraryRetries(Annotation):
 
 @dataclass(frozen=True)
 class RecordingFailed(Annotation):
-    """Legroom stopped recording or searching for leaks, because of an error of its own or because several threads train."""
+    """Legroom stopped recording or searching for leaks, because of an error in Legroom or because several threads
+    train.
+    """
 
     message: str
 
@@ -91,7 +93,7 @@ grows with each iteration."""
 LeakHolder = Literal[
     "container", "variable", "carried", "cache", "exception", "closure", "generator", "cycle", "unknown"
 ]
-"""The kind of holder that retains the memory. `variable` is a variable computed from its own last value.
+"""The kind of holder that retains the memory. `variable` is a variable that is computed from its own previous value.
 `carried` is a recurrent state.
 """
 
@@ -104,12 +106,12 @@ class DetectedLeak(Annotation):
     kind: LeakKind
     how: LeakHolder
     name: str
-    """The variable, as written in the user's code: `losses`, `trainer.history`; "" if unknown."""
+    """The variable as written in the user's code (`losses`, `trainer.history`), or "" if unknown."""
     described: str
     """The type and size of the variable: `list, 412 items`."""
     file: str | None
     line: int | None
-    """The line that stores the tensors; if unknown, the line that creates them."""
+    """The line that stores the tensors or, if unknown, the line that creates the tensors."""
     function: str
     bytes_per_step: int
     nodes_per_step: int
@@ -117,7 +119,7 @@ class DetectedLeak(Annotation):
     step: int
     """The step in which the leak was detected."""
     steps: int
-    """The number of steps over which the leak had grown by then."""
+    """The number of steps over which the leak had grown when it was detected."""
     evaluation: bool = False
     """Whether the loop ran no backward pass."""
     on_host: bool = False
@@ -137,9 +139,9 @@ class SpillTotals(Annotation):
     moved_tensors: int
     peak_host_bytes: int
     skipped_bytes: int
-    """Bytes that were not moved because host memory ran out."""
+    """The number of bytes that were not moved because host memory ran out."""
     budget_bytes: int
-    """The allowed host memory; 0 if there was no limit."""
+    """The allowed host memory in bytes, or 0 if there was no limit."""
     seconds: float
     """The time spent waiting for copies."""
 
@@ -154,7 +156,7 @@ class SourceLines(Annotation):
 
 
 class ExitReason(StrEnum):
-    """How a script ended."""
+    """The reason why a script ended."""
 
     FINISHED = "finished"
     EXITED = "exited"
@@ -165,15 +167,15 @@ class ExitReason(StrEnum):
     OS_EXIT = "os._exit"
     """`os._exit`, which runs no exit handlers."""
     UNKNOWN = "unknown"
-    """The capture has no end: the process was killed, or is still running."""
+    """The capture has no end mark: the process was killed, or is still running."""
 
 
 @dataclass(frozen=True)
 class RunEnded(Annotation):
-    """How the run ended."""
+    """The end of the run."""
 
     exit_code: int | None
-    """None if the reason is `unknown`."""
+    """The exit code, or None if the reason is `unknown`."""
     reason: ExitReason
     error: str = ""
     """The uncaught exception in one line."""
@@ -181,7 +183,7 @@ class RunEnded(Annotation):
 
 
 def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
-    """Return the last `RunEnded`; without one, a `RunEnded` whose reason is unknown."""
+    """Return the last `RunEnded`. If there is none, return a `RunEnded` whose reason is unknown."""
     for annotation in reversed(annotations):
         if isinstance(annotation, RunEnded):
             return annotation

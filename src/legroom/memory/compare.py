@@ -18,7 +18,7 @@ _Name = TypeVar("_Name", bound=str)
 
 class Change(NamedTuple):
     what: str
-    """A category, a module or `file:line`; "" if unknown."""
+    """A category, a module or `file:line`, or "" if unknown."""
     before: int
     after: int
     delta: int

@@ -1,4 +1,4 @@
-"""Memory events: the memory operations of a running program, as a stream of small tuples.
+"""Memory events: a stream of small tuples that describes the memory operations of a running program.
 
 There are two producers: a dispatch mode over CPU or fake tensors, and the history of the CUDA allocator. All analysis
 reads these events. A long run has millions of events, so the frequent events are tuples.
@@ -15,7 +15,7 @@ from legroom.memory.annotations import Annotation
 
 
 class Category(StrEnum):
-    """The purpose of a block of memory."""
+    """The purpose for which memory is used."""
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
@@ -28,12 +28,13 @@ class Category(StrEnum):
     WORKSPACE = "workspace"
     """Used internally by a library (cuBLAS, cuDNN)."""
     RESULT = "result"
-    """Computed by the forward pass, retained by a variable, and not saved for a backward pass: an output, or the loss
-    of the previous step."""
+    """Computed by the forward pass, retained by a variable, and not saved for a backward pass. Examples are an output
+    and the loss of the previous step.
+    """
     TEMPORARY = "temporary"
-    """None of the above: an intermediate result, usually freed soon."""
+    """All other memory: intermediate results, which are usually freed soon."""
 
-    __hash__ = str.__hash__  # `Enum` computes it in Python, and sites are looked up for every event
+    __hash__ = str.__hash__  # `Enum` computes the hash in Python, and sites are looked up for every event
 
 
 class Phase(StrEnum):
@@ -61,23 +62,25 @@ class Alloc(NamedTuple):
     time: float
     """Seconds since the run started."""
     id: int
-    """Unique within the run."""
+    """The id of the storage, which is unique within the run."""
     bytes: int
     """The requested size."""
     block_bytes: int
-    """The size of the block: rounded up, including a remainder too small to split off."""
+    """The size of the block, which is rounded up and includes a remainder that is too small to split off."""
     device: int
     stream: int
     category: Category
     phase: Phase
     step: int
-    """Completed optimizer steps, or loader batches if there is no optimizer."""
+    """The number of completed optimizer steps, or of loader batches if there is no optimizer."""
     module: str
-    """Dotted path of the innermost running module (for a backward operation, that of the forward operation), or ""."""
+    """The dotted path of the innermost running module, or "". For a backward operation, the path of the forward
+    operation's module.
+    """
     frame: Frame | None
-    """The user's line; for a backward operation, that of its forward operation."""
+    """The user's line. For a backward operation, the line of its forward operation."""
     op: str
-    """`aten.convolution`, `aten.addmm`, ...; "" if unknown."""
+    """The operation (`aten.convolution`, `aten.addmm`), or "" if unknown."""
 
 
 class Free(NamedTuple):
@@ -129,11 +132,11 @@ class Oom(NamedTuple):
     capacity: int
     """The device's total memory."""
     limit: int
-    """The bytes that this process may use: less than `capacity` with a per-process memory fraction."""
+    """The number of bytes that this process may use. It is less than `capacity` with a per-process memory fraction."""
     allocated: int
-    """The blocks of live storages."""
+    """The total size of the blocks of live storages."""
     reserved: int
-    """Reserved by PyTorch's allocator."""
+    """The memory that PyTorch's allocator has reserved."""
     cached: int
     """The part of `reserved` in completely free segments."""
     fragmented: int
@@ -154,19 +157,19 @@ class Holder(NamedTuple):
     """A variable that retains memory at the preceding `Oom`."""
 
     path: str
-    """`losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
+    """The variable with its type: `losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
     bytes: int
-    """Device bytes that can be reached through the variable. Two holders may reach the same bytes."""
+    """The number of device bytes that can be reached through the variable. Two holders may reach the same bytes."""
     storages: int
-    """The number of storages reachable through it."""
+    """The number of storages that can be reached through the variable."""
     frame: Frame | None
     """The current line of the frame that has the variable."""
 
 
 Event = Alloc | Free | Tag | SegmentChange | Step | Oom | Holder | Annotation
 Sink = Callable[[Event], None]
-"""Receives events: a capture writer, a ledger, the `append` of a list."""
+"""A function that receives events: a capture writer, a ledger, the `append` of a list."""
 
 
 def discard(event: Event) -> None:
-    """A Sink for events that are not needed."""
+    """Discard an event. This function is a Sink for events that are not needed."""

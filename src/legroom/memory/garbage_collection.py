@@ -1,4 +1,4 @@
-"""Keeps the cyclic garbage collector away from millions of objects without cycles."""
+"""Prevents the cyclic garbage collector from scanning millions of objects without cycles."""
 
 import contextlib
 import ctypes
@@ -20,9 +20,10 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _find_untrack() -> Callable[[Any], object]:
-    """Return CPython's function, or one that does nothing in other interpreters."""
+    """Return CPython's `PyObject_GC_UnTrack`, or a function that does nothing in other interpreters."""
     try:
-        function = ctypes.PyDLL(None).PyObject_GC_UnTrack  # its own object: others may set other types
+        # PyDLL creates a separate object, because other code may set other types on a shared one.
+        function = ctypes.PyDLL(None).PyObject_GC_UnTrack
         function.argtypes, function.restype = (ctypes.py_object,), None
         probe: list[Any] = [[]]
         function(probe)
@@ -34,6 +35,8 @@ def _find_untrack() -> Callable[[Any], object]:
 
 
 untrack = _find_untrack()
-"""`untrack(value)`: exclude an object from the garbage collector, which then neither visits it nor frees its cycles.
+"""`untrack(value)` excludes an object from the garbage collector. The collector then neither visits the object nor
+frees its cycles.
 
-A program with a million live tensors has several objects of the recorder per tensor. The collector would visit all of them."""
+A program with a million live tensors has several objects of the recorder per tensor. The collector would visit all of
+these objects."""

@@ -1,7 +1,7 @@
 """Finds lines whose memory grows from step to step.
 
 A training loop without leaks has the same memory at the end of every step. If the memory allocated by a line is larger
-at the end of every step, an object retains this memory. Storages have the categories that are known at the end of each
+at the end of every step, an object retains this memory. Each storage has the category that is known at the end of the
 step.
 """
 
@@ -17,15 +17,15 @@ class Growth(NamedTuple):
     """A source line whose allocated memory grew in each of the last steps."""
 
     file: str | None
-    """None if no line of the user's code is known; likewise `line` and `function`."""
+    """The file, or None if no line of the user's code is known. In that case, `line` and `function` are None too."""
     line: int | None
     function: str | None
     category: Category
     bytes_per_step: int
     steps: int
-    """The number of consecutive step ends at which it grew."""
+    """The number of consecutive step ends at which the memory grew."""
     bytes: int
-    """The bytes at the last step end."""
+    """The number of bytes at the end of the last step."""
 
 
 class _Streak(NamedTuple):
@@ -37,7 +37,7 @@ class _Streak(NamedTuple):
 
 
 class GrowthTracker:
-    """Tracks how much memory each source line has allocated on one device at the end of each step."""
+    """Tracks the memory that each source line has allocated on one device at the end of each step."""
 
     def __init__(self) -> None:
         self._streaks: dict[Line, _Streak] = {}

@@ -1,10 +1,11 @@
 """Combines events into the peak, the live storages at any point, and the lines that grow.
 
-A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, which
-is processed in batches. A storage can be freed, and `apply` called, at any moment and in any thread, even during a
-query. A long run has more events than fit into memory. With `keep_events`, a ledger keeps about that many events: the
-events around the peaks, the out-of-memory events and the end of the last step, and the newest events. Totals always
-cover the whole run. If there are very many steps, only every second, fourth, ... of the older steps is kept.
+A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, and
+the list is processed in batches. `apply` may be called at any moment and in any thread, even during a query, because a
+storage can be freed at any moment. A long run has more events than fit into memory. With `keep_events`, a ledger keeps
+about this number of events. It keeps the newest events, and the events around the peaks, the out-of-memory events and
+the end of the last step. Totals always cover the whole run. If there are very many steps, only every second, fourth,
+eighth, and so on, of the older steps is kept.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.
@@ -36,7 +37,7 @@ class Ledger:
     """The memory of a run. `apply` is a Sink."""
 
     def __init__(self, events: Iterable[Event] = (), *, keep_events: int | None = None) -> None:
-        """`keep_events` is the approximate number of events to keep; None keeps all events."""
+        """`keep_events` is the approximate number of events to keep, or None to keep all events."""
         self._keep_events = keep_events
         self._pending: list[Event] = []
         self._lock = Lock()
@@ -44,7 +45,9 @@ class Ledger:
         self._time = 0.0
         self._live: dict[int, Alloc] = {}
         self._fresh: dict[int, Alloc] = {}
-        """The part of `_live` that was allocated since the last step end. Not yet counted in `_DeviceTotals.lines`."""
+        """The part of `_live` that was allocated since the end of the last step. It is not yet counted in
+        `_DeviceTotals.lines`.
+        """
         self._tags: dict[int, Category] = {}
         self._tags_to_keep = 1 << 16
         self._totals: dict[int, _DeviceTotals] = {}
@@ -101,7 +104,7 @@ class Ledger:
             return self._totals.get(device, _DeviceTotals()).peak_of_steps
 
     def at(self, index: int, device: int = 0) -> State:
-        """Return the state of `device` after event number `index`; -1 is before the first event."""
+        """Return the state of `device` after event number `index`. An index of -1 is before the first event."""
         with self._up_to_date():
             return self._state_after(index, device)
 
@@ -163,7 +166,7 @@ class Ledger:
 
     def allocations_before_oom(self, number: int = 0) -> Iterator[Alloc]:
         """Yield the allocations on the failing device before out-of-memory event `number`, newest first, with their
-        final categories, as far back as the events are kept.
+        final categories. Allocations whose events were dropped are not included.
         """
         with self._up_to_date():
             failure = self._failure(number)
@@ -178,7 +181,9 @@ class Ledger:
             until = span.start
 
     def progress(self, number: int = 0) -> float | None:
-        """Return the fraction of the forward pass that was complete at that out-of-memory event, or None if unknown."""
+        """Return the fraction of the forward pass that was complete at out-of-memory event `number`, or None if
+        unknown.
+        """
         with self._up_to_date():
             return self._failure(number).progress
 
@@ -205,7 +210,8 @@ class Ledger:
             yield
 
     def _process_pending(self) -> None:
-        # Other threads may append at the same time. Each of these two lines is atomic; replacing the list is not.
+        # Other threads may append at the same time. Each of these two lines is atomic. Replacing the list is not
+        # atomic.
         pending = self._pending[:]
         del self._pending[: len(pending)]
         for start in range(0, len(pending), _BATCH):
@@ -392,7 +398,7 @@ class _DeviceTotals:
     allocated: int = 0
     reserved: int = 0
     highest: int = 0
-    """`allocated` must exceed this to be a new peak."""
+    """`allocated` is a new peak only if it exceeds this value."""
     steps: int = 0
     ended: int | None = None
     """The number of the event at the end of the last step with known events."""
@@ -437,7 +443,7 @@ class _Span:
 @dataclass(slots=True)
 class _StepEnd:
     index: int | None
-    """None if the events of the step were dropped from the capture."""
+    """The number of the event, or None if the events of the step were dropped from the capture."""
     event: Step
 
 

@@ -28,10 +28,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The live memory that one line allocated in one category."""
+    """The live memory of one category that one line allocated."""
 
     file: str | None
-    """None if no line of the user's code is known; likewise `line` and `function`."""
+    """The file, or None if no line of the user's code is known. In that case, `line` and `function` are None too."""
     line: int | None
     function: str | None
     bytes: int
@@ -63,7 +63,7 @@ class State:
         return sum(alloc.bytes for alloc in self.live)
 
     def by_category(self) -> dict[Category, int]:
-        """Return every category, including those with 0 bytes, largest first."""
+        """Return the bytes of every category, including categories with 0 bytes, largest first."""
         return dict(self._by_category)
 
     @cached_property
@@ -75,7 +75,7 @@ class State:
         first: dict[tuple[str, int], Frame] = {}
 
         def line(alloc: Alloc) -> Frame | None:
-            # A line may belong to several functions, for example to a comprehension. The first one is used.
+            # A line may belong to several functions, for example to a comprehension. The first function is used.
             frame = alloc.frame
             return frame and first.setdefault((frame.file, frame.line), frame)
 
@@ -105,7 +105,7 @@ class State:
         return sorted(holdings, key=lambda holding: -holding.bytes)[:number]
 
     def coverage(self) -> float:
-        """Return the fraction of the bytes with a known line; 1 if there are no bytes."""
+        """Return the fraction of the bytes with a known line, or 1 if there are no bytes."""
         total = self.allocated
         known = sum(alloc.block_bytes for alloc in self.live if alloc.frame is not None)
         return known / total if total else 1.0

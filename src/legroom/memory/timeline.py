@@ -1,8 +1,8 @@
 """The memory of a run over time, in a few hundred samples.
 
-Time is divided into equal intervals. For each interval, four samples are kept: the sample with the lowest allocated
-memory, with the highest allocated memory and with the highest reserved memory, and the last sample. The peaks are
-therefore always included. Memory is constant from one sample to the next.
+Time is divided into equal intervals. For each interval, four samples are kept: the samples with the lowest allocated,
+the highest allocated and the highest reserved memory, and the last sample. The peaks are therefore always included.
+Memory is constant from one sample to the next.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 _Point = tuple[int, float, int, int, tuple[int, ...]]
-"""The number of the event, time, allocated, reserved, and the sums in the order of `Category`."""
+"""The number of the event, the time, allocated and reserved memory, and the sums in the order of `Category`."""
 
 _CATEGORIES = tuple(Category)
 _POSITIONS = {category: position for position, category in enumerate(_CATEGORIES)}
@@ -45,7 +45,9 @@ class TimelineBuilder:
         self._in_gap = False
         self._selected: list[_Point] = []
         self._lowest: _Point | None = None
-        """The lowest sample of the current interval; the next three also describe the current interval."""
+        """The sample of the current interval with the lowest memory. The next three attributes also describe the
+        current interval.
+        """
         self._highest: _Point | None = None
         self._most_reserved: _Point | None = None
         self._last: _Point | None = None
@@ -71,7 +73,7 @@ class TimelineBuilder:
         allocated = sum(sums)
         low, high, most = self._extremes()
         in_gap = self._in_gap
-        # This loop runs for every event, so it creates a point only for a new extreme.
+        # This loop runs for every event, so it creates a point only for a new minimum or maximum.
         for event in events:
             if isinstance(event, (Tag, Step, Oom, Holder)):
                 continue

@@ -3,7 +3,7 @@
 The simulation follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a
 GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
 address. Without these addresses, it reproduces both peaks. CUDA graphs and private pools are not simulated, because a
-virtual GPU has none.
+virtual GPU does not support them.
 
 The order of steps:
 
@@ -54,12 +54,12 @@ class AllocationFailed(Exception):  # noqa: N818  (raised and caught by name)
 class Allocator:
     """The allocator of one device.
 
-    `capacity` is the number of bytes that this process can use; None means no limit. `total` is the total memory that
-    torch reports, if this is more than `capacity` because of the CUDA context. Memory fractions refer to `total`.
+    `capacity` is the number of bytes that this process can use, or None for no limit. `total` is the total memory that
+    torch reports, if it exceeds `capacity` because of the CUDA context. Memory fractions refer to `total`.
     `base_address(size, stream)` returns the address of the next new segment, for replays. `on_segment(bytes)` is called
-    when device memory is reserved, and with a negative size when it is released. `trace` is called with the same
-    actions as in torch's history. With `streams_are_synchronous`, a freed block that other streams used can be reused
-    at the next `malloc`. Otherwise, it can be reused only after `complete_free`.
+    when device memory is reserved, and with a negative size when device memory is released. `trace` is called with the
+    same actions as in torch's history. With `streams_are_synchronous`, a freed block that other streams used can be
+    reused at the next `malloc`. Otherwise, the block can be reused only after `complete_free`.
 
     `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor at any
     moment. During `malloc`, the block is freed when `malloc` ends. Two threads must not allocate at the same time.
@@ -94,9 +94,9 @@ class Allocator:
         self._is_busy = False
         self._deferred_frees: list[Block] = []
         self._has_risen = False
-        """Whether something was allocated since the last free, so that this may be a peak."""
+        """Whether memory was allocated since the last free, in which case the current value may be a peak."""
         self._inactive_has_risen = False
-        """The same for free memory in segments that are partly in use."""
+        """Whether free memory in segments that are partly in use may be at a peak."""
         self.change_settings(settings or AllocatorSettings())
         self._max_split_size_at_first = self.settings.max_split_size
         if self.settings.per_process_memory_fraction < 1:
@@ -107,7 +107,7 @@ class Allocator:
     def malloc(self, size: int, stream: int = 0) -> Block:
         """Return a block for `size` bytes on `stream`. Raises AllocationFailed if the device is full.
 
-        Torch requests no block for an empty tensor. For 0 bytes, this returns the smallest block.
+        Torch requests no block for an empty tensor. For 0 bytes, this method returns the smallest block.
         """
         self._is_busy = True
         try:
@@ -184,8 +184,9 @@ class Allocator:
                 self._process_deferred_frees()
 
     def free(self, block: Block) -> None:
-        """Free a block. If other streams used the block, it is pending until they are done, usually at the next
-        `malloc`."""
+        """Free a block. If other streams used the block, the free is pending until these streams are done, usually at
+        the next `malloc`.
+        """
         if block.state != ALLOCATED:
             raise ValueError(f"{block!r} cannot be freed: it is not allocated")
         if self._is_busy:
@@ -245,16 +246,16 @@ class Allocator:
 
     @property
     def limit(self) -> int | None:
-        """The bytes that this process may use; None for no limit."""
+        """The number of bytes that this process may use, or None for no limit."""
         return self._device.limit
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Like `torch.cuda.set_per_process_memory_fraction`: a fraction of the total memory."""
+        """Limit the allocator to a fraction of the total memory, like `torch.cuda.set_per_process_memory_fraction`."""
         self._device.set_fraction(fraction)
         self._select_fast_paths()
 
     def set_limit(self, limit: int | None) -> None:
-        """Like `set_memory_fraction`, in bytes."""
+        """Limit the allocator to a number of bytes."""
         self._device.allowed = limit
         self._select_fast_paths()
 
@@ -267,8 +268,9 @@ class Allocator:
         self._space.library_loaded()
 
     def reduce_capacity(self, size: int) -> bool:
-        """Use `size` bytes of the device for something other than PyTorch. Returns False if PyTorch has reserved this
-        memory."""
+        """Use `size` bytes of the device for a purpose outside PyTorch. Returns False if PyTorch has reserved this
+        memory.
+        """
         if self._device.capacity is None:
             return True
         self._device.capacity -= size
@@ -310,7 +312,7 @@ class Allocator:
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved on the device."""
+        """The number of bytes reserved on the device."""
         return self._statistics.reserved.current
 
     @property
@@ -329,14 +331,14 @@ class Allocator:
 
     @property
     def cached(self) -> int:
-        """Bytes that `empty_cache` would release."""
+        """The number of bytes that `empty_cache` would release."""
         pools = (self._small, self._large)
         with self._busy():
             return sum(releasable_bytes(block) for pool in pools for block in pool.free_blocks())
 
     @property
     def fragmented(self) -> int:
-        """Free bytes that cannot be released, because another part of their segment or page is in use."""
+        """The number of free bytes that cannot be released, because another part of their segment or page is in use."""
         pending = self._small.statistics.pending_bytes + self._large.statistics.pending_bytes
         return self.reserved - self.allocated - pending - self.cached
 
@@ -369,7 +371,9 @@ class Allocator:
         return self._statistics.as_dict(self._max_split_size_at_first)
 
     def segments(self) -> list[dict[str, Any]]:
-        """Like `torch.cuda.memory_snapshot()`: an expandable segment has one entry per mapped range."""
+        """Return the segments like `torch.cuda.memory_snapshot()`. An expandable segment has one entry per mapped
+        range.
+        """
         with self._busy():
             return describe_segments(self._source.segments.values())
 
@@ -377,7 +381,7 @@ class Allocator:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Defer frees during the block to its end."""
+        """Defer frees until the end of the block."""
         was_busy, self._is_busy = self._is_busy, True
         try:
             yield
@@ -461,7 +465,7 @@ class Allocator:
         return self.settings.rounded(size)
 
     def _search(self, pool: Pool, entries: list[FreeEntry], size: int) -> Block | None:
-        """Remove the best fit from the free list, taking all settings into account."""
+        """Find the best fit with all settings taken into account, and remove it from the free list."""
         if self._collects_garbage:
             pool.searches += 1
         position = bisect_left(entries, (size,))
@@ -493,7 +497,7 @@ class Allocator:
     # --- device memory
 
     def _release_cache(self) -> None:
-        """Synchronize other streams first, because their blocks may be free then."""
+        """Release all cached segments. Synchronize other streams first, because their blocks may then be free."""
         self._statistics.num_synchronizations += 1
         self._complete_all_frees()
         self._source.release_all()

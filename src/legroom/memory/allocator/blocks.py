@@ -1,8 +1,8 @@
 """The state of the caching allocator: blocks, segments and the two pools.
 
 A segment is memory that was reserved from the device at once. A segment is divided into a linked list of blocks. A pool
-contains the free blocks of its kind, in one list per stream, sorted by (size, age of the segment, address), so the best
-fit is found by bisection. The lists have tens to a few thousand entries, for which lists are faster than trees.
+contains its free blocks in one list per stream. Each list is sorted by (size, age of the segment, address), so the best
+fit is found by bisection. The lists have tens to a few thousand entries. At this size, lists are faster than trees.
 """
 
 from bisect import bisect_left, insort
@@ -27,10 +27,10 @@ PENDING_FREE: Final = 2
 UNMAPPED: Final = 3
 """The block is an address range of an expandable segment without memory."""
 STATE_NAMES: Final = ("inactive", "active_allocated", "active_pending_free", "unmapped")
-"""The names in `torch.cuda.memory_snapshot()`."""
+"""The names of the states in `torch.cuda.memory_snapshot()`."""
 
 FreeEntry = tuple[Any, ...]
-"""(size, age, address, block), or a prefix of it to search for."""
+"""A tuple (size, age, address, block), or a prefix of this tuple for a search."""
 
 
 class Segment:
@@ -42,9 +42,9 @@ class Segment:
         self.address = address
         self.size = size
         self.age = age
-        """The number of the segment. Among equal blocks, that of the older segment is used."""
+        """The number of the segment. Among equal blocks, the block of the older segment is used."""
         self.page = page
-        """The page size of an expandable segment; 0 for others."""
+        """The page size of an expandable segment, or 0 for other segments."""
         self.expandable = page > 0
         self.head: Block
 
@@ -72,19 +72,19 @@ class Block:
     ) -> None:
         self.address = address
         self.size = size
-        """Rounded up, including a remainder too small to split off."""
+        """The size of the block, which is rounded up and includes a remainder that is too small to split off."""
         self.stream = stream
         self.pool = pool
         self.segment = segment
         self.age = age
-        """The age of its segment; always 0 if ties are resolved by address."""
+        """The age of the block's segment, or always 0 if ties are resolved by address."""
         self.requested = 0
         """The size that the program requested."""
         self.state = FREE
         self.previous: Block | None = None
         self.next: Block | None = None
         self.stream_uses: set[int] | None = None
-        """The other streams that used it."""
+        """The other streams that used the block."""
         self.idle_since = 0
         """The value of `Pool.searches` when the block became free."""
 
@@ -97,7 +97,7 @@ class Block:
         return self.previous is None and self.next is None
 
     def link(self, previous: "Block | None", following: "Block | None") -> None:
-        """Insert this block between two others."""
+        """Insert this block between two other blocks."""
         self.previous = previous
         self.next = following
         if previous is None:
@@ -109,7 +109,7 @@ class Block:
 
 
 class Pool:
-    """The free blocks for small requests, or for large ones."""
+    """The free blocks for either small or large requests."""
 
     __slots__ = ("free", "is_small", "min_remainder", "searches", "split_below", "statistics", "unmapped")
 
@@ -117,14 +117,14 @@ class Pool:
         self.is_small = is_small
         self.free: dict[int, list[FreeEntry]] = {}
         self.unmapped: dict[int, list[FreeEntry]] = {}
-        """The unmapped blocks of expandable segments: sorted (address, block), by stream."""
+        """The unmapped blocks of expandable segments, by stream, as sorted pairs (address, block)."""
         self.searches = 0
-        """The number of searches for a free block; counted only if garbage collection is enabled."""
+        """The number of searches for a free block. Searches are counted only if garbage collection is enabled."""
         self.statistics = PoolStatistics()
         self.min_remainder = MIN_BLOCK_SIZE
-        """A block is split if at least this much remains."""
+        """A block is split if at least this number of bytes remains."""
         self.split_below: float = float("inf")
-        """A block is split only if less than this is requested."""
+        """A block is split only if fewer than this number of bytes is requested."""
 
     def put(self, block: Block) -> None:
         """Add a block to the free list."""
@@ -161,7 +161,9 @@ class Pool:
         return adjacent.size
 
     def free_blocks(self) -> Iterator[Block]:
-        """Yield a copy of the free blocks in the order of the allocator: by stream, then as searched."""
+        """Yield the free blocks from a copy of the lists, in the order of the allocator: by stream, then in search
+        order.
+        """
         for stream in sorted(self.free):
             for entry in self.free[stream].copy():
                 yield entry[3]

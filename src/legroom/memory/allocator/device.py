@@ -11,18 +11,19 @@ FIRST_SEGMENT_ADDRESS: Final = 0x7F00_0000_0000
 FIRST_RANGE_ADDRESS: Final = 0x3_0200_0000
 ADDRESS_UNIT: Final = 32 * MiB
 UPPER_GAP: Final = (FIRST_SEGMENT_ADDRESS + 74 * MiB, 24 * MiB)
-"""Address and size of a gap above the first segment."""
+"""The address and size of a gap above the first segment."""
 WIDE_GAP: Final = 414 * MiB
 """The gap below the first segment, which exists after the first kernel."""
 WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
 LIBRARY_BYTES: Final = 64 * MiB
 """The address space that cuBLAS uses for each handle, before its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
-"""The assumed memory of a device without a capacity, for the length of address ranges."""
+"""The memory that is assumed for a device without a capacity, to determine the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
-"""Called with (action, address, size, stream), as in torch's history: `segment_alloc`, `segment_free`, `segment_map`,
-`segment_unmap`."""
+"""A function that is called with (action, address, size, stream). The actions are those of torch's history:
+`segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`.
+"""
 
 
 class DeviceMemory:
@@ -90,25 +91,25 @@ class AddressSpace:
     The rules were derived from 108 recorded runs on an H200. For 103 of these runs, a replay with the simulated
     addresses reserves exactly the measured memory. A segment is placed in the lowest free gap that is large enough. At
     first there are two small gaps: one for the first small segment, and `UPPER_GAP`. If no gap is large enough, units
-    of 32 MiB are added below all others. After the first operation there is a wide gap between the first segment and
-    those units (`WIDE_GAP`). Early segments are therefore placed at decreasing addresses, then some hundred MiB at
-    increasing addresses, and later segments at decreasing addresses again. If the first segment was larger than a unit,
-    the wide gap is divided into units from its top. cuBLAS also uses address space in these gaps. Address space of
-    other libraries and of host memory is not simulated. Ranges for expandable segments are placed at increasing
-    addresses, starting at a low address.
+    of 32 MiB are added below all other units. After the first operation, there is a wide gap between the first segment
+    and the units (`WIDE_GAP`). Early segments are therefore placed at decreasing addresses. The next several hundred
+    MiB are placed at increasing addresses, and later segments at decreasing addresses again. If the first segment was
+    larger than a unit, the wide gap is divided into units from its top. cuBLAS also uses address space in these gaps.
+    Address space of other libraries and of host memory is not simulated. Ranges for expandable segments are placed at
+    increasing addresses, starting at a low address.
     """
 
     __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")
 
     def __init__(self) -> None:
         self.free = [(FIRST_SEGMENT_ADDRESS, 2 * MiB), UPPER_GAP]
-        """(address, size) of the gaps, lowest first."""
+        """The gaps as pairs (address, size), lowest address first."""
         self.lowest_unit = WIDE_GAP_START
-        """The lowest unit. All units between it and `WIDE_GAP_START` exist."""
+        """The lowest unit. All units between this unit and `WIDE_GAP_START` exist."""
         self.highest_unit = WIDE_GAP_START
-        """Units can also be added from here down to `WIDE_GAP_START`."""
+        """Units can also be added from this address down to `WIDE_GAP_START`."""
         self.first_was_large: bool | None = None
-        """Whether the first segment was larger than a unit; None before it."""
+        """Whether the first segment was larger than a unit, or None before the first segment."""
         self.next_range = FIRST_RANGE_ADDRESS
 
     def kernels_run(self) -> None:

@@ -1,8 +1,9 @@
 """Expandable segments: one long address range for each pool and stream, into which memory is mapped page by page.
 
-A segment grows by mapping pages at the lowest address at which the request fits, after a free block if there is one. A
-segment shrinks by unmapping the pages that are completely inside free blocks. A range is longer than the device memory
-(by an eighth), so it does not need to be compacted when pages in its middle are released.
+A segment grows by mapping pages at the lowest address at which the request fits. If there is a free block before this
+address, the pages extend it. A segment shrinks by unmapping the pages that are completely inside free blocks. A range
+is longer than the device memory (by an eighth), so it does not need to be compacted when pages in its middle are
+released.
 """
 
 from collections.abc import Callable
@@ -29,13 +30,14 @@ class ExpandableSegments:
         self.segments = segments
         """All segments of the allocator, by address."""
         self.new_segment = new_segment
-        """Called with (size, pool, stream, page). Returns the block of a new segment."""
+        """A function that is called with (size, pool, stream, page) and returns the block of a new segment."""
 
     def reserve(self, pool: Pool, size: int, stream: int, page: int) -> Block | None:
         """Grow a segment, and return a free block of at least `size` that is not in a free list. Returns None if memory
         runs out.
 
-        Pages that were mapped before memory ran out stay mapped. The caller releases them with all other free pages.
+        Pages that were mapped before memory ran out stay mapped. The caller releases these pages with all other free
+        pages.
         """
         block = self._find_room(pool, size, stream, page)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
@@ -43,7 +45,7 @@ class ExpandableSegments:
         while block.size < size:
             following = block.next
             assert following is not None
-            # Mapping merges with the block before; the later block object is kept.
+            # Mapping merges the block with the previous block. The later block object is kept.
             if not self._map(following, min(size - block.size, following.size)):
                 return None
             block = following
@@ -141,7 +143,7 @@ def reachable_size(block: Block) -> int:
 
 
 def _room(block: Block | None, size: int) -> int:
-    """Return the free and unmapped bytes from this block on, up to about `size`."""
+    """Return the number of consecutive free and unmapped bytes that start at this block, up to about `size`."""
     room = 0
     while room < size and block is not None and block.state in (FREE, UNMAPPED):
         room += block.size

@@ -1,5 +1,4 @@
-"""Reserves segments on the device and releases them in the same order as torch. Also describes the segments for
-snapshots."""
+"""Reserves segments on the device, releases them in the same order as torch, and describes them for snapshots."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
@@ -23,9 +22,9 @@ from legroom.memory.allocator.statistics import Statistics
 from legroom.units import MiB
 
 ROUND_LARGE: Final = 2 * MiB
-"""Segments for requests of 10 MiB or more are multiples of this."""
+"""The size of a segment for requests of 10 MiB or more is a multiple of this number of bytes."""
 NO_SIZE: Final = 1 << 62
-"""Larger than every size: every block may be split."""
+"""A limit that is larger than every size, so every block may be split."""
 
 
 class SegmentSource:
@@ -43,7 +42,9 @@ class SegmentSource:
         self.device = device
         self.segment_address = segment_address
         self.range_address = range_address
-        """Like `segment_address`: called with (size, stream), returns the address of the next range for an expandable segment."""
+        """A function like `segment_address` that is called with (size, stream) and returns the address of the next
+        range for an expandable segment.
+        """
         self.small = small
         self.large = large
         self.statistics = statistics
@@ -127,7 +128,7 @@ class SegmentSource:
         return released >= needed
 
     def collect_garbage(self, limit: int) -> None:
-        """Release cached segments of the large pool that were unused for longer than the average segment."""
+        """Release cached segments of the large pool that have been unused for longer than the average segment."""
         target = self.device.reserved - int(self.settings.garbage_collection_threshold * limit)
         if target <= 0:
             return
@@ -179,7 +180,7 @@ def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
 
 
 def releasable_bytes(block: Block) -> int:
-    """Return the bytes of a free block that can be released."""
+    """Return the number of bytes of a free block that can be released."""
     if block.segment.expandable:
         begin, end = free_pages(block)
         return end - begin

@@ -1,9 +1,9 @@
-"""Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer name like torch does.
+"""Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer names like torch.
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
 ignored. Torch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the same
 values. For example, `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are
-rejected with a message that states the correct form.
+rejected with a message that shows the correct form.
 """
 
 import re
@@ -15,8 +15,9 @@ from legroom.errors import UsageError
 from legroom.units import MiB
 
 ENVIRONMENT_NAMES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The environment variables in order of precedence: the first one that is set is used, even if it is empty.
-(Torch's documentation recommends the last name, but torch 2.13 still reads it last.)"""
+"""The environment variables in order of precedence. The first variable that is set is used, even if it is empty.
+(Torch's documentation recommends the last name, but torch 2.13 gives it the lowest precedence.)
+"""
 
 POWER_OF_TWO_INTERVALS: Final = 16
 """`roundup_power2_divisions` has one value for each power of two from 1 MiB to 64 GiB."""
@@ -25,7 +26,7 @@ FIRST_INTERVAL: Final = 20
 """The first interval starts at 1 MiB (2 ** 20) and includes smaller sizes."""
 
 MIN_BLOCK_SIZE: Final = 512
-"""Every block size is a multiple of this."""
+"""Every block size is a multiple of this number of bytes."""
 
 MIN_LARGE_ALLOC: Final = 10 * MiB
 
@@ -59,16 +60,20 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """The options of the caching allocator, with torch's defaults. Sizes in bytes."""
+    """The options of the caching allocator, with torch's defaults. All sizes are in bytes."""
 
     max_split_size: int | None = None
-    """Blocks of this size or larger are never split; None for no limit."""
+    """Blocks of this size or larger are never split. None means no limit."""
     max_non_split_rounding: int = 20 * MiB
-    """How much larger than the request a block that is never split may be."""
+    """The maximum difference in bytes between the request and a block that is never split."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
-    """The number of divisions of each power of two from 1 MiB to 64 GiB for rounding; 0 and 1 disable it."""
+    """The number of divisions of each power of two from 1 MiB to 64 GiB for rounding. The values 0 and 1 disable this
+    kind of rounding.
+    """
     garbage_collection_threshold: float = 0.0
-    """Above this fraction of the limit, cached blocks that were not used recently are released; 0 disables it."""
+    """Above this fraction of the limit, cached blocks that were not used recently are released. The value 0 disables
+    this release.
+    """
     expandable_segments: bool = False
     large_segment_size: int = 20 * MiB
     """The segment size for requests from 1 to 10 MiB, and the page size of large expandable segments."""
@@ -76,8 +81,10 @@ class AllocatorSettings:
     backend: str = "native"
     """`cudaMallocAsync` uses CUDA's own memory pool, which differs from this simulation."""
     ties: str = "age"
-    """Which of several free blocks of equal size is used: that of the older segment ("age", since torch 2.13) or that at
-    the lower address ("address", before). Depends on the torch version, not on the environment."""
+    """The rule that selects one of several free blocks of equal size: the block of the older segment ("age", since
+    torch 2.13) or the block at the lower address ("address", before torch 2.13). The rule depends on the torch version,
+    not on the environment.
+    """
 
     def __post_init__(self) -> None:
         if self.ties not in ("age", "address"):
@@ -88,7 +95,7 @@ class AllocatorSettings:
         """Parse `text`.
 
         If a running program changes its settings, `before` contains the previous settings. In that case, torch keeps
-        the segment options and resets the others.
+        the segment options and resets all other options.
         """
         pairs = list(_pairs(_tokens(text)))
         start = before or cls()
@@ -138,7 +145,7 @@ class AllocatorSettings:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "AllocatorSettings":
-        """Return the settings from `as_dict`. Unknown names are ignored."""
+        """Return the settings from the result of `as_dict`. Unknown names are ignored."""
         known = {field.name for field in fields(cls)} & data.keys()
         settings = cls(**{name: data[name] for name in known})
         return replace(settings, roundup_power2_divisions=tuple(settings.roundup_power2_divisions))
@@ -161,7 +168,7 @@ class AllocatorSettings:
 
 
 def ties_of(torch_version: str) -> str:
-    """Return how a version of torch selects among free blocks of equal size.
+    """Return the rule by which a version of torch selects one of several free blocks of equal size.
 
     >>> ties_of("2.12.1+cu130"), ties_of("2.13.0")
     ('address', 'age')
@@ -243,8 +250,9 @@ def _backend(value: list[str]) -> str:
 
 
 def _divisions(value: list[str]) -> tuple[int, ...]:
-    """Parse one value for all sizes, or a list. [256:1,512:2,>:8] means 1 up to 256 MiB, 2 from 512 MiB, and 8
-    above."""
+    """Parse one value for all sizes, or a list. The list [256:1,512:2,>:8] means 1 up to 256 MiB, 2 from 512 MiB, and 8
+    above.
+    """
     key = "roundup_power2_divisions"
     if value[0] != "[":
         return (_power_of_two(key, value[0]),) * POWER_OF_TWO_INTERVALS

@@ -32,7 +32,7 @@ class Stat:
         self.increased = 0
 
     def add(self, amount: int) -> None:
-        """`amount` may be negative."""
+        """Add `amount`, which may be negative, to the current value."""
         self.current += amount
         if amount > 0:
             self.increased += amount
@@ -70,7 +70,9 @@ class PoolStatistics:
         self.bytes_freed = 0
         self.requested_total = 0
         self.requested_freed = 0
-        """Increases when a free completes; `freed` and `bytes_freed` increase when it is requested."""
+        """The total that increases when a free completes. `freed` and `bytes_freed` increase when the free is
+        requested.
+        """
         self.pending = 0
         self.pending_bytes = 0
         """The totals of frees that are not complete, because another stream uses the block."""
@@ -119,11 +121,13 @@ class Statistics:
         self.device_allocations = 0
         self.device_frees = 0
         self.peaks = [0] * 9
-        """Count, bytes and requested bytes; each for both pools, the large pool and the small pool."""
+        """The count, bytes and requested bytes, each for both pools, the large pool and the small pool."""
         self.peaks_active = [0] * 6
-        """Count and bytes including blocks whose free is not complete; updated only if there are any."""
+        """The count and bytes, including blocks whose free is not complete. They are updated only if there are such
+        blocks.
+        """
         self.peaks_inactive = [0] * 6
-        """Count and bytes of free blocks in segments that are partly in use."""
+        """The count and bytes of free blocks in segments that are partly in use."""
         self.accumulated_before: dict[str, int] = {}
 
     @property
@@ -139,7 +143,7 @@ class Statistics:
         return small.requested_total - small.requested_freed + large.requested_total - large.requested_freed
 
     def update_peaks(self) -> None:
-        """Update the peaks. Must be called before the current values decrease, and before a peak is read."""
+        """Update the peaks. Call this method before the current values decrease, and before a peak is read."""
         small, large = self.small, self.large
         small_count = small.allocated_count - small.freed
         large_count = large.allocated_count - large.freed

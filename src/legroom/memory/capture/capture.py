@@ -32,13 +32,17 @@ __all__ = ["DEFAULT_MAX_BYTES", "SUFFIX", "Capture", "CaptureWriter", "read_capt
 
 SUFFIX = ".legroom"
 DEFAULT_MAX_BYTES = 64 * MiB
-"""About 15 million events. A viewer needs about 250 bytes of memory per event."""
+"""The maximum size of a capture, which is enough for about 15 million events. A viewer needs about 250 bytes of memory
+per event.
+"""
 
 _MIN_MAX_BYTES = MiB
 _MAX_PENDING = 1024
 """The maximum number of pending events. Pending events are lost if the process is killed."""
 _MAX_WAIT = 0.5
-"""How many seconds an event may be pending. A Step, an Oom and other rare events are written immediately."""
+"""The maximum number of seconds for which an event may be pending. A Step, an Oom and other rare events are written
+immediately.
+"""
 
 
 class CaptureWriter:
@@ -68,7 +72,7 @@ class CaptureWriter:
             raise UsageError(f"`run` must contain JSON types only: {error}") from None
         self.path = Path(os.path.realpath(path))
         self.failed: str | None = None
-        """Why writing stopped before the end of the run; None if it did not."""
+        """The reason why writing stopped before the end of the run, or None if it did not stop."""
         self._process = os.getpid()
         self._pending: list[Event] = []
         self._due = _MAX_WAIT
@@ -133,7 +137,9 @@ class CaptureWriter:
         self.close()
 
     def _drain(self, *, wait: bool = False, finish: bool = False) -> None:
-        """Write the pending events. If another thread is writing, that thread or the next call writes them."""
+        """Write the pending events. If another thread is writing, that thread or the next call writes the pending
+        events.
+        """
         if os.getpid() != self._process:
             self.abandon()  # before the lock, which another thread of the parent may have held at the fork
         me = get_ident()
@@ -171,7 +177,8 @@ class CaptureWriter:
             self._file = None
 
     def _write_batch(self, file: ChunkFile) -> None:
-        # Other threads may append at the same time. Each of these two lines is atomic; replacing the list is not.
+        # Other threads may append at the same time. Each of these two lines is atomic. Replacing the list is not
+        # atomic.
         batch = self._pending[:]
         del self._pending[: len(batch)]
         if batch:
@@ -193,7 +200,7 @@ def _create(path: Path, *, force: bool) -> FileIO:
     except FileNotFoundError:
         try:
             return FileIO(path, "xb")
-        except FileExistsError:  # another process has just created it
+        except FileExistsError:  # another process has just created the file
             raise UsageError(_exists(path)) from None
     if stat.S_ISDIR(mode):
         raise CaptureError(f"{path} is a directory. Give the path of a file.")

@@ -1,8 +1,8 @@
 """Writes the chunks of a capture file, and trims the file when it grows too large.
 
 Every batch of events is flushed through the compressor to the operating system, so the batch survives if the process is
-killed. If possible, a chunk ends at the end of a training step. At that point, the categories of storages are known, so
-the chunk contains them.
+killed. If possible, a chunk ends at the end of a training step. At the end of a step, the categories of storages are
+known, so the chunk contains these categories.
 """
 
 import errno
@@ -101,7 +101,7 @@ class ChunkFile:
 
     def _peaks(self) -> dict[tuple[str, int], int]:
         """Return the chunks with the current peaks: the peaks of allocated memory, then the peaks of reserved memory.
-        If there is not enough room for all these chunks, those with the allocated peaks are kept.
+        If there is not enough room for all these chunks, the chunks with the peaks of allocated memory are kept.
         """
         allocated, reserved = self._encoder.peak_allocated, self._encoder.peak_reserved
         return {
@@ -141,6 +141,6 @@ class ChunkFile:
         view = memoryview(data)
         while view:
             written = self._file.write(view)
-            if not written:  # would repeat forever
+            if not written:  # otherwise the file would be trimmed forever
                 raise OSError(errno.EIO, "No data could be written to the file")
             view = view[written:]

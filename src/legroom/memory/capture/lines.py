@@ -18,7 +18,7 @@ A capture is a series of chunks. A chunk is one gzip member of JSON lines and do
 Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative to
 the previous "a" or "f" line. The time of the first such line is relative to the time in the header. The id of an "a"
 line is relative to the previous "a" line. The id of the first "a" line is relative to 0. The id of an "f" or "t" line
-counts back from the last "a" line. The lines of one training step then resemble those of the next, so they compress to
+counts back from the last "a" line. The lines of consecutive training steps are therefore similar, so they compress to
 about 4 bytes per event. Sites reduce the size further. Encoding an event takes one lookup and one formatted string.
 
 A capture may come from an untrusted source, so every value is checked when it is read.
@@ -52,7 +52,7 @@ FORMAT = "legroom capture"
 VERSION = 2
 
 Site = tuple[int, int, Category, Phase, str, Frame | None, str]
-"""Device, stream, category, phase, module, frame and operation, which many allocations share."""
+"""A site: device, stream, category, phase, module, frame and operation. Many allocations share a site."""
 
 
 class LineEncoder:
@@ -64,7 +64,7 @@ class LineEncoder:
         self.time = 0
         """The latest time in microseconds."""
         self.allocated: defaultdict[int, int] = defaultdict(int)
-        """Current bytes by device."""
+        """The currently allocated bytes by device."""
         self.reserved: defaultdict[int, int] = defaultdict(int)
         self.peak_allocated: defaultdict[int, int] = defaultdict(int)
         self.peak_reserved: defaultdict[int, int] = defaultdict(int)
@@ -166,7 +166,7 @@ class LineEncoder:
             self.ooms += 1
 
     def finished_step_lines(self) -> bytes:
-        """Return the Step events of this chunk, compressed. Call it once, at the end of the chunk."""
+        """Return the Step events of this chunk, compressed. Call this method once, at the end of the chunk."""
         return self._step_lines.finish()
 
     def _declare(self, key: Site, add: Callable[[str], None]) -> int:

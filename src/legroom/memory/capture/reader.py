@@ -2,7 +2,7 @@
 
 If the file is incomplete, for example after a crash, it is read up to its last valid line. If chunks were dropped to
 limit the size of the file, the events continue from the state at the start of the next chunk. The steps of the dropped
-chunks come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that lead to that
+chunks come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that result in this
 state.
 
 A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
@@ -25,12 +25,16 @@ from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.units import MiB
 
 MAX_LINES = 60_000_000
-"""About 15 GB of events, four times as many as a capture of the default size can contain."""
+"""The maximum decompressed size: about 15 GB of events, four times as many as a capture of the default size can
+contain.
+"""
 
 _READ_SIZE = MiB // 4
 _MAX_LINE = 4 * MiB
 _MAX_RATIO = 250
-"""The maximum ratio of decompressed to compressed size. Real captures have about 5; identical lines reach about 250."""
+"""The maximum ratio of decompressed to compressed size. Real captures have a ratio of about 5. Identical lines reach a
+ratio of about 250.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +43,15 @@ class Capture:
 
     path: Path
     run: dict[str, Any]
-    """A description of the run: script, devices, versions, settings. JSON types, otherwise unchecked."""
+    """A description of the run: script, devices, versions, settings. The values have JSON types and are otherwise
+    unchecked.
+    """
     events: list[Event]
     """The events in the order in which they occurred."""
     truncated: bool
-    """Whether the end is missing: the run was killed or is still running, or the file is damaged."""
+    """Whether the end mark is missing, because the run was killed or is still running, or because the file is
+    damaged.
+    """
     dropped: int
     """The number of events that were removed to limit the size of the file."""
 
@@ -198,8 +206,9 @@ class _LiveStorages:
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
-    """Yield the complete lines of the file in batches, and for each batch whether it starts a chunk. Stops at damaged
-    data."""
+    """Yield the complete lines of the file in batches, and for each batch whether it starts a chunk. The lines end at
+    damaged data.
+    """
     current, begins, rest = -1, True, b""
     for chunk, text in _decompressed(file, path):
         if chunk != current:
@@ -258,7 +267,7 @@ def _parse(line: bytes) -> Any:
 
 
 def _parse_all(lines: list[bytes]) -> tuple[list[Any], bool]:
-    """Return the values of `lines` up to the first invalid one, and whether all of them are valid."""
+    """Return the values of `lines` up to the first invalid line, and whether all lines are valid."""
     try:  # several times as fast as one by one
         return list(json.loads("[" + b",".join(lines).decode() + "]")), True
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Selects the chunks to keep when a capture grows too large, and writes the file without the others.
+"""Selects the chunks to keep when a capture grows too large, and writes the file without the other chunks.
 
 A chunk does not depend on other chunks, so it can be dropped as a whole. Chunks are kept in this order while there is
 room: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory error,
-the first chunk, and then newer chunks before older ones. The Step events of dropped chunks are kept, so that the
+the first chunk, and then newer chunks before older chunks. The Step events of dropped chunks are kept, so that the
 history of steps is complete. If even the steps need too much room, every second step is dropped, repeatedly.
 """
 
@@ -22,7 +22,7 @@ class Chunk:
 
     number: int
     offset: int
-    """Position in the file in bytes."""
+    """The position in the file in bytes."""
     size: int
     """Bytes."""
     first_event: int
@@ -35,9 +35,9 @@ class Chunk:
     """The Step events, compressed."""
     ooms: int = 0
     is_complete: bool = True
-    """False if it replaces dropped chunks and contains only their steps."""
+    """Whether the chunk contains events. Otherwise, it replaces dropped chunks and contains only their steps."""
     every: int = 1
-    """Only one in `every` of those steps is stored."""
+    """Only one in `every` steps of the dropped chunks is stored."""
 
 
 def trim(
