@@ -67,7 +67,7 @@ def estimate(
 
     target.check()
     spec = find_gpu(gpu)
-    # The new process imports torch and the script while this one imports the rest.
+    # The new process imports torch and the script while this process imports the rest.
     process = start_tracing(target, spec, steps=steps)
 
     from legroom.predict.script_estimate import estimate_script

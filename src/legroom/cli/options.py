@@ -35,7 +35,7 @@ ModuleOption = Annotated[
     ),
 ]
 WITHOUT_VALUE = "all"
-"""The value of an option with an optional value (`--spill[=SIZE]`) that is given without one."""
+"""The value of an option with an optional value (`--spill[=SIZE]`) if the user omits this value."""
 
 
 def script_to_run(command: str, arguments: list[str] | None, module: str | None) -> "Script":
@@ -87,15 +87,15 @@ def _short_default(extra: re.Match[str]) -> str:
 
 
 def _no_type(ctx: Any) -> None:
-    """Omits the Python type of an argument (`<list[str]>`)."""
+    """Omit the Python type of an argument (`<list[str]>`)."""
 
 
 class ScriptCommand(Command):
     """A command whose options end at the script, or after `-m MODULE`.
 
-    All later arguments are passed to the script. click supports the first rule (`allow_interspersed_args`), but not the
-    second. click also does not support an option with an optional value before a positional argument (`--spill
-    train.py`).
+    All later arguments are passed to the script. click supports options that end at the script
+    (`allow_interspersed_args`), but not options that end after `-m MODULE`. click also does not support an option with
+    an optional value before a positional argument (`--spill train.py`).
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

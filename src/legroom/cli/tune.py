@@ -86,7 +86,7 @@ def tune(
 
 
 def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the file, overridden by those of the command line."""
+    """Return the options of the file, overridden by the options of the command line."""
     unknown = sorted(set(written) - set(given))
     if unknown:
         raise UsageError(f"{path}: unknown option `{unknown[0]}` in [study]. Options: {', '.join(given)}.")

@@ -1,7 +1,7 @@
 """GPU specifications: the values that `--gpu` and `gpu=` accept, and the table of GPUs that can be given by name.
 
-A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. A name (`t4`) stands
-for that card, with its total memory minus the CUDA context. `find_gpu` converts a size or a name to a `GpuSpec`, which
+A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. A name (`t4`) refers
+to that card, with its total memory minus the CUDA context. `find_gpu` converts a size or a name to a `GpuSpec`, which
 the rest of Legroom passes on unchanged.
 """
 
@@ -15,23 +15,27 @@ from legroom.units import GiB, KiB, MiB, parse_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """One GPU: its memory, and the properties that decide which kernels run on it."""
+    """One GPU: its memory, and the properties that determine which kernels run on it."""
 
     name: str
-    """`t4`, or a size: `8GiB`, `8GiB:sm90`. `find_gpu` accepts it."""
+    """The name (`t4`) or size (`8GiB`, `8GiB:sm90`), as `find_gpu` accepts it."""
     total: int
-    """Total bytes, as torch and nvidia-smi report them."""
+    """The total memory in bytes, as torch and nvidia-smi report it."""
     context: int
-    """Bytes that a training process uses outside PyTorch's allocator. 0 if the GPU was given as a size."""
+    """The number of bytes that a training process uses outside PyTorch's allocator, or 0 if the GPU was given as a
+    size.
+    """
     capability: tuple[int, int]
     """The compute capability."""
     sm_count: int
-    """Streaming multiprocessors. Kernels divide their work among them, which decides the size of some workspaces."""
+    """The number of streaming multiprocessors. Kernels divide their work among the multiprocessors, so this number
+    determines the size of some workspaces.
+    """
     aliases: tuple[str, ...] = ()
 
     @property
     def usable(self) -> int:
-        """Bytes that PyTorch's allocator can use."""
+        """The number of bytes that PyTorch's allocator can use."""
         return self.total - self.context
 
     @property
@@ -50,13 +54,14 @@ class GpuSpec:
 
     @property
     def shared_memory_per_sm(self) -> int:
-        """Bytes of shared memory per SM, from the same table."""
+        """The shared memory per SM in bytes, from the table of compute capabilities in the CUDA programming guide."""
         return next(size for since, size in _SHARED_MEMORY if self.capability >= since)
 
     @property
     def shared_memory_per_block(self) -> int:
-        """Bytes of shared memory that one block can use after it opts in. CUDA reserves 1 KiB per block since
-        Ampere."""
+        """The maximum shared memory of one block in bytes, after the block opts in. CUDA reserves 1 KiB per block since
+        Ampere.
+        """
         if self.capability < (7, 0):
             return 48 * KiB
         return self.shared_memory_per_sm - (KiB if self.capability >= (8, 0) else 0)
@@ -80,8 +85,8 @@ def find_gpu(value: str | int | GpuSpec) -> GpuSpec:
     """Return the GPU for the user's input: a name (`a100-80gb`, `RTX 4090`), a size (`24GiB`, `24GiB:sm90`) or a number
     of bytes.
 
-    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes another one, because most GPUs
-    in use have the kernels of Ampere.
+    A GPU given as a size has compute capability 8.0 (Ampere), unless the size includes another capability. Ampere is
+    the default because most GPUs in use have its kernels.
     """
     if isinstance(value, GpuSpec):
         return value
@@ -121,7 +126,7 @@ def parse_gpus(text: str) -> list[GpuSpec]:
 def real_gpu(
     name: str, total: int, *, capability: tuple[int, int] | None = None, sm_count: int | None = None
 ) -> GpuSpec:
-    """Return a GPU of this machine, by the name and the total memory that its driver reports.
+    """Return a GPU of this machine, given the name and the total memory that its driver reports.
 
     A GPU that is not in the table is treated as Ampere unless `capability` is given.
     """
@@ -179,7 +184,9 @@ def _first_with(capability: tuple[int, int]) -> GpuSpec:
 
 
 CUBLAS_HANDLES = 2
-"""The cuBLAS handles that `context` includes: of the program's thread and of the thread that runs backward passes."""
+"""The number of cuBLAS handles that `context` includes: one for the program's thread and one for the thread that runs
+backward passes.
+"""
 
 
 def cublas_handle_bytes(capability: tuple[int, int]) -> int:
@@ -193,11 +200,13 @@ def cublas_handle_bytes(capability: tuple[int, int]) -> int:
 
 
 STREAM_BYTES = 70 * MiB
-"""Bytes outside PyTorch's allocator of the streams that torch creates at the first use of one. Measured on an H200."""
+"""The number of bytes outside PyTorch's allocator for the streams that torch creates when the first stream is used.
+Measured on an H200.
+"""
 SOLVER_BYTES = 98 * MiB
-"""Bytes outside PyTorch's allocator of a cuSOLVER handle. Measured on an H200."""
+"""The number of bytes that a cuSOLVER handle uses outside PyTorch's allocator. Measured on an H200."""
 FOURIER_BYTES = 8 * MiB
-"""Bytes outside PyTorch's allocator of cuFFT. Measured on an H200."""
+"""The number of bytes that cuFFT uses outside PyTorch's allocator. Measured on an H200."""
 
 
 def _context(capability: tuple[int, int]) -> int:
@@ -205,7 +214,7 @@ def _context(capability: tuple[int, int]) -> int:
     loaded.
 
     The value was measured on an H200 (767 MiB with torch 2.11 for CUDA 13). Other GPUs were not measured. Older
-    generations have fewer kernels to load, so a smaller value is assumed for them.
+    generations have fewer kernels to load, so a smaller value is assumed for older GPUs.
     """
     for generation, size in ((9, 770), (8, 550), (7, 400)):
         if capability[0] >= generation:
@@ -214,7 +223,7 @@ def _context(capability: tuple[int, int]) -> int:
 
 
 def _normalized(name: str) -> str:
-    """Return a GPU name without case, spaces, dashes and the brand names in front of it."""
+    """Return a GPU name in lower case, without spaces, dashes and leading brand names."""
     words = name.lower().replace("-", " ").replace("_", " ").split()
     return "".join(word for word in words if word not in ("nvidia", "geforce", "tesla", "quadro"))
 
@@ -266,4 +275,6 @@ GPUS: tuple[GpuSpec, ...] = (
     _gpu("p100", 15.8, (6, 0), 56, "p100-16gb"),
     _gpu("gtx1080ti", 10.9, (6, 1), 28, "1080ti"),
 )
-"""The total memory is below the number on the box, and differs by some MiB between driver versions."""
+"""The table of GPUs. The total memory is less than the advertised size, and differs by a few MiB between driver
+versions.
+"""

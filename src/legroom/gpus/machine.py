@@ -1,8 +1,7 @@
 """This machine: its GPUs (from NVML), its memory and its processors (from the operating system).
 
-This module does not initialize CUDA, so it is safe to use before a fork and while a script runs. If the driver, a
-library or a permission is missing, a value is `NA`. Missing values never raise an exception and are never reported as
-zero.
+This module does not initialize CUDA, so it is safe to use before a fork and while a script runs. A value is `NA` if the
+driver, a library or a permission is missing. Missing values never raise an exception and are never reported as zero.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ class GpuProcess:
 
     pid: int
     bytes: Count
-    """Device memory, including the CUDA context."""
+    """The device memory of the process, including the CUDA context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +48,13 @@ class Gpu:
     name: str
     uuid: str
     total: Count
-    """Total bytes as CUDA reports them: without the memory that the driver reserves."""
+    """The total memory in bytes as CUDA reports it, without the memory that the driver reserves."""
     used: Count
-    """Bytes in use by all processes, CUDA contexts and the display."""
+    """The number of bytes in use by all processes, CUDA contexts and the display."""
     utilization: Count
-    """Percent of the last sample period in which a kernel ran."""
+    """The percentage of the last sample period in which a kernel ran."""
     is_mig: bool | NotAvailable
-    """Whether it is partitioned into MIG instances."""
+    """Whether the GPU is partitioned into MIG instances."""
     processes: tuple[GpuProcess, ...] | NotAvailable
 
 
@@ -67,7 +66,7 @@ class VisibleGpu:
     name: str
     total: int
     used: Count = NA
-    """Bytes in use by all processes, including this one."""
+    """The number of bytes in use by all processes, including this process."""
     processes: tuple[GpuProcess, ...] | NotAvailable = NA
 
 
@@ -78,11 +77,11 @@ class HostUsage:
     total: Count
     available: Count
     resident: Count
-    """Resident memory of this process."""
+    """The resident memory of this process in bytes."""
     limit: Count
     """The memory limit of the control group (a container, a batch system)."""
     used_of_limit: Count
-    """Bytes that all processes of the control group use."""
+    """The number of bytes that all processes of the control group use."""
 
 
 def gpus() -> list[Gpu]:
@@ -96,9 +95,9 @@ def gpus() -> list[Gpu]:
 
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[VisibleGpu]:
-    """Return the GPUs that this torch can use. CUDA is initialized only if NVML cannot list the GPUs.
+    """Return the GPUs that the installed torch can use. CUDA is initialized only if NVML cannot list the GPUs.
 
-    If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number them in another order than the PCI bus.
+    If the GPUs differ and CUDA_DEVICE_ORDER is not set, CUDA may number the GPUs in a different order than the PCI bus.
     """
     import torch
 
@@ -173,10 +172,10 @@ def _nvml() -> Iterator[Any]:
 
 
 def _query(function: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of `function`, or `NA` if it raises."""
+    """Return the result of `function`, or `NA` if it raises an exception."""
     try:
         return function(*args)
-    except Exception:  # NVML has an error type per cause; all of them mean N/A here
+    except Exception:  # NVML has one error type per cause, and every error results in N/A
         return NA
 
 
@@ -206,15 +205,16 @@ def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
 
 
 def _from_torch(cuda: Any, index: int) -> VisibleGpu:
-    """Return a GPU that NVML cannot list, as torch reports it. Creates a CUDA context."""
+    """Return a GPU that NVML cannot list, as torch reports it. This function creates a CUDA context."""
     properties, memory = cuda.get_device_properties(index), _query(cuda.mem_get_info, index)
     used = NA if memory is NA else memory[1] - memory[0]
     return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
-    """Total and used bytes. The newer call reports driver-reserved memory separately, while the older one includes it
-    in the used memory."""
+    """Return the total and used memory in bytes. The newer NVML call reports driver-reserved memory separately. The
+    older call includes this memory in the used memory.
+    """
     version = getattr(nvml, "nvmlMemory_v2", None)
     memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version is not None else NA
     if memory is not NA:
@@ -234,7 +234,9 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
 
 
 def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
-    """NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in that order; None if only CUDA can resolve them."""
+    """Return the NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in the same order, or None if only CUDA can resolve
+    the entries.
+    """
     count = _query(nvml.nvmlDeviceGetCount)
     if count is NA:
         return None
@@ -264,7 +266,9 @@ def _text(value: Any) -> str:
 
 
 def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
-    """Return the lowest memory limit that applies to this process, and the bytes used of it (cgroup v1 or v2)."""
+    """Return the lowest memory limit that applies to this process, and the number of bytes in use under this limit
+    (cgroup v1 or v2).
+    """
     lowest: tuple[Count, Count] = (NA, NA)
     with contextlib.suppress(OSError, ValueError):
         for line in (processes / "self" / "cgroup").read_text().splitlines():
@@ -282,7 +286,9 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
 
 
 def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int]]:
-    """Limits and usage of a control group and its parents. In a container, its own group is the root."""
+    """Yield the limits and usage of a control group and its parents. In a container, the container's own group is the
+    root.
+    """
     folder = root / path.lstrip("/")
     for group in (folder, *folder.parents):
         with contextlib.suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Determines how much memory of each GPU is in use, and by which processes.
+"""Determines the memory in use on each GPU, and the processes that use it.
 
 In some containers, NVML reports the size of a GPU correctly, but reports that none of its memory is used. CUDA reports
 the correct value, but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is
-queried in a short-lived process. The first query also checks whether NVML reports at least the memory of that context.
-If NVML does, CUDA is not queried again.
+queried in a short-lived process. The first query also checks whether NVML reports at least the memory of this context.
+If NVML reports it, CUDA is not queried again.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from legroom.gpus.machine import NA, Gpu, NotAvailable, VisibleGpu, gpus, visibl
 from legroom.units import format_size
 
 TIMEOUT = 30.0
-"""Seconds for the process that queries CUDA."""
+"""The maximum number of seconds for the process that queries CUDA."""
 
 _QUERY_CUDA = """
 import ctypes, json
@@ -37,11 +37,13 @@ for index in range(count.value):
 print(json.dumps(used), flush=True)
 input()
 """
-"""Prints the bytes in use of each GPU, including its own context, and keeps the context until it reads a line."""
+"""A program that prints the bytes in use on each GPU, including its own context. It keeps the context until it reads a
+line.
+"""
 
 
 def gpus_in_use() -> list[VisibleGpu]:
-    """Return the GPUs that this torch can use, with the memory that is in use on each."""
+    """Return the GPUs that the installed torch can use, with the memory in use on each GPU."""
     found = visible_gpus()
     if not found or _nvml_is_reliable():
         return found
@@ -56,7 +58,7 @@ def gpus_in_use() -> list[VisibleGpu]:
 
 @functools.cache
 def _nvml_is_reliable() -> bool:
-    """Return whether NVML reports at least half of what CUDA reports while every GPU has a context."""
+    """Return whether NVML reports at least half of the memory that CUDA reports while every GPU has a context."""
     with _used_by_cuda() as used:
         found = visible_gpus()
     if isinstance(used, NotAvailable) or len(used) != len(found):
@@ -83,7 +85,7 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
         assert process.stdout is not None
         try:
             used: list[int] | NotAvailable = json.loads(process.stdout.readline())
-        except ValueError:  # no driver: it printed nothing
+        except ValueError:  # without a driver, the process prints nothing
             used = NA
         yield used
     finally:
@@ -93,8 +95,9 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
 
 
 def other_processes(device: int) -> str:
-    """Return text such as `process 4242 (python) uses 2.10 GiB of this GPU`. Return "" if there are no other processes,
-    or if the driver does not report them."""
+    """Describe the other processes on a GPU: `process 4242 (python) uses 2.10 GiB of this GPU`. Return "" if there are
+    no other processes, or if the driver does not report them.
+    """
     gpu = _gpu_of(device, gpus())
     if gpu is None or isinstance(gpu.processes, NotAvailable):
         return ""

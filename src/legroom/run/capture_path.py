@@ -1,8 +1,7 @@
 """Selects the path of the capture of a run.
 
-Without `-o`, the path is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if that file
-exists. If no capture can be written to that path, or if the disk is full, the script still runs and the report is
-printed.
+Without `-o`, the path is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if the file exists.
+If no capture can be written, or if the disk is full, the script still runs and the report is printed.
 """
 
 import os
@@ -16,7 +15,7 @@ from legroom.memory.events import Event
 from legroom.units import MiB
 
 MAX_BYTES = 8 * MiB
-"""About two million events, which `legroom report` reads in a few seconds."""
+"""The maximum size of a capture: about two million events, which `legroom report` reads in a few seconds."""
 MAX_NUMBER = 100_000
 """The highest number in the name of a capture."""
 
@@ -44,7 +43,7 @@ class OpenCapture:
 
     writer: CaptureWriter | NoWriter
     name: str | None
-    """The path relative to the current directory; None if no capture is written."""
+    """The path relative to the current directory, or None if no capture is written."""
     warning: str = ""
     """The reason why no capture is written."""
 
@@ -77,7 +76,7 @@ def _open_numbered(stem: str, force: bool, run: dict[str, Any]) -> OpenCapture:
         if force or not os.path.lexists(name):
             try:
                 return OpenCapture(CaptureWriter(name, run=run, force=force, max_bytes=MAX_BYTES), name)
-            except UsageError:  # another rank of the same launch has just created it, or it is not a capture
+            except UsageError:  # another rank has just created the file, or it is not a capture
                 if force:
                     raise
     raise CaptureError(f"{stem}{SUFFIX} to {stem}-{MAX_NUMBER}{SUFFIX} already exist. Give another path.")

@@ -1,4 +1,4 @@
-"""Selects the process that a report is about, if the script starts other processes that use the virtual GPUs."""
+"""Selects the process to report on, if the script starts other processes that use the virtual GPUs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,15 +27,16 @@ class RecordedProcess:
 
     @property
     def importance(self) -> tuple[bool, int]:
-        """The sort key of a process: a process that ran out of memory comes first, then the process with the highest
-        peak."""
+        """The sort key of a process. A process that ran out of memory comes first, then the process with the highest
+        peak.
+        """
         return bool(self.ledger.ooms()), self.peak
 
 
 def describe_processes(
     chosen: RecordedProcess, main: RecordedProcess, others: Sequence[RecordedProcess]
 ) -> str:
-    """Describe which process the report is about, and how much memory the other processes used."""
+    """Return a sentence that names the reported process and the memory that the other processes used."""
     rest = [process for process in (main, *others) if process is not chosen and process.peak]
     about = f"this report is about {chosen.name}" + ("" if chosen is main else ", which the script started")
     if not rest:

@@ -15,7 +15,9 @@ from legroom.memory.interrupts import delayed_interrupts
 MAX_PENDING = 4096
 """The number of pending events at which `write` passes them on."""
 MAX_FRACTION = 0.05
-"""The fraction of the run time that `step_ended` may use. Longer steps are passed on at once, short ones together."""
+"""The fraction of the run time that `step_ended` may use. The events of long steps are passed on at once, and the
+events of several short steps together.
+"""
 
 
 class EventBuffer:
@@ -29,7 +31,7 @@ class EventBuffer:
         self._consume = consume
         self._pending: list[Event] = []
         self.add: Sink = self._pending.append
-        """Runs no Python code. The caller calls `step_ended` or `flush` often enough."""
+        """Adds an event without running Python code. The caller must call `step_ended` or `flush` often enough."""
         self._lock = Lock()
         self._owner: int | None = None
         self._next_drain = 0.0
@@ -41,7 +43,7 @@ class EventBuffer:
             self._drain(wait=False)
 
     def step_ended(self) -> None:
-        """Pass on the pending events, unless that has just been done."""
+        """Pass on the pending events, unless events were passed on a moment ago."""
         started = time.perf_counter()
         if started >= self._next_drain:
             self._drain(wait=False)
@@ -54,7 +56,8 @@ class EventBuffer:
 
     def _drain(self, *, wait: bool) -> None:
         """Pass on the pending events. If another thread is passing on events, that thread or the next call passes on
-        the pending ones."""
+        the pending events.
+        """
         me = get_ident()
         if not self._pending or self._owner == me:
             return

@@ -6,7 +6,7 @@ after the script's threads and exit handlers, or just before `os._exit`. Errors 
 exit code.
 
 Forked children of the script write no capture and print no report. On a virtual GPU, other processes that the script
-starts are recorded as well, and the report is about the process that ran out of memory or used the most.
+starts are recorded as well, and the report describes the process that ran out of memory or used the most memory.
 """
 
 import json
@@ -57,9 +57,13 @@ from legroom.train.spilling.spill import Spill
 from legroom.units import format_size
 
 KEPT_EVENTS = 100_000
-"""The number of events that stay in memory for the report: those around the peak and failures, and the newest."""
+"""The number of events that stay in memory for the report: the events around the peak and around failures, and the
+newest events.
+"""
 FLUSH_SECONDS = 0.5
-"""How often the pending events are written while no step ends. They are lost if the process is killed."""
+"""The interval in seconds at which pending events are written while no step ends. Pending events are lost if the
+process is killed.
+"""
 AtExit = Callable[[Callable[[], None]], object]
 
 
@@ -71,7 +75,7 @@ class OutcomeListener(Protocol):
     """Values that are added to the header of the capture."""
 
     def on_exception(self, text: str, traceback: str) -> None:
-        """Called when an exception leaves the script, before it is printed."""
+        """Called when an exception leaves the script, before the exception is printed."""
 
     def on_end(self, outcome: Outcome, status: Status) -> None:
         """Called when the script has ended and the capture is complete."""
@@ -109,7 +113,7 @@ class Recording:
         self._session: Session | None = None
         self._capture: OpenCapture | None = None
         self._writer: CaptureWriter | NoWriter | None = None
-        """The writer of the capture; None before the run and in a forked child."""
+        """The writer of the capture, or None before the run and in a forked child."""
         self._run: dict[str, Any] = {}
         self._ledger = Ledger(keep_events=KEPT_EVENTS)
         self._events = EventBuffer(self._record)
@@ -119,7 +123,7 @@ class Recording:
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
         self._oom_report: RunReport | None = None
-        """Set once the report of an out-of-memory error was printed. Later events are not part of it."""
+        """The report of an out-of-memory error, after it was printed. Later events are not part of this report."""
         self._closed = False
         self._started = time.perf_counter()
         self._recording = ExitStack()
@@ -279,7 +283,7 @@ class Recording:
     # --- after it
 
     def _close(self) -> None:
-        """Finish the capture and print the report. Does nothing when called again, or in a forked child."""
+        """Finish the capture and print the report. Do nothing when called again, or in a forked child."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -306,7 +310,7 @@ class Recording:
         _flush(sys.stdout)
         if printed is None:
             print_to(sys.stderr, "", render_oom(report) if report.failed_with_oom else render_run(report))
-        # Why no capture is kept was said before the script started.
+        # The reason why no capture is kept was printed before the script started.
         print_to(sys.stderr, render_footer(report, warning=self._capture.writer.failed or ""))
 
     def _finish_silently(self, outcome: Outcome, listener: OutcomeListener) -> None:
@@ -335,7 +339,9 @@ class Recording:
         return replace(report, sources=lines)
 
     def _include_children(self) -> None:
-        """Report on the process that ran out of memory or has the highest peak, even if the script started it."""
+        """Report on the process that ran out of memory or has the highest peak, even if it is a child process of the
+        script.
+        """
         if self._children is None:
             return
         recorded = map(RecordedProcess.from_capture, self._children.read())
@@ -351,7 +357,7 @@ class Recording:
         self._write(OtherProcesses(self._seconds, describe_processes(chosen, main, children)))
 
     def _replace_events(self, events: Sequence[Event]) -> None:
-        """Replace the events of this process, also in the capture."""
+        """Replace the events of this process in the ledger and in the capture."""
         assert self._capture is not None
         writer = self._capture.writer
         if isinstance(writer, CaptureWriter):

@@ -1,2 +1,3 @@
-"""Renders findings and ledgers as text, HTML and JSON. This package only renders; the results come from other
-packages."""
+"""Renders findings and ledgers as text, HTML and JSON. This package computes no results. It only renders the results of
+other packages.
+"""

@@ -1,1 +1,1 @@
-"""Rendering helpers that several reports share."""
+"""Helper functions for rendering that several reports share."""

@@ -8,7 +8,7 @@ class PeriodicThread(threading.Thread):
     """A thread that calls `work` after each of `pauses` (in seconds) until the thread is stopped. It is a daemon
     thread, so it does not keep the process alive.
 
-    The class overrides `run`, so hooks on `Thread.run`, which follow the threads of the script, do not affect it.
+    The class overrides `run`, so hooks on `Thread.run`, which track the threads of the script, do not affect it.
     """
 
     def __init__(self, work: Callable[[], None], pauses: Iterator[float], *, name: str) -> None:

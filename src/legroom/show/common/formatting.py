@@ -16,13 +16,14 @@ _PHASES = {
 
 
 def format_phase(phase: str) -> str:
-    """Return text such as `in the forward pass`."""
+    """Format a phase, for example `in the forward pass`."""
     return _PHASES[Phase(phase)] if phase in set(Phase) else phase
 
 
 def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
-    """Return text such as `train.py:31`. The path is relative to the working directory if the file is in that directory
-    or below. The beginning of a long path is omitted."""
+    """Format a location, for example `train.py:31`. The path is relative to the working directory if the file is in
+    that directory or below. The beginning of a long path is omitted.
+    """
     if not file:
         return "unknown line"
     shown = clean(file)
@@ -40,7 +41,7 @@ def format_frame(frame: Frame | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return text such as `0.4 s`, `42 s`, `3 min 05 s` or `2 h 10 min`."""
+    """Format a duration, for example `0.4 s`, `42 s`, `3 min 05 s` or `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -53,10 +54,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return text such as `1 step`, `2 steps` or `12,000 steps`."""
+    """Format a count with its unit, for example `1 step`, `2 steps` or `12,000 steps`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def clean(text: str) -> str:
-    """Replace control characters, because a capture may be untrusted and a terminal would execute them."""
+    """Replace control characters. A capture may be untrusted, and a terminal would execute control characters."""
     return _CONTROL.sub("�", text)

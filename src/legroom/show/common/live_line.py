@@ -1,11 +1,12 @@
 """The live status line of a run on stderr, which does not interfere with the script's output.
 
 On a terminal, the status line is repainted a few times per second. The status line is removed before the script prints,
-and is shown again only when the cursor is at the start of a line. It therefore does not disturb a progress bar of the
-script. `sys.stdout` and `sys.stderr` stay the same objects; only their `write` is replaced, so `isatty`, `fileno`,
-`buffer` and `encoding` do not change. The line is written to the file descriptor directly, bypassing all buffers.
+and is shown again only when the cursor is at the start of a line. The status line therefore does not disturb a progress
+bar of the script. `sys.stdout` and `sys.stderr` stay the same objects. Only their `write` method is replaced, so
+`isatty`, `fileno`, `buffer` and `encoding` do not change. The line is written to the file descriptor directly,
+bypassing all buffers.
 
-A pipe or a log gets a plain line from time to time.
+If stderr is a pipe or a log file, a plain line is printed from time to time.
 """
 
 import builtins
@@ -38,7 +39,7 @@ class LiveStatus(Protocol):
 
 
 class LiveLine:
-    """Shows `status()` on stderr from `start` to `stop`. In a forked child, it shows nothing."""
+    """Shows `status()` on stderr from `start` to `stop`. In a forked child, nothing is shown."""
 
     REPAINT_SECONDS = 0.2
     FIRST_PLAIN_SECONDS = 10.0
@@ -113,7 +114,7 @@ class LiveLine:
         if self._descriptor is not None:
             try:
                 os.write(self._descriptor, text.encode(errors="replace"))
-            except OSError:  # the terminal was closed; the run continues
+            except OSError:  # the terminal was closed, but the run continues
                 self._stopped = True
 
     # --- the script's streams ----------------------------------------------------------------------------------
@@ -180,12 +181,14 @@ def can_repaint(stream: TextIO) -> bool:
 
 
 def format_status(status: LiveStatus) -> str:
-    """Return text such as `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB of 8.00 GiB`."""
+    """Format a status, for example `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB of 8.00
+    GiB`.
+    """
     return ", ".join(_parts(status))
 
 
 def fit_status(status: LiveStatus, columns: int) -> str:
-    """Return the status, shortened to a width. To shorten it, values are dropped from the right, the peak last."""
+    """Return the status, shortened to a width. Values are dropped from the right, and the peak is dropped last."""
     parts = _parts(status)
     for shown in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 2, 4), (0, 4), (4,)):
         text = "legroom  " + "  ".join(parts[i] for i in shown if parts[i])

@@ -7,7 +7,7 @@ from typing import TextIO
 
 @contextlib.contextmanager
 def progress_line(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Yields a function that replaces the shown text; "" clears it."""
+    """Yield a function that replaces the progress line. An empty string clears the line."""
     enabled = not quiet and stream.isatty()
 
     def show(text: str) -> None:

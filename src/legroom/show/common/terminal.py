@@ -15,7 +15,7 @@ MAX_WIDTH = 100
 
 
 def print_to(stream: TextIO, *parts: RenderableType) -> None:
-    """Write `parts` one below the other in a single write, so that other output cannot come between them."""
+    """Write `parts` one below the other in a single write, so that no other output is printed between them."""
     text = render_to_string(
         *parts, width=_width(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
     )
@@ -50,7 +50,7 @@ def render_to_string(
 
 
 def verbatim(text: str, style: str = "") -> Text:
-    """Text that is never wrapped, such as a command or a traceback."""
+    """Return text that is never wrapped, for example a command or a traceback."""
     return Text(clean(text), style=style, no_wrap=True, overflow="ignore")
 
 

@@ -1,4 +1,4 @@
-"""An explanation as text: one sentence about what happened, then each possible cause with a check and a fix."""
+"""An explanation as text: one sentence that describes the error, then each possible cause with a check and a fix."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -58,7 +58,7 @@ def render_explanation(explanation: Explanation) -> RenderableType:
 
 
 def render_page(page: CodePage) -> RenderableType:
-    """Return the page of a code."""
+    """Render the documentation page of a code."""
     return Group(
         Text(f"{page.code}: {page.title}", style="bold"), Text(""), Markdown(_wrap_comments(page.body))
     )

@@ -1,4 +1,4 @@
-"""A launch as text: which ranks are started, what happened to each rank, and what to do next.
+"""A launch as text: the ranks that are started, the outcome of each rank, and the next steps for the user.
 
 The error of the rank that failed first is shown in full. Ranks that failed as a consequence get one line each.
 """
@@ -66,7 +66,7 @@ def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:
 def render_launch_end(
     end: LaunchResult, plan: LaunchPlan, folder: LaunchFolder, report: RunReport | None
 ) -> RenderableType:
-    """Render how the launch ended. `report` is the report of the rank that ran out of memory first, if any."""
+    """Render the outcome of the launch. `report` is the report of the rank that ran out of memory first, if any."""
     return Group(*_end_parts(end, plan, folder, report))
 
 
@@ -267,7 +267,7 @@ def _format_ranks(ranks: Sequence[int]) -> str:
 
 
 def _join(items: Sequence[str]) -> str:
-    """Return text such as `0, 1 and 3`."""
+    """Join strings, for example to `0, 1 and 3`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 

@@ -18,7 +18,7 @@ from legroom.show.common.formatting import clean
 
 POLL_SECONDS = 0.1
 REPAINT_SECONDS = 3.0
-"""The interval at which an unfinished, repainted line is shown."""
+"""The interval in seconds at which an unfinished, repainted line is shown."""
 MAX_CHUNK = 1 << 20
 _COLORS = (36, 35, 34, 32, 33, 96, 95, 94)
 
@@ -131,7 +131,7 @@ def _writer(stream: TextIO, rank: int) -> Callable[[str], None]:
         try:
             stream.write(f"{prefix}{_sanitize(line)}\n")
             stream.flush()
-        except (OSError, ValueError):  # a closed pipe; the files contain all output
+        except (OSError, ValueError):  # the pipe is closed, but the files contain all output
             return
 
     return show

@@ -136,7 +136,7 @@ def _github(finding: LintFinding) -> str:
 
 
 def sarif(report: LintReport) -> dict[str, Any]:
-    """SARIF 2.1.0: one run, its rules with their pages, and one result per finding."""
+    """Return the report as SARIF 2.1.0: one run, its rules with their pages, and one result per finding."""
     codes = sorted({finding.code for finding in report.findings})
     return {
         "$schema": _SARIF_SCHEMA,

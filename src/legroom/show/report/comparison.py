@@ -1,4 +1,4 @@
-"""The comparison of two runs at their peaks, as text and as JSON; the largest change comes first."""
+"""The comparison of two runs at their peaks, as text and as JSON. The largest change comes first."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ TOP_CHANGES = 8
 
 
 def render_comparison(difference: Difference, *, before: str) -> RenderableType:
-    """`before` is the path of the older capture."""
+    """Render the comparison. `before` is the path of the older capture."""
     return Group(*_parts(difference, before))
 
 

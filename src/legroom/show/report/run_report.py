@@ -1,8 +1,8 @@
-"""The report of a run as text: a summary first, then the memory in use, then what to change.
+"""The report of a run as text: a summary first, then the memory in use, then the suggested changes.
 
 This module computes nothing. All values come from the `RunReport`. `render_oom` renders a run that failed with an
-out-of-memory error; this text is printed above the traceback. `render_run` renders any other run. `render_footer` ends
-both with the next command.
+out-of-memory error. This report is printed above the traceback. `render_run` renders any other run. `render_footer`
+renders the next command at the end of both reports.
 """
 
 from collections.abc import Iterator
@@ -233,8 +233,9 @@ def _format_device(device: DeviceSummary | None) -> str:
 
 
 def _merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
-    """Merge variables of the same type that retain the same amount into one entry (`x, images (Tensor)`), because they
-    usually retain the same memory."""
+    """Merge variables of the same type that retain the same number of bytes into one entry (`x, images (Tensor)`),
+    because they usually retain the same memory.
+    """
     names: dict[tuple[str, int, int], list[str]] = {}
     first: dict[tuple[str, int, int], Holder] = {}
     for holder in holders:
@@ -259,7 +260,7 @@ def _holder_table(holders: list[Holder]) -> Table:
 
 
 def _fragments(oom: OomReport) -> Iterator[RenderableType]:
-    """The size of the largest free block in the cache. The cache cannot serve larger requests."""
+    """Yield the size of the largest free block in the cache. The cache cannot serve larger requests."""
     event = oom.event
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:
@@ -299,7 +300,7 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 
 
 def render_leak(leak: Leak) -> RenderableType:
-    """Render one leak: its size, its location, the variable that retains it, and what to change."""
+    """Render one leak: its size, its location, the variable that retains it, and the suggested change."""
     head = Text(f"{_rate(leak)} over {format_count(leak.steps, 'step')}, ")
     head.append("stored at " if leak.name else "allocated at ")
     head.append(format_location(leak.file, leak.line), style="bold")

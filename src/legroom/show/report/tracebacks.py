@@ -28,13 +28,13 @@ def format_traceback(error: BaseException) -> str:
 
 
 def format_error_line(error: BaseException) -> str:
-    """`torch.OutOfMemoryError: CUDA out of memory. …`: the last line of the traceback, without notes."""
+    """Return the last line of the traceback, without notes: `torch.OutOfMemoryError: CUDA out of memory. …`."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
-    """Return the innermost line of the user's code in the traceback, such as `train.py:31`."""
+    """Return the innermost line of the user's code in the traceback, for example `train.py:31`."""
     for frame in reversed(TracebackException.from_exception(error, lookup_lines=False, compact=True).stack):
         if is_user_file(frame.filename):
             return format_location(frame.filename, frame.lineno)
@@ -82,7 +82,7 @@ def _is_legroom(frame: FrameSummary) -> bool:
 
 
 def _package(file: str) -> str:
-    """Return the package of a file; `Python` for the standard library."""
+    """Return the package of a file, or `Python` for the standard library."""
     for folder in _PACKAGES:
         if folder in file:
             return file.split(folder, 1)[1].split("/", 1)[0].removesuffix(".py")

@@ -75,7 +75,7 @@ class LiveTable:
                 self._metric,
                 self._mode,
                 trials=self._trials,
-                max_rows=max(3, console.height // 3 - 1),  # a trial may take three lines
+                max_rows=max(3, console.height // 3 - 1),  # a trial may need three lines
                 width=console.width,
             ),
             console=console,

@@ -77,7 +77,7 @@ def _second_sentence(study: Study) -> str:
 
 
 def _unfinished(study: Study) -> str:
-    """Return `; 1 interrupted, 2 not started` if the study ended before all of its trials."""
+    """Return `; 1 interrupted, 2 not started` if the study ended before all trials had finished."""
     left = [trial.attempts > 0 for trial in study.trials if not trial.state.is_final]
     counts = {"interrupted": sum(left), "not started": len(left) - sum(left)}
     words = [f"{count} {what}" for what, count in counts.items() if count]

@@ -31,7 +31,7 @@ def trial_table(
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Render one line per trial, and below it the reason why the trial ended.
+    """Render one line per trial. The reason why a trial ended is shown below its line.
 
     If the width allows it, the searched parameters are columns. Otherwise, they are listed below each trial.
     """
@@ -67,7 +67,7 @@ def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRec
 
 
 def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
-    """Format the searched parameters of a configuration, such as `lr 0.0034, batch_size 16`."""
+    """Format the searched parameters of a configuration, for example `lr 0.0034, batch_size 16`."""
     return ", ".join(
         f"{clean(name)} {_setting(record, name)}" for name in parameters if name in record.config
     )
@@ -121,7 +121,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
 
 
 def _about(record: TrialRecord) -> list[str]:
-    """Describe how the trial runs and why it ended."""
+    """Return the micro-batch size of the trial, if it is split, and the reason why the trial ended."""
     memory, split, reason = record.memory, "", ""
     if memory.micro_batch is not None and record.state is not TrialState.NEVER_FITS:
         others = (

@@ -1,5 +1,6 @@
-"""`legroom.tune` for users: the search (see `legroom.tuning.api`) with a live table on stderr and a report at the
-end."""
+"""The public `legroom.tune`: the search (see `legroom.tuning.api`) with a live table on stderr and a report at the
+end.
+"""
 
 import functools
 from collections.abc import Callable

@@ -16,12 +16,12 @@ class ProgressStats:
     total: int | None
     seconds: float
     allocated: int
-    """Allocated device bytes; 0 without a device."""
+    """The number of allocated device bytes, or 0 without a device."""
     peak: int
     host: int
-    """Resident memory of the process."""
+    """The resident memory of the process in bytes."""
     bytes_per_step: int | None
-    """The trend; None if there are too few readings."""
+    """The change in bytes per step, or None if there are too few measurements."""
 
 
 def bar_text(stats: ProgressStats, columns: int) -> str:
@@ -43,7 +43,7 @@ def bar_text(stats: ProgressStats, columns: int) -> str:
 
 
 def plain_text(stats: ProgressStats) -> str:
-    """Return the same values for a log file."""
+    """Return the progress and memory values as a plain line for a log file."""
     return ", ".join(text for name, text in _parts(stats) if text and name != "bar")
 
 

@@ -1,11 +1,12 @@
 """`legroom.watch(loader)`: a loop like tqdm's, with memory use and leak warnings.
 
-A terminal shows one updating line. A pipe, a CI log or a notebook gets a plain line from time to time. Each leak is
-reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on and keeps no reference to them.
+A terminal shows one updating line. In a pipe, a CI log or a notebook, a plain line is printed from time to time. Each
+leak is reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on
+and keeps no reference to them.
 
 All loops of a process share one leak detector, so the detector keeps its state between epochs. The detector is attached
 only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints
-one line about it.
+one line that reports this.
 """
 
 import os
@@ -50,7 +51,7 @@ def watch(
 
     `total` is the number of items, if `len(loader)` is not available. `file` is the stream to which the line is written
     (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. `on_leak` is called with
-    each `Leak`, which is then not printed; `.leaks` contains all leaks.
+    each `Leak`, and the leak is then not printed. `.leaks` contains all leaks.
     """
     return Watched(loader, total=total, description=description, file=file, quiet=quiet, on_leak=on_leak)
 
@@ -157,7 +158,7 @@ class _SharedDetector:
         self._has_warned = False
 
     def begin(self, listener: Callable[[DetectedLeak], None], loop_id: int) -> None:
-        """`loop_id` is the same number for the same loader in every epoch."""
+        """Begin to watch a loop. `loop_id` is the same number for the same loader in every epoch."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
         with self._lock:
@@ -207,7 +208,7 @@ class _Line:
         """The number of items in the last plain line."""
 
     def advance(self) -> None:
-        """Treat the previous item, if any, as done, because the next item is requested."""
+        """Treat the previous item, if any, as done. Call this method when the next item is requested."""
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:
@@ -256,13 +257,14 @@ class _Line:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # the terminal was closed; the loop continues
+        except (OSError, ValueError):  # the terminal was closed, but the loop continues
             self._quiet = True
 
 
 def _trend(readings: list[tuple[int, int]]) -> int | None:
-    """Return the bytes per step if every reading is above (or below) the previous one. Otherwise return 0, because
-    memory fluctuates."""
+    """Return the change in bytes per step if every measurement is above (or below) the previous measurement. Otherwise
+    return 0, because memory fluctuates.
+    """
     if len(readings) < 3:
         return None
     changes = [after - before for (_, before), (_, after) in pairwise(readings)]

@@ -44,7 +44,7 @@ def write_page(study: StudyFigures, path: Path) -> Path:
 
 
 def page(study: StudyFigures) -> str:
-    """Return the page as text."""
+    """Return the HTML of the page."""
     return Template(_part("page.html")).substitute(
         title=escape(study.title),
         metric=escape(study.metric),

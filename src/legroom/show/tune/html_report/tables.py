@@ -1,4 +1,4 @@
-"""The texts and tables of the page."""
+"""The sentences and tables of the page."""
 
 import re
 from html import escape
@@ -9,11 +9,11 @@ from legroom.tuning.report.figures import StudyFigures, TrialFigures
 from legroom.units import format_size
 
 MIN_SHOWN_IMPORTANCE = 0.005
-"""Smaller values would be shown as 0%."""
+"""The minimum importance that is shown. Smaller values would be shown as 0%."""
 
 
 def lead(study: StudyFigures) -> str:
-    """Return the first sentence, which states the result."""
+    """Return the first sentence of the page, which contains the result."""
     best = study.best
     ran = format_count(_ran(study), "trial")
     if best is None:
@@ -22,7 +22,7 @@ def lead(study: StudyFigures) -> str:
 
 
 def _lost_text(study: StudyFigures) -> str:
-    """Return text about the trials that ran out of memory, if there was a GPU."""
+    """Return a sentence about the trials that ran out of memory, if there was a GPU."""
     lost = study.count("lost")
     if not study.capacities:
         return ""
@@ -119,7 +119,7 @@ def _with_memory(study: StudyFigures) -> list[TrialFigures]:
 
 
 def failure_table(study: StudyFigures) -> str:
-    """Trials without a full result, grouped by reason."""
+    """Return a table of the trials without a full result, grouped by reason."""
     kinds = [
         ("lost", "Out of memory"),
         ("failed", "Failed with an error"),
@@ -151,7 +151,7 @@ def trials_table(study: StudyFigures) -> str:
 
 
 def figure(value: Any) -> str:
-    """Return a value as text: floats with four digits, objects of the user's classes by their class."""
+    """Format a value: floats with four digits, objects of the user's classes by the name of their class."""
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -179,7 +179,7 @@ def _row(trial: TrialFigures, names: list[str]) -> str:
 
 
 def _cell(text: str, value: Any) -> str:
-    """Return a table cell that is sorted by the value, not by its text."""
+    """Return a table cell that is sorted by its value, not by the shown text."""
     if value is None:
         return '<td data-sort="">–</td>'
     number = isinstance(value, int | float) and not isinstance(value, bool)
