@@ -17,13 +17,15 @@ class CounterReading(NamedTuple):
     """The counters at one moment."""
 
     device: int
-    """Bytes in use on all devices together."""
+    """The number of bytes in use on all devices together."""
     host: int
-    """Bytes in use in the C heap; 0 if the C library does not report them."""
+    """The number of bytes in use in the C heap, or 0 if the C library does not report it."""
 
 
 class MemoryCounters:
-    """Reads the counters. If the device bytes do not come from the CUDA allocator, `allocated` returns them."""
+    """Reads the counters. If the device memory does not come from the CUDA allocator, `allocated` returns the number of
+    device bytes.
+    """
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:
         self._allocated = allocated or cuda_allocated
@@ -34,12 +36,12 @@ class MemoryCounters:
 
 
 def cuda_allocated() -> int:
-    """Allocated bytes on all CUDA devices in use; 0 if there is none."""
+    """Return the allocated bytes on all CUDA devices in use, or 0 if no device is in use."""
     return cuda_allocated_and_peak()[0]
 
 
 def cuda_allocated_and_peak() -> tuple[int, int]:
-    """Allocated bytes on all CUDA devices in use, and the highest peak of a single device."""
+    """Return the allocated bytes on all CUDA devices in use, and the highest peak of a single device."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0, 0
     stats = [_device_stats(index) for index in range(torch.cuda.device_count())]
@@ -47,15 +49,15 @@ def cuda_allocated_and_peak() -> tuple[int, int]:
 
 
 def resident_bytes() -> int:
-    """Resident host memory of this process."""
+    """Return the resident host memory of this process in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def _device_stats(index: int) -> tuple[int, int]:
-    """Allocated bytes of a device and their peak.
+    """Return the allocated bytes of a device and their peak.
 
-    torch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several times faster.
-    Without the private function, the public ones are used.
+    torch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several times
+    faster. Without torch's private function, the public functions are used.
     """
     raw: Any = getattr(torch._C, "_cuda_memoryStats", None)
     if raw is None or getattr(torch.cuda.memory_allocated, "__module__", "") != "torch.cuda.memory":

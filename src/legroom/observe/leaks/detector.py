@@ -1,15 +1,15 @@
 """Detects memory leaks of a training loop, with negligible overhead.
 
 After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the graphs of
-earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only some of them
-(see `scan_schedule`). The detector opens a window, which is a series of scans (see `window`), when a counter reaches a
-new maximum in two consecutive iterations, or when graphs of earlier backward passes stay alive. The detector also opens
-a window shortly after the start, and from time to time later, to find growth that the counters do not show. A window
-that finds nothing closes after three scans. After that, the same sign of a leak (a symptom: device memory, host memory
-or graphs) opens another window only after a longer delay. Growth in only a few iterations is found by infrequent scans.
-A scan reads objects of the whole process, so scans are skipped while several threads train (see `training_threads`). If
-the source does not show which line stores the tensors, the report is delayed by one or two iterations, in which the
-user's lines are traced (see `storing_trace`).
+earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only some iterations
+(see `sampling_budget`). There are three signs of a leak: growing device memory, growing host memory, and retained
+graphs. A counter that reaches a new maximum in two consecutive iterations, or graphs of earlier backward passes that
+stay alive, start a series of scans (see `ScanWindow`). The detector also starts a series shortly after the start of the
+loop, and from time to time later, to find growth that the counters do not show. A series that finds nothing ends after
+three scans. Afterwards, the same sign starts another series only after a longer delay. Growth in only a few iterations
+is found by infrequent scans. A scan reads objects of the whole process, so scans are skipped while several threads
+train (see `training_threads`). If the source does not show which line stores the tensors, the report is delayed by one
+or two iterations, in which the user's lines are traced (see `storing_trace`).
 """
 
 import sys
@@ -37,25 +37,31 @@ from legroom.observe.training_threads import exclusive_scan, other_threads_train
 _SYMPTOMS = ("device", "host", "graph")
 FIRST_SCAN = 2
 RISES = 2
-"""This many consecutive new maxima open a window."""
+"""The number of consecutive new maxima that start a series of scans."""
 MAXIMUM_OVER = 8
 """A new maximum is a value that is larger than the values in this many previous iterations."""
 GRAPHS_RETAINED = 2
-"""Graphs of this many earlier iterations open a window."""
+"""Retained graphs of this many earlier iterations start a series of scans."""
 SCANS_WITHOUT_FINDING = 3
 SCANS_AFTER_FINDING = TENSOR_SCANS + 3
-"""After this many scans every symptom is visible. A window that found a leak stays open until then, because there may be another."""
+"""The number of scans after which every kind of leak is visible. A series that found a leak continues until then,
+because there may be another leak.
+"""
 LONG_SCANS = 18
-"""Before the first optimizer step, a graph must grow for longer."""
+"""The number of scans before the first optimizer step, when a graph must grow for longer."""
 RARE_TRACE_ITERATIONS = 12
-"""A rare addition may occur again only after this many iterations."""
+"""The number of iterations to trace for rare growth, because the next growth may occur only after several
+iterations.
+"""
 WARM_UP_ITERATIONS = 13
 """A cache that still grows in every iteration after this many iterations is not filling."""
 
 MAX_DELAY_EXPONENT = 6
-"""A symptom whose n-th window closed opens the next after 4 * 2**n iterations. This is the largest n."""
+"""The largest n for delays: after its n-th series of scans, a sign of a leak starts the next series only after 4 * 2**n
+iterations.
+"""
 MAX_SCAN_FRACTION = 0.05
-"""The fraction of the run time that scans may use before a symptom at the largest delay opens another window."""
+"""The fraction of the run time for scans below which a sign with the largest delay starts another series."""
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
 
@@ -79,11 +85,11 @@ class LeakDetector:
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.iteration = 0
         self.scan_seconds = 0.0
-        """Time spent in scans."""
+        """The time spent in scans, in seconds."""
         self.error = ""
-        """The internal error that stopped the detector; "" while it works."""
+        """The internal error that stopped the detector, or "" while the detector works."""
         self.several_threads = False
-        """Whether several threads trained at the same time. There are no scans while they do."""
+        """Whether several threads trained at the same time. There are no scans while several threads train."""
         self._began = time.perf_counter()
         self._lock = threading.Lock()
         self._roots = BackwardRoots()
@@ -106,7 +112,7 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """The number of windows that closed for each symptom, up to `MAX_DELAY_EXPONENT`."""
+        """The number of series of scans that ended for each sign of a leak, up to `MAX_DELAY_EXPONENT`."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -131,7 +137,7 @@ class LeakDetector:
     def _iteration_ended(self) -> None:
         if self._lock.acquire(
             blocking=False
-        ):  # else the loop of another thread was watched until now, and a scan runs
+        ):  # otherwise the loop of another thread was watched until now, and a scan runs
             try:
                 self._end_iteration()
             finally:
@@ -156,7 +162,7 @@ class LeakDetector:
         symptoms, uncertain = self._read_counters()
         self._budget.spend(now, time.thread_time() - started, again=uncertain)
         self.iterations.ignores_backward = not self._budget.expects_sample
-        # After several maxima in a row, a window shows more than a rare scan.
+        # After several consecutive maxima, a series of scans finds more than a rare scan.
         new_maximum = self._consecutive_maxima == 1 and self._window is None
         if self.iterations.trains and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
             self._timed(self._scan_for_rare_growth, iteration)
@@ -171,8 +177,8 @@ class LeakDetector:
         self._timed(self._scan, iteration)
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
-        """Return whether a symptom opens a window. A symptom that has opened many windows, such as a heap that also
-        grows without a leak, opens another only while scans have used a small fraction of the run time.
+        """Return whether a sign of a leak starts a series of scans. After many series, for example for a heap that also
+        grows without a leak, another series starts only if scans have used a small fraction of the run time.
         """
         if iteration < self._not_before[symptom]:
             return False
@@ -201,8 +207,9 @@ class LeakDetector:
         return RareGrowthScans(window, fraction=self._budget.fraction * 2 / 3)
 
     def _pause_scans(self) -> None:
-        """Pause scans because another thread trains. Findings so far are discarded, because they may be objects of that
-        thread."""
+        """Pause scans because another thread trains. Earlier results are discarded, because they may be objects of the
+        other thread.
+        """
         self.several_threads = self.iterations.ignores_backward = True
         self._window = None
         if self._traced is not None:
@@ -229,8 +236,9 @@ class LeakDetector:
         return self._window is not None or self._traced is not None or iteration >= self._next_scheduled
 
     def _read_counters(self) -> tuple[list[str], bool]:
-        """Return the symptoms, and whether a symptom may appear soon. `graph` means that graphs are retained. `device`
-        and `host` mean that the respective counter has risen for several iterations."""
+        """Return the signs of a leak, and whether a sign may appear soon. `graph` means that graphs are retained.
+        `device` and `host` mean that the respective counter has risen for several iterations.
+        """
         uncertain, symptoms = False, []
         maxima, self._consecutive_maxima = self._consecutive_maxima, 0
         for counter, value in zip(("device", "host"), self._counters.read(), strict=True):
@@ -269,7 +277,7 @@ class LeakDetector:
         ):
             self._window = None
             self._rises = dict.fromkeys(self._rises, 0)
-            # Each symptom is delayed separately: floats that fill the heap must not hide a graph.
+            # Each sign is delayed separately. Otherwise, floats that fill the heap would hide a retained graph.
             for symptom in _SYMPTOMS if found else self._opened_by:
                 self._windows_opened[symptom] = min(self._windows_opened[symptom] + 1, MAX_DELAY_EXPONENT)
                 self._not_before[symptom] = iteration + 4 * 2 ** self._windows_opened[symptom]
@@ -281,11 +289,11 @@ class LeakDetector:
     def _judge(
         self, suspect: Suspect, iteration: int, *, trace_iterations: int = storing_trace.MAX_ITERATIONS
     ) -> bool:
-        """Return whether the suspect is a leak that was reported, or will be reported after tracing."""
+        """Return whether the suspect is a leak that was reported or will be reported after tracing."""
         leak = suspect.leak
         if suspect.may_be_warming_up:
             first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
-            # Schedule the next window so that every symptom is visible exactly when the warm-up time is over.
+            # Schedule the next series so that every kind of leak is visible exactly when the warm-up time is over.
             self._next_scheduled = max(first + WARM_UP_ITERATIONS - TENSOR_SCANS - 1, iteration + 1)
             if iteration < first + WARM_UP_ITERATIONS or suspect.length - length < 0.9 * (iteration - first):
                 return False
@@ -336,7 +344,7 @@ class LeakDetector:
 
 def _is_limited(leak: DetectedLeak, line: Frame) -> bool:
     """Return whether the source limits the length of the container in which this line stores tensors. The container is
-    identified by the name that it has at that line.
+    identified by its name at this line.
     """
     found = usage_at_line(line.file, line.line)
     return found.limited or (found.emptied and leak.kind != "graph")

@@ -59,7 +59,7 @@ class BackwardRoots:
         self.iteration = 0
         """The current iteration."""
         self._tokens: dict[int, list[weakref.ref[_Token]]] = {}
-        """By iteration; only of iterations whose backward passes were marked."""
+        """The tokens by iteration. Only iterations whose backward passes were marked are included."""
 
     def mark(self, root: Any) -> None:
         """Mark the tensor from which a backward pass starts."""
@@ -98,7 +98,7 @@ class GraphPart(NamedTuple):
     iteration: int
     nodes: frozenset[int]
     storages: dict[int, int]
-    """Storage key → bytes."""
+    """Maps storage keys to bytes."""
 
 
 class NodesByIteration:
@@ -135,7 +135,7 @@ class NodesByIteration:
         return None if number >= ACCUMULATE_GRAD else self._numbers.iteration_of(number)
 
     def iterations_below(self, node: Any, *, limit: int = 20_000) -> int:
-        """Return the number of iterations that have nodes below this one."""
+        """Return the number of iterations that have nodes below this node."""
         alone = NodesByIteration(self._numbers, oldest=self._oldest, limit=limit)
         alone.follow([node])
         return len(alone.nodes)
@@ -165,8 +165,8 @@ class NodesByIteration:
         return parts
 
     def bytes_saved_in(self, iteration: int, other: int) -> int:
-        """Return the number of bytes that the nodes of one iteration saved and the nodes of the other did not. This
-        excludes the weights.
+        """Return the number of bytes that the nodes of one iteration saved and the nodes of the other iteration did not
+        save. Weights are therefore excluded.
         """
         saved, shared = (self._saved(each) for each in (iteration, other))
         return sum(size for key, size in saved.items() if key not in shared)

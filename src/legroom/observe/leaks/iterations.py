@@ -1,10 +1,10 @@
 """Finds the end of each iteration of the user's loop, for the leak detector.
 
-- Training: a step of the optimizer that stepped first, or of another optimizer if the first one no longer steps.
+- Training: a step of the optimizer that stepped first, or of another optimizer if the first optimizer no longer steps.
 - Evaluation: the next batch of a loader, but not between the batches of one accumulated step.
-- Manual updates without a loader: backward passes and calls of `torch.autograd.grad`, starting with the first one if no
-  optimizer exists.
-- None of these: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists,
+- Manual updates without a loader: backward passes and calls of `torch.autograd.grad`. If no optimizer exists, the first
+  backward pass is included.
+- Other programs: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists,
   because they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
@@ -36,16 +36,21 @@ class IterationTracker:
     BACKWARDS_ALONE = 8
     """After this many backward passes with no optimizer step and no loader, backward passes are the iterations."""
     BACKWARDS_BEFORE_CHECK = 3
-    """After this many, it is checked whether an optimizer exists."""
+    """The number of backward passes after which the tracker checks whether an optimizer exists."""
     STEPS_OF_OTHERS = 3
-    """After this many steps of other optimizers without one of the main optimizer, another becomes the main optimizer."""
+    """After this many steps of other optimizers without a step of the main optimizer, another optimizer becomes the
+    main optimizer.
+    """
     MAX_PREVIOUS_STEPS = 8
-    """A new main optimizer ends iterations once it has made more steps than the previous one, up to this many steps. If
-    optimizers are replaced often (one per task), each one therefore ends one iteration."""
+    """A new main optimizer ends iterations once it has made more steps than the previous main optimizer, up to this
+    number of steps. If optimizers are replaced often (one per task), each optimizer therefore ends one iteration.
+    """
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""
     CALLS_ALONE = 8
-    """After this many calls of a model in training mode without a backward pass, it is checked whether an optimizer exists."""
+    """After this many calls of a model in training mode without a backward pass, the tracker checks whether an
+    optimizer exists.
+    """
 
     def __init__(
         self,
@@ -58,13 +63,13 @@ class IterationTracker:
         self._on_backward = on_backward
         self._on_thread_change = on_thread_change
         self._loop_serial = 0
-        """The serial number of the thread whose loop is watched; 0 before the first signal."""
+        """The serial number of the thread whose loop is watched, or 0 before the first step, batch or call."""
         self._loop_thread: weakref.ref[threading.Thread] | None = None
         self._loop_trains = False
-        """Whether that thread has run a backward pass or an optimizer step."""
+        """Whether the watched thread has run a backward pass or an optimizer step."""
         self.ignores_backward = False
         self.trains = False
-        """Whether the last iteration was training: an optimizer or a backward pass ended it."""
+        """Whether the last iteration was a training iteration, which an optimizer step or a backward pass ended."""
         self.has_stepped = False
         self.by_model_calls = False
         """Whether calls of a model are the iterations."""
@@ -74,7 +79,7 @@ class IterationTracker:
         self.trained: dict[int, weakref.ref[torch.Tensor]] = {}
         """Maps `id`s to the parameters of main optimizers that have made `TRAINED_AFTER` steps."""
         self._one_per_model: list[weakref.ref[torch.Tensor]] = []
-        """One parameter of each such optimizer."""
+        """One parameter of each main optimizer that has made `TRAINED_AFTER` steps."""
         self.create_graph_line: Frame | None = None
         """The line of the last backward pass with `create_graph=True`."""
         self._main_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
@@ -129,7 +134,7 @@ class IterationTracker:
             self._on_iteration()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        # Runs after every step of every loop, so it does only what is necessary.
+        # Runs after every step of every loop, so it does as little as possible.
         if not self._is_in_loop(trains=True):
             return
         if self._main_optimizer is None or self._main_optimizer() is not optimizer:
@@ -144,8 +149,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _is_in_loop(self, *, trains: bool) -> bool:
-        """Return whether a signal of the calling thread belongs to the watched loop. `trains` means that the signal is
-        a backward pass or an optimizer step.
+        """Return whether a step, batch or call on the calling thread belongs to the watched loop. `trains` means that
+        it is a backward pass or an optimizer step.
         """
         if trains:
             register_training_thread()
@@ -168,7 +173,7 @@ class IterationTracker:
             self.optimizers.append(weakref.ref(optimizer))
 
     def _ends_iteration(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether this optimizer is, or becomes, the main optimizer, whose steps end the iterations."""
+        """Return whether this optimizer is or becomes the main optimizer, whose steps end the iterations."""
         main = self._main_optimizer() if self._main_optimizer is not None else None
         if main is optimizer:
             self._steps_of_others = 0
@@ -315,7 +320,8 @@ class _ModelCalls:
     """Calls `on_call(model)` before each repeated call of the user's model, from `attach` to `detach`.
 
     The model is the first module that is called a second time from outside any other module. torch's global module
-    hooks slow down every call slightly, so they are removed when a better signal for the end of an iteration appears.
+    hooks slow down every call slightly. They are removed when an optimizer step, a backward pass or a loader indicates
+    the end of an iteration.
     """
 
     def __init__(self, on_call: Callable[[nn.Module], None]) -> None:

@@ -1,4 +1,4 @@
-"""Lists all live tensors and modules, and records in which scan each storage was first seen.
+"""Lists all live tensors and modules, and records the scan in which each storage was first seen.
 
 Python's garbage collector can list its objects without collecting them. Tensors that only C++ code references are found
 through the autograd graphs of the listed tensors. Storages are identified between scans by weak references, because an
@@ -20,7 +20,9 @@ from legroom.observe.source.user_files import is_user_file
 
 
 class LiveObjects(NamedTuple):
-    """The objects that were alive at one moment. Drop this object after the scan, because it keeps the others alive."""
+    """The objects that were alive at one moment. Drop this object after the scan, because it keeps the listed objects
+    alive.
+    """
 
     tensors: list[torch.Tensor]
     """All tensors that have a Python object."""
@@ -38,7 +40,7 @@ def find_live_objects() -> LiveObjects:
     kinds = {torch.Tensor: _with_memory(_subclasses(torch.Tensor)), nn.Module: _subclasses(nn.Module)}
     wanted = kinds[torch.Tensor] | kinds[nn.Module]
     objects = gc.get_objects()
-    # Runs in C: testing some hundred thousand objects in Python takes several times as long.
+    # Runs in C. Checking several hundred thousand objects in Python takes several times as long.
     found = list(compress(objects, map(wanted.__contains__, map(type, objects))))
     del objects
     return LiveObjects(
@@ -98,8 +100,8 @@ class StorageTracker:
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Return the keys of the storages of gradients and optimizer state. A loop without a leak may add these at any
-    time, once per parameter.
+    """Return the keys of the storages of gradients and optimizer state. A loop without a leak may create these storages
+    at any time, once per parameter.
     """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):
@@ -136,7 +138,7 @@ def _gradients_and_state(
     for reference in optimizers:
         optimizer = reference()
         if optimizer is not None:
-            # Lists in torch's own optimizers are bounded (LBFGS); in a user's optimizer they may grow.
+            # Lists in torch's own optimizers are bounded (LBFGS). In a user's optimizer, they may grow.
             yield from tensors_in(
                 optimizer.state.values(), depth=1 if is_user_file(file_of(type(optimizer)) or "") else 2
             )

@@ -1,17 +1,17 @@
 """Decides which iterations are sampled, and when the heap is scanned for rare growth.
 
-To sample an iteration means to read the counters after it. The time to sample an iteration is measured, and doubled to
-include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled as
-soon as the total time is within the budget. If iterations take 20 ms or more, every iteration is sampled. If iterations
-take 5 ms, about every fourth iteration is sampled. If something may be growing, the next iteration is always sampled,
-and later samples are delayed accordingly. The first iterations are always sampled, so the result for a short program
-does not depend on the load of the machine.
+Sampling an iteration means reading the counters after the iteration. The time of each sample is measured and doubled,
+to include work that cannot be measured (hooks, and marking the roots of backward passes). The next iteration is sampled
+as soon as the total time is within the budget. If iterations take 20 ms or more, every iteration is sampled. If
+iterations take 5 ms, about every fourth iteration is sampled. If memory may be growing, the next iteration is always
+sampled, and later samples are delayed accordingly. The first iterations are always sampled, so the result for a short
+program does not depend on the load of the machine.
 
 Rare growth (once per epoch, in every tenth step, with each evaluation) is not visible in a few consecutive iterations.
-Therefore one scan window lasts for the whole run, with scans that are far apart. Scans run after an iteration in which
-a counter reached a new maximum, and from time to time to find growth that the counters do not show. A scan that finds
-nothing new delays the next one. The time of the first scans is not limited. Later scans use a small fraction of the run
-time.
+Therefore one additional series of scans lasts for the whole run, with scans that are far apart. Scans run after an
+iteration in which a counter reached a new maximum, and from time to time to find growth that the counters do not show.
+A scan that finds nothing new delays the next scan. The time of the first scans is not limited. Later scans use a small
+fraction of the run time.
 """
 
 import time
@@ -23,13 +23,17 @@ UNTIMED_FACTOR = 2.0
 """The total cost of a sampled iteration as a multiple of the timed part, measured by `bench.overhead.watch`."""
 FREE_ITERATIONS = 256
 FIRST_RARE_SCAN = 5
-"""New maxima in earlier iterations are ignored. Later, a scan is due when half as many iterations again have passed."""
+"""New maxima before this iteration are ignored. Later, a scan is due when the number of iterations has grown by half
+since the last scan.
+"""
 FREE_SCANS = 16
 MAX_DELAY_EXPONENT = 6
 
 
 class SamplingBudget:
-    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled one."""
+    """Decides which iterations are sampled. Call `is_due` after every iteration, and `spend` after a sampled
+    iteration.
+    """
 
     def __init__(self, fraction: float, *, free: int = FREE_ITERATIONS) -> None:
         """`fraction` is the maximum fraction of the run time. `free` is the number of iterations at the start that are
@@ -64,8 +68,8 @@ class SamplingBudget:
         self._expect(now)
 
     def _expect(self, now: float) -> None:
-        """Predict whether the next iteration will be sampled, assuming that it takes about as long as the last one. An
-        unnecessary mark costs little, but a missing mark delays the report.
+        """Predict whether the next iteration will be sampled, assuming that it takes about as long as the last
+        iteration. An unnecessary mark costs little, but a missing mark delays the report.
         """
         self.expects_sample = now + 1.2 * (now - self._last) >= self._next
         self._last = now
@@ -85,7 +89,7 @@ class RareGrowthScans:
         self._seconds = 0.0
 
     def is_due(self, iteration: int, *, new_maximum: bool) -> bool:
-        """`new_maximum` means that a counter has reached a new maximum."""
+        """Return whether a scan is due. `new_maximum` means that a counter has reached a new maximum."""
         if iteration < self._next and not (new_maximum and iteration >= self._not_before):
             return False
         if self._window.scans < FREE_SCANS:

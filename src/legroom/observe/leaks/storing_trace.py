@@ -1,12 +1,12 @@
 """Finds the line that stores items in a container by tracing the program, if the source code is not conclusive.
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
-search finds no line if items are stored under another name (an alias, a helper's argument) or if there is no source.
-The search finds too many lines if several lines store items under the same name. In these cases, the user's lines are
-traced for at most two iterations, until the container grows once. If a small container does not grow but its tensors
-are replaced, the trace ends when a tensor is replaced. A trace function that is already set (by a debugger or a
-coverage tool) is not replaced. The trace keeps a reference to the container, and drops it when nothing else references
-the container.
+search finds no line if items are stored under another name (an alias, a helper's argument) or if there is no source
+code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
+are traced for at most two iterations, until the container grows once. If a small container does not grow but its
+tensors are replaced, the trace ends when a tensor is replaced. A trace function that is already set (by a debugger or a
+coverage tool) is not replaced. The trace keeps a reference to the container, and drops this reference when no other
+object references the container.
 """
 
 import gc
@@ -35,7 +35,7 @@ class StoringTrace:
         self._state: Any = 0
         self._lines: dict[int, int] = {}
         """Maps the `id` of a frame to its last line."""
-        self._trace = self._event  # a single object, so that it can be compared by identity
+        self._trace = self._event  # one bound method, so that it can be compared by identity
 
     def begin(self, frame: FrameType | None) -> bool:
         """Start tracing in `frame` and its callers. Returns False if tracing is not possible."""

@@ -3,7 +3,7 @@ retained.
 
 A tensor is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container
 is not a leak if it is bounded or emptied, or if it belongs to a call that will end. A cache that checks for a key
-before it stores may still be filling.
+before it stores a value may stop growing.
 """
 
 import sys
@@ -29,25 +29,30 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_SEARCHES = 4
 MAX_SEARCH_SECONDS = 0.4
-"""Once a holder is found, no further search starts after this time. It is CPU time of this thread, so that the load of
-the machine does not change the result."""
+"""Once a holder is found, no further search starts after this number of seconds. CPU time of this thread is measured,
+so that the load of the machine does not change the result.
+"""
 MAX_FRUITLESS_SECONDS = 4.0
-"""If no holder is found, no further search starts after this time, so that a huge heap does not block the loop."""
+"""If no holder is found, no further search starts after this number of seconds, so that a huge heap does not block the
+loop.
+"""
 MIN_ITERATIONS = 4
-"""If nodes of this many earlier iterations are alive, this is not a coincidence."""
+"""The number of earlier iterations whose live nodes indicate a leak. Nodes of fewer iterations may be alive by
+coincidence.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The finding of a scan: a leak, or a cache that may still be filling (`may_be_warming_up`)."""
+    """A result of a scan: a leak, or a cache that may stop growing (`may_be_warming_up`)."""
 
     leak: DetectedLeak
     may_be_warming_up: bool
     length: int
     container_to_trace: int = 0
-    """`id` of the container, if the source does not show which line stores into it."""
+    """The `id` of the container, if the source code does not show which line stores items in it."""
     replaced: bool = False
-    """Whether items of that container are replaced by larger ones, instead of items being added."""
+    """Whether items of the container are replaced by larger items, and no items are added."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -125,9 +130,9 @@ class HolderFinder:
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
     """Return a suspect for the holder, or nothing if the source code shows that the holder is not a leak."""
     path, usage, _ = holder
-    # A container may hold only four states, while each of them has the graph of all earlier ones.
+    # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
-    # One tensor that is truncated, or written slot by slot, has the graph of everything ever stored in it.
+    # One tensor that is truncated, or written slot by slot, has the graph of all values that were ever stored in it.
     carries_graph |= kind == "graph" and not path.length
     limited = path.bounded or (usage.limited and path.how not in ("cache", "exception"))
     # A list whose items are only replaced keeps its length.
@@ -141,8 +146,8 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
     how = _how(path, usage)
     candidates = _candidates(path, usage)
     statement = candidates[0] if candidates else None
-    # Trace the loop if the source shows several lines, or none that could fill the container or carry a graph
-    # in a small one (`totals[name].add_(loss)`).
+    # Trace the loop if the source shows several lines. Also trace it if no line could fill the container or extend the
+    # graph of an item (`totals[name].add_(loss)`).
     small = kind == "graph" and path.length < MIN_ITERATIONS
     uncertain = statement is None or (
         path.container
@@ -199,7 +204,7 @@ def _candidates(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
 
 
 def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
-    """Return the path up to the name under which items are stored, and the uses of that name in the source code."""
+    """Return the path up to the name under which items are stored, and the uses of this name in the source code."""
     if path.how in ("cache", "unknown"):
         return path, storing_lines.NO_USAGE
     usage = find_usage(
@@ -209,7 +214,8 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
     if not is_user_file(path.file or "<user>") and (renamed := _by_user_name(path)) is not None:
         return renamed
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
-        # Too small to accumulate: look for a name on the path that is computed from itself (`node = Node(state, node)`, `meters["loss"].total`).
+        # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
+        # = Node(state, node)`, `meters["loss"].total`).
         for name in path.names:
             found = _usage_of(name, path.line)
             if any(each.uses_itself for each in found.statements):
@@ -233,7 +239,7 @@ def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
 
 
 def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
-    """Return the user's name for the library object that contains the container (`Queue.queue`), and the uses of that
+    """Return the user's name for the library object that contains the container (`Queue.queue`), and the uses of this
     name in the source code.
     """
     for name in path.names:
@@ -250,7 +256,7 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 def can_accumulate(holder: FoundHolder) -> bool:
     """Return whether a holder can retain tensors of many iterations. A plain variable retains the tensors of one
     iteration, unless it is computed from itself. The same applies to a container that is reassigned in every iteration,
-    such as a sample of a buffer.
+    for example a sample of a buffer.
     """
     path, usage, _ = holder
     if usage.is_reassigned_in_loop:
@@ -298,6 +304,6 @@ def is_local_to_call(root: StoredName | NamedTensor) -> bool:
             # A comprehension or an inner function may use a variable of the enclosing function.
             from_enclosing = root.name in code.co_freevars
             inside = not from_enclosing
-        # The code that runs the script is not one of its loops.
+        # The code that runs the script is not a loop of the script.
         frame = frame.f_back if code.co_name != "<module>" else None
     return False

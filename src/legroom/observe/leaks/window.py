@@ -1,10 +1,12 @@
 """A series of heap scans, one after each iteration, that determines whether memory is retained.
 
-A scan looks for three symptoms that a loop without a leak does not show:
-  graph    nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
-  tensor   storages first seen in each of the last scans are all still alive, and their number rises each time.
-  larger   the tensor of a variable is larger in every scan, and according to the source it is computed from itself.
-For each symptom, the holder of the tensors (`holders.paths`) and the line that stores the tensors
+A scan looks for three kinds of leaks:
+
+- `graph`: Nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
+- `tensor`: Storages first seen in each of the last scans are all still alive, and their number rises each time.
+- `larger`: The tensor of a variable is larger in every scan, and the source code computes the variable from itself.
+
+For each kind, the holder of the tensors (`holders.paths`) and the line that stores the tensors
 (`source.storing_lines`) are found. A container that the source code bounds or empties is not a leak.
 """
 
@@ -47,14 +49,16 @@ from legroom.observe.source.storing_lines import find_usage
 
 MAX_SCANS = 7
 ITERATIONS_BEFORE_FIRST_STEP = 16
-"""Before the first optimizer step, the batches of one accumulated step may share a graph."""
+"""The number of iterations after which retained graphs indicate a leak although no optimizer has stepped. The batches
+of one accumulated step may share a graph.
+"""
 TENSOR_SCANS = 2
-"""Storages first seen in each of this many scans, after the first one, must all be alive."""
+"""The number of scans, after the first scan, whose new storages must all be alive."""
 LARGER_SCANS = 4
 RARE_SCANS = 3
-"""Storages of this many rare scans must be alive and in one container."""
+"""The number of rare scans whose new storages must be alive and in one container."""
 MAX_ENSEMBLE = 8
-"""More retained models than this are probably unintended."""
+"""The maximum number of models that a program probably retains on purpose."""
 _MAX_AGE = 10
 
 
@@ -66,18 +70,18 @@ class _Observations:
     nodes_per_iteration: int = 0
     bytes_per_iteration: int = 0
     parts: dict[int, GraphPart] = field(default_factory=dict)
-    """Maps the `id` of each of `old` and `carrying` to the part of one iteration that its own graph retains."""
+    """Maps the `id` of each tensor in `old` and `carrying` to the part of one iteration that its own graph retains."""
     old: Targets = field(default_factory=list)
     """Tensors of earlier iterations that have a graph."""
     carrying: Targets = field(default_factory=list)
     """New tensors whose graph includes earlier iterations."""
     accumulated: Targets = field(default_factory=list)
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
-    """Maps `id`s to the bytes of everything that one iteration left."""
+    """Maps the `id` of each tensor that one iteration left alive to its number of bytes."""
     accumulates_on_host: bool = False
-    """Whether none of these is on a device while other tensors are."""
+    """Whether no accumulated tensor is on a device, although other tensors are on a device."""
     with_graph: frozenset[int] = frozenset()
-    """`id`s of those in `accumulated` that have a graph."""
+    """The `id`s of the tensors in `accumulated` that have a graph."""
     nodes_of_iteration: int = 0
     with_gradient_graph: Targets = field(default_factory=list)
     """Parameters whose gradients have a graph."""
@@ -88,7 +92,7 @@ class _Observations:
 
 
 class ScanWindow:
-    """Runs scans. `scan` returns the confirmed suspects."""
+    """A series of scans. `scan` returns the confirmed suspects."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class ScanWindow:
         on_device: Callable[[torch.Tensor], bool],
         rare: bool = False,
     ) -> None:
-        """With `rare`, scans run only when something may have been added, not after every iteration."""
+        """With `rare`, scans run only when tensors may have been added, not after every iteration."""
         self.scans = 0
         self.adds = False
         """Whether storages first seen in the previous scan are still alive."""
@@ -107,7 +111,7 @@ class ScanWindow:
         self.found_holder = False
         """Whether the last scan found a holder."""
         self.reported: set[LeakKind] = set()
-        """Symptoms that were classified as leaks. They are not traced again, so that other symptoms can be found."""
+        """Kinds of leaks that were reported. These kinds are not searched again, so that other kinds can be found."""
         self._numbers = numbers
         self._iterations = iterations
         self._rare = rare
@@ -142,8 +146,8 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Return whether no earlier symptom reported this leak. A list of tensors with graphs has two symptoms. The
-        first one, retained graphs, has more complete numbers.
+        """Return whether no earlier kind reported this leak. A list of tensors with graphs is a leak of two kinds. The
+        kind `graph` comes first, because its numbers are more complete.
         """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)
@@ -170,7 +174,7 @@ class ScanWindow:
         relevant = self._is_conclusive(evaluating) and (
             self._iterations.trains or any(map(self._on_device, newest))
         )
-        # If calls of a model are the iterations, a list may be a text that is being generated.
+        # If calls of a model are the iterations, a list may contain generated text.
         relevant = relevant and not self._iterations.by_model_calls
         accumulating = (
             relevant and self._count_rises(3) and bool(newest) and bool(by_first_scan.get(self.scans - 2))
@@ -230,8 +234,8 @@ class ScanWindow:
         return seen
 
     def _generations(self, by_first_scan: dict[int, list[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Return the live tensors first seen in each of the last scans, newest first; empty if there are too few
-        scans.
+        """Return the live tensors first seen in each of the last scans, newest first. The result is empty if there are
+        too few scans.
         """
         if self._rare:
             scans = [scan for scan in by_first_scan if 1 < scan < self.scans]
@@ -245,8 +249,8 @@ class ScanWindow:
         return [by_first_scan.get(self.scans - back, []) for back in range(1, TENSOR_SCANS + 1)]
 
     def _is_retained(self, retained: list[int], iteration: int, evaluating: bool) -> bool:
-        """Return whether graphs of enough iterations are alive, and the newest one is recent. The newest graph must be
-        from the last two iterations, or slightly older if a graph is retained only every few iterations.
+        """Return whether graphs of enough iterations are alive, and the newest graph is recent. The newest graph must
+        be from the last two iterations, or slightly older if a graph is retained only every few iterations.
         """
         if len(retained) < MIN_ITERATIONS:
             return False
@@ -254,8 +258,8 @@ class ScanWindow:
         return iteration - retained[-1] <= 1.5 * apart + 1 and self._is_conclusive(evaluating)
 
     def _is_conclusive(self, evaluating: bool) -> bool:
-        """Return whether retained graphs indicate a leak. Before the first step, they may belong to the batches of that
-        step.
+        """Return whether retained graphs indicate a leak. Before the first step, retained graphs may belong to the
+        batches of that step.
         """
         if (
             self._iterations.has_stepped
@@ -280,11 +284,12 @@ class ScanWindow:
             else:
                 self._sizes[named] = [*series, size] if not series or size > series[-1] else [size]
 
-    # --- from symptoms to suspects
+    # --- from observations to suspects
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        """Return the holders of old tensors with a graph. If there are none, return a new tensor that carries the old
-        graph."""
+        """Return the holders of old tensors with a graph. If there is no holder, return a new tensor that carries the
+        old graph.
+        """
         if not seen.iterations_retained:
             return []
         min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
@@ -294,7 +299,7 @@ class ScanWindow:
             each for each in holders.find(seen.carrying, seen.created_in) if each.path.how != "unknown"
         ]
         recursive = [each for each in carrying if any(one.uses_itself for one in each.usage.statements)]
-        if found:  # of two leaks at once, one may carry its graph
+        if found:  # if there are two leaks, one of them may carry its graph
             found += recursive[:1]
         else:
             found = (recursive or carrying or self._find_gradients(seen, holders))[:1]
@@ -340,7 +345,7 @@ class ScanWindow:
         suspects: list[Suspect] = []
         for each in found:
             sizes = seen.accumulated_sizes
-            if len(found) > 1:  # count for each holder only what it contains
+            if len(found) > 1:  # count only the tensors in each holder
                 within = {each.target, *each.path.contents}
                 sizes = {key: size for key, size in sizes.items() if key in within}
             has_graph = each.target in seen.with_graph
@@ -369,7 +374,8 @@ class ScanWindow:
             usage = find_usage(
                 named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
             )
-            # `bank = torch.cat([bank, new])`, or a user's function that does it. A sum does not make it larger.
+            # `bank = torch.cat([bank, new])`, or a user's function that does the same. A sum does not enlarge the
+            # tensor.
             enlarging = [
                 each
                 for each in usage.statements
@@ -388,7 +394,7 @@ class ScanWindow:
                     bytes_per_step=(series[-1] - series[0]) // (len(series) - 1), step=iteration,
                     steps=len(series),
                 )  # fmt: skip
-                # A user's function may limit the size internally; then the growth ends soon.
+                # A user's function may limit the size internally. In that case, the growth ends soon.
                 suspects.append(Suspect(leak, not statement.concatenates, iteration))
         return suspects
 
