@@ -90,7 +90,7 @@ def connect_ray(
 
 
 def is_initialized() -> bool:
-    """True if the caller has started Ray. The check does not import Ray."""
+    """Return True if the caller has started Ray. The check does not import Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()
 

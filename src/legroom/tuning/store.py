@@ -98,7 +98,7 @@ class StudyStore:
         return self.folder / "trials" / f"{number:04d}"
 
     def load(self) -> list[TrialRecord]:
-        """All trials, in order."""
+        """Return all trials, in order."""
         records = []
         for frozen in self._study.get_trials(deepcopy=False):
             record = _record(frozen)
@@ -161,7 +161,7 @@ class StudyStore:
             )
 
     def _rest(self, record: TrialRecord) -> dict[str, Any]:
-        """A record without its reports. `steps` is the number of valid reports, or None if all are valid."""
+        """Return a record without its reports. `steps` is the number of valid reports, or None if all are valid."""
         stored = record.as_dict()
         reports = len(stored.pop("reports"))
         stored["steps"] = None if reports == self._reports.get(record.number, 0) else reports
@@ -199,7 +199,7 @@ def _let_go(storage: Any) -> None:
 
 
 def _reports_in(frozen: Any) -> int:
-    """The number of reports on disk."""
+    """Return the number of reports on disk."""
     return sum(name.startswith(_REPORT) for name in frozen.user_attrs)
 
 

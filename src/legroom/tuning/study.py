@@ -87,7 +87,7 @@ class Study:
         return self.best_trial.checkpoint
 
     def state_counts(self) -> dict[TrialState, int]:
-        """The number of trials in each state, without states that do not occur."""
+        """Return the number of trials in each state, without states that do not occur."""
         counts = {state: sum(trial.state is state for trial in self.trials) for state in TrialState}
         return {state: count for state, count in counts.items() if count}
 
@@ -114,7 +114,7 @@ class Study:
         Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """All results with the learning curves. NaN and infinity become None, because JSON cannot represent them."""
+        """Return all results with the learning curves. NaN and infinity become None, because JSON cannot represent them."""
         ranked = self.ranked
         content = {
             "schema": schemas.TUNE,

@@ -169,7 +169,7 @@ class TrialDispatcher:
     # ------------------------------------------------------------ choosing the next trial
 
     def _target_count(self) -> int:
-        """The number of trials that should be ready to start. If the search learns from results, the number is one,
+        """Return the number of trials that should be ready to start. If the search learns from results, the number is one,
         plus one whenever no ready trial fits a free GPU. If the searcher chooses the start order, the number includes
         all proposals."""
         if self._runner.startup_count is not None:
@@ -179,7 +179,7 @@ class TrialDispatcher:
         return 1 if self.running >= self.slots else min(self._ahead, len(self._ready) + 1)
 
     def _max_pending(self) -> int:
-        """The number of proposals that may wait for their estimates. If the searcher chooses the start order, all
+        """Return the number of proposals that may wait for their estimates. If the searcher chooses the start order, all
         random proposals may wait at first, and later one at a time."""
         among = self._runner.startup_count
         if among is None:
@@ -236,7 +236,7 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """The minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is 0, which
+        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is 0, which
         means any GPU that the trial has to itself. After a second failure, it is the size of a larger GPU. The result
         is None if there is no larger GPU."""
         if not trial.is_alone and number not in self._alone:
@@ -294,14 +294,14 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """The number of trials to prepare, among which the dispatcher can choose. The number is small if the searcher
+    """Return the number of trials to prepare, among which the dispatcher can choose. The number is small if the searcher
     learns from results or if time is limited. Without GPUs, there is no choice to make."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 
 
 def slots_for(job: TuneJob) -> int:
-    """The maximum number of trials that run at the same time. Unless the user sets it, this is the number of CPU cores
+    """Return the maximum number of trials that run at the same time. Unless the user sets it, this is the number of CPU cores
     divided by the number of ranks."""
     if job.parallel is not None:
         return job.parallel

@@ -396,7 +396,7 @@ _METADATA_FUNCTIONS = {
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """True if a module is recorded as one node. These are modules without children, and modules of torch that use their
+    """Return True if a module is recorded as one node. These are modules without children, and modules of torch that use their
     children without calling them."""
     if next(module.children(), None) is None:
         return True
@@ -423,7 +423,7 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """True if the object is a cache, to which layers will add tensors."""
+    """Return True if the object is a cache, to which layers will add tensors."""
     return "Cache" in type(value).__name__
 
 

@@ -107,7 +107,7 @@ class GraphPartitioner:
         return sum(self.graph.slots[slot].bytes for slot in self.crossing[position])
 
     def can_cut(self, position: int) -> bool:
-        """True if gradients flow through the sent slots, and no sent slot is modified in place afterwards."""
+        """Return True if gradients flow through the sent slots, and no sent slot is modified in place afterwards."""
         crossing = self.crossing[position]
         return any(self.graph.slots[slot].requires_grad for slot in crossing) and not any(
             self._modified_at.get(slot, -1) >= position for slot in crossing

@@ -278,7 +278,7 @@ def _signals_restored() -> Iterator[None]:
 
 
 def _has_exited(pid: Any) -> bool:
-    """True if a process is a zombie, which means that it has exited but was not waited for yet."""
+    """Return True if a process is a zombie, which means that it has exited but was not waited for yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except (psutil.Error, TypeError, ValueError):

@@ -20,12 +20,12 @@ Optimizer = torch.optim.Optimizer | None
 
 
 def single_device_step(model: nn.Module, optimizer: Optimizer, batch: Any) -> MakeStep:
-    """A step on one device, without a wrapper."""
+    """Return a step on one device, without a wrapper."""
     return lambda onto: _step(*_copied(onto, model, optimizer, batch))
 
 
 def optimizer_only_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
-    """An optimizer step with existing gradients, without a batch."""
+    """Return an optimizer step with existing gradients, without a batch."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, _ = _copied(onto, model, optimizer, None)
@@ -43,7 +43,7 @@ def optimizer_only_step(model: nn.Module, optimizer: Optimizer) -> MakeStep:
 
 
 def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) -> MakeStep:
-    """A DDP step. Gradients are views of buckets, which exist from the start of the run.
+    """Return a DDP step. Gradients are views of buckets, which exist from the start of the run.
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. With `nccl`, the old buckets stay
     alive until the next collective, after the forward pass of the second step. On an H200, a second set of buckets was
@@ -84,7 +84,7 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
 def dp_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, shares: Sequence[float]
 ) -> MakeStep:
-    """A DataParallel step over several devices of one process."""
+    """Return a DataParallel step over several devices of one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, copied_batch = _copied(onto, model, optimizer, batch)
@@ -99,7 +99,7 @@ def dp_step(
 def split_step(
     model: nn.Module, optimizer: Optimizer, batch: Any, devices: int, placement: dict[str, int]
 ) -> MakeStep:
-    """A step with layers on several devices of one process."""
+    """Return a step with layers on several devices of one process."""
 
     def make(onto: DeviceCopies) -> Callable[[], None]:
         copied, copied_optimizer, copied_batch = onto.copied((model, optimizer, batch))

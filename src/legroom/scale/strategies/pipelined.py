@@ -311,7 +311,7 @@ class _Stage(nn.Module):
 
 
 def _can_drop_outputs(schedule: Any) -> bool:
-    """True if torch supports `return_outputs=False` (after 2.6). Without this option, the last stage keeps all outputs
+    """Return True if torch supports `return_outputs=False` (after 2.6). Without this option, the last stage keeps all outputs
     of a step."""
     import inspect
 

@@ -68,7 +68,7 @@ class Logger:
 
 
 def memory_figures(record: TrialRecord) -> dict[str, float]:
-    """The known memory sizes in MiB, by their names in the logs."""
+    """Return the known memory sizes in MiB, by their names in the logs."""
     memory = record.memory
     sizes = {
         "memory/predicted_mib": memory.predicted,

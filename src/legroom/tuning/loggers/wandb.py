@@ -55,7 +55,7 @@ class WandbLog(Logger):
             self._runs.popitem()[1].finish()
 
     def _run(self, record: TrialRecord) -> "Run":
-        """The run of a trial. Several runs are open at the same time, so each is created with `reinit="create_new"`."""
+        """Return the run of a trial. Several runs are open at the same time, so each is created with `reinit="create_new"`."""
         import wandb
 
         if record.number not in self._runs:

@@ -130,7 +130,7 @@ def virtual_gpus(sizes: str) -> list[TrialGpu]:
 
 
 def real_gpus() -> list[TrialGpu]:
-    """The GPUs of this machine, or empty without a CUDA build of torch."""
+    """Return the GPUs of this machine, or empty without a CUDA build of torch."""
     from legroom.gpus.machine import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 
@@ -152,7 +152,7 @@ def real_gpus() -> list[TrialGpu]:
 
 
 def gpus_for(gpu: str | None) -> list[TrialGpu]:
-    """The GPUs for trials. `None` means all GPUs of this machine, or the host if there is no GPU. `cpu` means the
+    """Return the GPUs for trials. `None` means all GPUs of this machine, or the host if there is no GPU. `cpu` means the
     host."""
     if gpu is not None and gpu.strip().lower() == "cpu":
         return []

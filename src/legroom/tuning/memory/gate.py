@@ -242,7 +242,7 @@ class MemoryGate:
     def _largest_micro_batch(
         self, known: _TracedConfig, gpu: TrialGpu, batch_size: int, full: TraceResult, correction: int
     ) -> Fit | None:
-        """The largest micro-batch that fits, among the sizes that split the batch evenly."""
+        """Return the largest micro-batch that fits, among the sizes that split the batch evenly."""
         sizes = sorted(
             {-(-batch_size // count) for count in range(2, batch_size // full.min_micro_batch + 1)}
             | {full.min_micro_batch}
@@ -275,7 +275,7 @@ class MemoryGate:
         return not correction and self._available(gpu) >= gpu.available and traced.fits[0]
 
     def _available(self, gpu: TrialGpu) -> int:
-        """Bytes for PyTorch, after subtracting the current use by other programs."""
+        """Return bytes for PyTorch, after subtracting the current use by other programs."""
         return max(0, gpu.memory - self._other_processes.used(gpu) - gpu.context)
 
     def _fit(self, traced: TraceResult, gpu: TrialGpu, micro: int | None, correction: int) -> Fit:
@@ -328,7 +328,7 @@ class MemoryGate:
         )
 
     def _blocking_bytes(self, traced: TraceResult, gpu: TrialGpu) -> int:
-        """The memory that other programs use on a GPU, if the configuration would fit there without them; otherwise 0."""
+        """Return the memory that other programs use on a GPU, if the configuration would fit there without them; otherwise 0."""
         would_fit = traced.safe <= gpu.memory - gpu.context
         return self._other_processes.used(gpu) if would_fit and not self._fits_on(traced, gpu, 0) else 0
 

@@ -50,7 +50,7 @@ class OtherProcessUsage:
         self._last_query = self._not_before = -math.inf
 
     def used(self, gpu: TrialGpu) -> int:
-        """Bytes of a GPU that other programs use, as of the last query."""
+        """Return bytes of a GPU that other programs use, as of the last query."""
         return self._used.get(gpu.index, 0)
 
     def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
@@ -100,7 +100,7 @@ class OtherProcessUsage:
         return max(visible.used - given, min(self._used_without_trials[visible.index], visible.used))
 
     def _used_by_trials(self, visible: VisibleGpu) -> int | None:
-        """Bytes used by the study's trials, if the driver reports their processes."""
+        """Return bytes used by the study's trials, if the driver reports their processes."""
         if isinstance(visible.processes, NotAvailable):
             return None
         pids = self._our_processes() - self._before
@@ -110,7 +110,7 @@ class OtherProcessUsage:
 
 
 def _descendants() -> set[int]:
-    """All descendants of this process. The descendants include the trials of every engine that runs on this machine."""
+    """Return all descendants of this process. The descendants include the trials of every engine that runs on this machine."""
     import psutil
 
     try:

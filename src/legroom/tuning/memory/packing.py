@@ -96,7 +96,7 @@ class Packer:
         return startable[number]
 
     def has_room(self, waiting: Mapping[int, Admission], *, alone: Mapping[int, int] | None = None) -> bool:
-        """True if any of these trials can start now."""
+        """Return True if any of these trials can start now."""
         return bool(self._startable(waiting, alone or {}))
 
     def release(self, number: int) -> None:
@@ -104,7 +104,7 @@ class Packer:
         self._allocated.pop(number, None)
 
     def free(self, gpu: TrialGpu) -> int:
-        """Bytes that are neither reserved for a trial nor used by another program."""
+        """Return bytes that are neither reserved for a trial nor used by another program."""
         return self._capacity(gpu) - self.reserved.get(gpu.index, 0)
 
     @property
@@ -121,7 +121,7 @@ class Packer:
     def _startable(
         self, waiting: Mapping[int, Admission], alone: Mapping[int, int]
     ) -> dict[int, TrialPlacement]:
-        """The trials that can start now, with their placements."""
+        """Return the trials that can start now, with their placements."""
         if len(self._allocated) >= self.slots:
             return {}
         if not self.gpus:
@@ -156,7 +156,7 @@ class Packer:
         return best_order(demands, Capacity(free, running, self.slots, self.ranks))
 
     def _sizes(self, admission: Admission, exclusive: int | None) -> list[int | None]:
-        """The memory of a trial on each GPU, or None for GPUs on which the trial cannot run."""
+        """Return the memory of a trial on each GPU, or None for GPUs on which the trial cannot run."""
         return [self._size_on(gpu, admission, exclusive) for gpu in self.gpus]
 
     def _size_on(self, gpu: TrialGpu, admission: Admission, exclusive: int | None) -> int | None:
@@ -166,7 +166,7 @@ class Packer:
         return fit.safe if exclusive is None else self._capacity(gpu)
 
     def _exclusive_size(self, number: int, admission: Admission, alone: Mapping[int, int]) -> int | None:
-        """The minimum size of the GPU that a trial has to itself, or None if the trial may share a GPU."""
+        """Return the minimum size of the GPU that a trial has to itself, or None if the trial may share a GPU."""
         if number in alone:
             return alone[number]
         return 0 if admission.verdict is AdmissionVerdict.UNKNOWN or self._ranks_need_whole_gpus else None
@@ -222,5 +222,5 @@ class Packer:
 
 
 def _margin(gpu: TrialGpu) -> int:
-    """Bytes in addition to the bound, because a kernel on a real GPU may allocate memory that no rule models."""
+    """Return bytes in addition to the bound, because a kernel on a real GPU may allocate memory that no rule models."""
     return 0 if gpu.virtual else gpu.memory // MARGIN

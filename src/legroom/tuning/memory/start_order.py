@@ -75,7 +75,7 @@ def makespan(
     capacity: Capacity,
     sample: int,
 ) -> float:
-    """The number of seconds until all trials have ended, if each trial starts as soon as it fits, in the given order.
+    """Return the number of seconds until all trials have ended, if each trial starts as soon as it fits, in the given order.
     `min_sizes` contains the smallest size of each trial over the GPUs."""
     free, left, clock = list(capacity.free), list(order), 0.0
     ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]

@@ -108,7 +108,7 @@ def figures_of(study: "Study") -> StudyFigures:
 
 
 def importance_of(parameters: Sequence[ParameterFigures], trials: Sequence[TrialFigures]) -> dict[str, float]:
-    """The importance of each parameter, from the trials that have a value."""
+    """Return the importance of each parameter, from the trials that have a value."""
     valued = [trial for trial in trials if trial.value is not None]
     return importance(
         [trial.config for trial in valued],

@@ -19,7 +19,7 @@ MIN_TRIALS = 6
 def importance(
     configs: Sequence[Mapping[str, Any]], values: Sequence[float], names: Sequence[str]
 ) -> dict[str, float]:
-    """The importance (0 to 1) of each parameter that has at least two values, largest first; {} for too few trials."""
+    """Return the importance (0 to 1) of each parameter that has at least two values, largest first; {} for too few trials."""
     if len(values) < MIN_TRIALS:
         return {}
     ranks = _ranks(values)

@@ -58,7 +58,7 @@ class Asha:
         """Does nothing. The scores stay stored for the comparison with later trials."""
 
     def _rung_at(self, step: int) -> int | None:
-        """The highest rung at or below `step`."""
+        """Return the highest rung at or below `step`."""
         rung, found = float(self.grace_period), None
         while round(rung) <= step:
             found = round(rung)

@@ -115,7 +115,7 @@ class BayesSearcher:
         return any(result.shortage is not None for _, result in self._results)
 
     def _most_promising(self) -> Point:
-        """The candidate with the highest score."""
+        """Return the candidate with the highest score."""
         observed = self._observations()
         candidates = self._candidates(observed.ran[numpy.argsort(observed.losses)[:BEST_TRIALS]])
         running = self._points(list(self._running.values()))
@@ -195,5 +195,5 @@ def _value(domain: Range, point: float) -> float:
 
 
 def _coordinate(domain: Range, value: float) -> float:
-    """The inverse of `_value`."""
+    """Return the inverse of `_value`."""
     return value if _is_linear(domain) else domain.to_unit(value)

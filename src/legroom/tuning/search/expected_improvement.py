@@ -68,7 +68,7 @@ def score(
     *,
     all_fit: bool = False,
 ) -> Numbers:
-    """The score of each candidate; higher is better. `running` are the points of running trials. `all_fit` means that
+    """Return the score of each candidate; higher is better. `running` are the points of running trials. `all_fit` means that
     all candidates are known to fit."""
     probability = numpy.ones(len(candidates)) if all_fit else _fit_probability(candidates, observed)
     if not observed.losses:
@@ -90,7 +90,7 @@ def _compressed(losses: Sequence[float]) -> Numbers:
 
 
 def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
-    """The probability that each candidate fits."""
+    """Return the probability that each candidate fits."""
     fits = numpy.concatenate([numpy.ones(len(observed.ran)), -numpy.ones(len(observed.too_large))])
     axes = candidates.shape[1]
     process = _GaussianProcesses(
@@ -106,7 +106,7 @@ def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
 
 
 def _seconds(candidates: Points, observed: Observations) -> Numbers:
-    """The predicted runtime of each candidate: log-linear in the parameters, clipped to the observed range."""
+    """Return the predicted runtime of each candidate: log-linear in the parameters, clipped to the observed range."""
     logs = numpy.log(numpy.maximum(observed.seconds, 1e-3))
     if len(logs) < MIN_TRIALS:
         return numpy.full(len(candidates), math.exp(logs.mean()))

@@ -110,14 +110,14 @@ def _value(domain: AnyDomain, sampled: Any) -> Any:
 
 
 def _sampled(domain: AnyDomain, value: Any) -> Any:
-    """The inverse of `_value`."""
+    """Return the inverse of `_value`."""
     if isinstance(domain, Categorical):
         return domain.options.index(value)
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value
 
 
 def _has_multiples(domain: FloatRange) -> bool:
-    """True if the steps are multiples of `step`, which HyperOpt supports directly."""
+    """Return True if the steps are multiples of `step`, which HyperOpt supports directly."""
     return domain.step is not None and math.isclose(
         domain.low / domain.step, round(domain.low / domain.step), abs_tol=1e-9
     )

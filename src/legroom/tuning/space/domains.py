@@ -174,7 +174,7 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
 
 
 def domain_as_dict(domain: AnyDomain) -> dict[str, Any]:
-    """The inverse of `read_domain`."""
+    """Return the inverse of `read_domain`."""
     if isinstance(domain, Categorical):
         return {"choice": list(domain.options)}
     if isinstance(domain, PowerRange):

@@ -14,12 +14,12 @@ MOST_STEPS = 1000
 
 
 def is_ray_space(written: Any) -> bool:
-    """True if a dict contains a domain of Ray."""
+    """Return True if a dict contains a domain of Ray."""
     return isinstance(written, Mapping) and any(_varies(value) for value in written.values())
 
 
 def is_grid(written: Mapping[str, Any]) -> bool:
-    """True if every parameter that varies is a `grid_search`. In that case, Ray tries every combination."""
+    """Return True if every parameter that varies is a `grid_search`. In that case, Ray tries every combination."""
     varying = [value for value in written.values() if _varies(value)]
     return bool(varying) and all(_grid(value) is not None for value in varying)
 
@@ -34,7 +34,7 @@ def space_of(written: Mapping[str, Any]) -> Space:
 
 
 def _grid(value: Any) -> list[Any] | None:
-    """The values of `tune.grid_search([...])`, which Ray represents as a dict."""
+    """Return the values of `tune.grid_search([...])`, which Ray represents as a dict."""
     if isinstance(value, Mapping) and set(value) == {"grid_search"}:
         return list(value["grid_search"])
     return None

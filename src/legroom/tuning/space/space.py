@@ -79,7 +79,7 @@ class Space:
         return config
 
     def as_dict(self) -> dict[str, Any]:
-        """The space as a dict that `read_space` reads."""
+        """Return the space as a dict that `read_space` reads."""
         content: dict[str, Any] = {}
         for parameter in self.parameters:
             when = {name: list(values) for name, values in parameter.when.items()}
@@ -87,7 +87,7 @@ class Space:
         return content | dict(self.constants)
 
     def grid(self) -> Iterator[Config]:
-        """All configurations, without duplicates. The alphabetically first parameter changes fastest, as in Ray Tune."""
+        """Yield all configurations, without duplicates. The alphabetically first parameter changes fastest, as in Ray Tune."""
         for parameter in self.parameters:
             if parameter.domain.grid() is None:
                 raise UsageError(
@@ -141,7 +141,7 @@ def read_space(given: Any) -> Space:
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The space and the `[study]` table of a TOML file."""
+    """Return the space and the `[study]` table of a TOML file."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

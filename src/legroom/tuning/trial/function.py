@@ -165,7 +165,7 @@ def _named(text: str) -> TrainFunction:
 
 
 def _is_module_level(file: str, name: str) -> bool:
-    """True if an import of the file defines the name, that is, outside `if __name__ == "__main__":`."""
+    """Return True if an import of the file defines the name, that is, outside `if __name__ == "__main__":`."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -177,7 +177,7 @@ def _is_module_level(file: str, name: str) -> bool:
 
 
 def _positional_count(function: ast.FunctionDef) -> int:
-    """The number of positional arguments, without `*args`."""
+    """Return the number of positional arguments, without `*args`."""
     return len(function.args.posonlyargs + function.args.args)
 
 
@@ -199,7 +199,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 def _defines_name(tree: ast.Module, name: str) -> bool:
-    """True if a file defines a name other than with `def`: by an import, an assignment or a class."""
+    """Return True if a file defines a name other than with `def`: by an import, an assignment or a class."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((alias.asname or alias.name) in (name, "*") for alias in node.names):

@@ -188,7 +188,7 @@ def _device(task: TrialTask) -> Iterator[None]:
 
 
 def _visible(index: int) -> str:
-    """The value of `CUDA_VISIBLE_DEVICES` for one of the GPUs that are visible to this process."""
+    """Return the value of `CUDA_VISIBLE_DEVICES` for one of the GPUs that are visible to this process."""
     named = named_gpus()
     return named[index] if named else str(index)
 
@@ -222,7 +222,7 @@ def _group(task: TrialTask) -> Iterator[None]:
 
 
 def _metrics(returned: Any) -> dict[str, float] | None:
-    """The metrics that a function returned, if it returned a dict of numbers."""
+    """Return the metrics that a function returned, if it returned a dict of numbers."""
     if not isinstance(returned, dict):
         return None
     numbers: dict[str, float] = {}

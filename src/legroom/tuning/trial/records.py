@@ -110,7 +110,7 @@ class TrialRecord:
     """Previous configurations, each with its last step (population-based training)."""
 
     def value(self, metric: str, mode: Mode) -> float | None:
-        """The best reported value, or None if there is no finite one."""
+        """Return the best reported value, or None if there is no finite one."""
         best = self.best_report(metric, mode)
         return None if best is None else best.metrics[metric]
 
@@ -119,14 +119,14 @@ class TrialRecord:
         return choose(self._told(metric), key=lambda report: report.metrics[metric], default=None)
 
     def last_report(self, metric: str) -> Report | None:
-        """The latest report with a finite value of the metric."""
+        """Return the latest report with a finite value of the metric."""
         return next(reversed(self._told(metric)), None)
 
     def _told(self, metric: str) -> list[Report]:
         return [report for report in self.reports if math.isfinite(report.metrics.get(metric, math.nan))]
 
     def config_at(self, step: int) -> Config:
-        """The configuration that was used at a step."""
+        """Return the configuration that was used at a step."""
         return next((config for last, config in self.earlier if step <= last), self.config)
 
     @property

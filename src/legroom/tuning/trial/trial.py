@@ -204,13 +204,13 @@ def remove(path: Path) -> None:
 
 
 def reserved_peak() -> int | None:
-    """The peak memory that PyTorch reserved on the GPU in this process, or None if no GPU was used."""
+    """Return the peak memory that PyTorch reserved on the GPU in this process, or None if no GPU was used."""
     cuda = _cuda_in_use()
     return None if cuda is None else int(cuda.max_memory_reserved())
 
 
 def out_of_memory_count() -> int:
-    """The number of failed allocations in this process, including those that were handled."""
+    """Return the number of failed allocations in this process, including those that were handled."""
     cuda = _cuda_in_use()
     return 0 if cuda is None else int(cuda.memory_stats().get("num_ooms", 0))
 

@@ -48,7 +48,7 @@ class RayEngine:
         """Socket path of the fork server, or None if each trial has its own Ray worker."""
 
     def gpus(self) -> list[TrialGpu]:
-        """The GPUs of the cluster."""
+        """Return the GPUs of the cluster."""
         with connected(self._address, processors=processors()):
             return cluster_gpus()
 
@@ -117,7 +117,7 @@ def _missing(error: ImportError) -> MissingExtra:
 
 
 def _can_fork(job: TuneJob) -> bool:
-    """True if trials can be forked while Ray's workers run. A plain Ray function cannot be forked, because it reports
+    """Return True if trials can be forked while Ray's workers run. A plain Ray function cannot be forked, because it reports
     from within its worker."""
     return job.ranks == 1 and job.function.takes_trial
 

@@ -47,7 +47,7 @@ def _bundle(task: TrialTask, on_cluster: bool) -> dict[str, float]:
 
 
 def strategy_for(ranks: int) -> str:
-    """The placement strategy for ranks without GPUs. The ranks are placed on one machine if a machine has enough
+    """Return the placement strategy for ranks without GPUs. The ranks are placed on one machine if a machine has enough
     CPUs."""
     import ray
 
@@ -56,7 +56,7 @@ def strategy_for(ranks: int) -> str:
 
 
 def cluster_gpus() -> list[TrialGpu]:
-    """The GPUs of the cluster, numbered consecutively, with the memory that each machine reports."""
+    """Return the GPUs of the cluster, numbered consecutively, with the memory that each machine reports."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

@@ -30,7 +30,7 @@ _SCHEDULERS = {
 
 
 def is_tuner(given: Any) -> bool:
-    """True if an object is a Ray Tuner."""
+    """Return True if an object is a Ray Tuner."""
     return isinstance(given, Tuner)
 
 
