@@ -48,7 +48,7 @@ class Row:
 
 
 class Measured(NamedTuple):
-    """Peak memory of a case on the GPU, in bytes."""
+    """The peak memory of a case on the GPU, in bytes."""
 
     allocated: int
     reserved: int

@@ -44,7 +44,7 @@ from bench.sweep.differences import Comparison
 from bench.sweep.kit import Case
 
 KEPT = (32 << 20, 1 << 20)
-"""Bytes that cuBLAS allocates once and keeps."""
+"""The number of bytes that cuBLAS allocates once and keeps."""
 RESULTS = {"measure": "measured", "trace": "traced"}
 UNUSABLE = 75
 """Exit code of a process whose CUDA context is unusable."""

@@ -16,7 +16,7 @@ from bench.tuning.digits import MakeStep, training_losses
 
 METRIC, MODE = "loss", "min"
 GPU = "96MiB"
-"""Size of the virtual GPU."""
+"""The size of the virtual GPU."""
 SPACE: dict[str, Any] = {
     "channels": {"int_log2": [4, 6]},
     "units": {"int_log2": [7, 14]},

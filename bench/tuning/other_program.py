@@ -8,7 +8,7 @@ from collections.abc import Iterator
 REAL = "real"
 """Instead of a virtual GPU's size: this machine's GPU, shared with another program."""
 ROOM = 16 << 30
-"""Bytes that the other program leaves free."""
+"""The number of bytes that the other program leaves free."""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from bench.tuning.digits import MakeStep, training_losses
 
 METRIC, MODE = "loss", "min"
 GPU = "32MiB"
-"""Size of the virtual GPU."""
+"""The size of the virtual GPU."""
 SPACE: dict[str, Any] = {
     "width": {"int_log2": [5, 8]},
     "layers": {"int": [1, 4]},

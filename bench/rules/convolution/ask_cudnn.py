@@ -58,7 +58,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 H200 = find_gpu("h200")
 Answer = tuple[int, int, dict[int, int]]
-"""Bytes of workspace, engine, knobs."""
+"""The number of bytes of workspace, engine, knobs."""
 
 
 class WithHandle(Cudnn):
@@ -217,7 +217,7 @@ def compare(ways: dict[str, Cudnn], functions: Any, measured_layers: list[Known]
 
 
 _LISTED = 300
-"""Number of disagreements that are saved."""
+"""The number of disagreements that are saved."""
 
 
 def answered(
@@ -283,7 +283,7 @@ def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int
 def answer_of(
     cudnn: Cudnn, question: ConvQuery, c: Convolution, operation: ConvOperation
 ) -> tuple[int, tuple[int | None, dict[int, int]]]:
-    """Return bytes, engine and knobs; no engine if cuDNN does not say or the size is unknown. Kernels that need a GPU
+    """Return the number of bytes, engine and knobs; no engine if cuDNN does not say or the size is unknown. Kernels that need a GPU
     count."""
     taken, passed_over = cudnn.select_kernel(question, operation)
     sizes = cudnn.sizes_of(taken, passed_over, question, operation, c) if taken else ()

@@ -34,7 +34,7 @@ from bench.rules.recordings import write_versions
 
 TABLE = Path(__file__).parents[3] / "src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz"
 LARGEST = 1 << 29
-"""Bytes of the largest tensor of a recorded convolution (twice as many in the first four rounds)."""
+"""The number of bytes of the largest tensor of a recorded convolution (twice as many in the first four rounds)."""
 
 PICTURES = (
     "alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",

@@ -12,7 +12,7 @@ from sklearn.tree import DecisionTreeRegressor
 from legroom.observe.cuda_rules.convolution.decision_forest import LEAF
 
 CODE = 8
-"""Length of a label's random vector."""
+"""The length of a label's random vector."""
 SAMPLED, TRIED = 0.8, 0.5
 """Share of the samples that a tree is grown on, and of the features tried for each split."""
 
@@ -25,7 +25,7 @@ class Tree(NamedTuple):
     values: Any
     """The largest value of the feature in the left branch; for a leaf, its most frequent label."""
     right: Any
-    """Number of nodes from a node to its right branch."""
+    """The number of nodes from a node to its right branch."""
 
 
 def grow(features: Any, labels: Any, leaves: int, seed: int) -> Tree:

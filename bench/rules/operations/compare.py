@@ -26,7 +26,7 @@ from legroom.predict.tracing.virtual_trace import make_device
 from legroom.units import format_size
 
 CUBLAS_WORKSPACES = (32 << 20, 1 << 20)
-"""Bytes that cuBLAS allocates once and keeps. A recorded history has them in whichever operation came first."""
+"""The number of bytes that cuBLAS allocates once and keeps. A recorded history has them in whichever operation came first."""
 TOLERANCE = 64 << 10
 """Bytes below which a difference is not shown."""
 

@@ -18,7 +18,7 @@ PLANES = (
     (256, 256), (512, 512), (64, 128), (128, 64), (37, 37), (128, 768), (421, 421),
 )  # fmt: skip
 VALUES = (1 << 19, 1 << 21)
-"""Approximate number of values per transform."""
+"""The approximate number of values per transform."""
 
 
 def transforms() -> Iterator[Operation]:

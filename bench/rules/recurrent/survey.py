@@ -27,7 +27,7 @@ from bench.lib.command_line import command_line
 from bench.rules.recordings import write_versions
 
 LARGEST = 400 << 20
-"""Bytes of all gates of a recorded layer."""
+"""The number of bytes of all gates of a recorded layer."""
 
 
 class Request(NamedTuple):

@@ -1,4 +1,4 @@
-"""`legroom.tune`: a hyperparameter search that estimates the memory of each trial before it starts."""
+"""Implements `legroom.tune`, a hyperparameter search that estimates the memory of each trial before it starts."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ from legroom.tuning.trial.records import Mode
 
 ENGINES = ("auto", "local", "ray")
 EVERY = 1 << 30
-"""Default number of trials of a grid: unlimited, so all points run."""
+"""The default number of trials of a grid search. The number is unlimited, so all points run."""
 
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(h|min|m|s)?", re.IGNORECASE)
 _SECONDS = {"h": 3600.0, "min": 60.0, "m": 60.0, "s": 1.0}
@@ -61,15 +61,15 @@ def tune(
 
     `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
     `search` is random, grid, bayes, hyperopt or optuna. `scheduler` is asha, median, pbt or None. `trials` is the
-    number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and are
-    not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
+    number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and
+    are not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
     "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min".
     `storage` is the folder of the study. With `resume`, the study in that folder is continued. `engine` is local, ray
-    or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run at the same
-    time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are options
-    of ASHA. `interval` is the number of steps between decisions of population-based training. `shape_parameters` are
-    the parameters that affect memory, if you know them. `callbacks` are objects that show or log the study. By default,
-    a live table is shown; `[]` disables it.
+    or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run at the
+    same time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are
+    options of ASHA. `interval` is the number of steps between decisions of population-based training.
+    `shape_parameters` are the parameters that affect memory, if you know them. `callbacks` are objects that show or
+    log the study. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()
     if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds
@@ -197,7 +197,7 @@ def _read(space: Any) -> Space:
 
 
 def _engine(named: str, address: str | None) -> tuple[TuneEngine, str]:
-    """Return the engine, and a message if it is not the default engine."""
+    """Return the engine, and a message if the engine is not the default."""
     missing = _missing_of_ray()
     if named == "ray" or address is not None or (named == "auto" and missing is None):
         if missing is not None:

@@ -26,18 +26,18 @@ class TuneJob:
     trials: int = 10
     """The number of trials to start. Configurations that can never fit are not included."""
     gpus: Sequence[TrialGpu] = ()
-    """Real or virtual GPUs, or empty for the CPU."""
+    """The real or virtual GPUs, or an empty tuple for the CPU."""
     parallel: int | None = None
-    """The maximum number of trials that run at the same time. None: only memory and CPU cores limit the number."""
+    """The maximum number of trials that run at the same time. If None, only memory and CPU cores limit the number."""
     ranks: int = 1
-    """Processes per trial."""
+    """The number of processes per trial."""
     time_budget: float | None = None
-    """Seconds."""
+    """The time budget in seconds."""
     seed: int = 0
     folder: Path
     """The folder of the study."""
     shape_parameters: frozenset[str] | None = None
-    """The parameters that affect memory, if the user sets them. None means that they are determined by tracing."""
+    """The parameters that affect memory. If None, these parameters are determined by tracing."""
 
 
 class StudyCallback(Protocol):
@@ -45,13 +45,13 @@ class StudyCallback(Protocol):
     engine's thread."""
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
-        """Called when the study starts or is resumed. `records` are the trials of the study so far."""
+        """Handle the start of a new or resumed study. `records` are the trials of the study so far."""
 
     def on_trial_update(self, record: TrialRecord) -> None:
-        """Called when a trial has a new state or a new report."""
+        """Handle a new state or a new report of a trial."""
 
     def on_message(self, message: str) -> None:
-        """Called with a message for the user, once per message."""
+        """Handle a message for the user. Each message is passed once."""
 
     def on_study_end(self) -> None:
-        """Called when the study has ended or was interrupted."""
+        """Handle the end or the interruption of the study."""

@@ -1,9 +1,10 @@
-"""Stores a study on disk: an Optuna storage in one SQLite file, and a folder for each trial.
+"""Stores a study on disk. The study consists of an Optuna storage in one SQLite file and a folder for each trial.
 
-Every change is written at once, in a transaction, so a killed study keeps its completed trials. A trial waits until its
-report is written, so writes must be fast. Writes go to SQLite's write-ahead log (`study.db-wal`) and are not flushed to
-disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna storages, such as its
-dashboard, can read configurations, values and states. Data for which Optuna has no field is stored in user attributes.
+Every change is written at once, in a transaction, so a killed study keeps its completed trials. A trial waits until
+its report is written, so writes must be fast. Changes are written to SQLite's write-ahead log (`study.db-wal`) and
+are not flushed to disk one by one. When the study ends, the log is merged into the file. Other tools for Optuna
+storages, such as its dashboard, can read configurations, values and states. Data for which Optuna has no field is
+stored in user attributes.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ _REPORT = "report:"
 
 
 class StoreError(LegroomError):
-    """The study cannot be written or read."""
+    """Raised if the study cannot be written or read."""
 
 
 class _Connection(sqlite3.Connection):
@@ -46,7 +47,7 @@ class StudyStore:
     """The storage of one study. Only one process writes to it."""
 
     def __init__(self, folder: Path, *, resume: bool, mode: Mode, facts: Mapping[str, Any]) -> None:
-        """`facts` (metric, space, ...) must match those of the study that is resumed."""
+        """Open or create the storage. If a study is resumed, `facts` (metric, space, ...) must be the same as before."""
         try:
             import optuna
         except ModuleNotFoundError:
@@ -92,7 +93,7 @@ class StudyStore:
         self._ids: dict[int, int] = {}
         self._last: dict[int, str] = {}
         self._reports: dict[int, int] = {}
-        """Maps each trial to the number of its reports on disk, including discarded ones."""
+        """Maps each trial to the number of its reports on disk, including discarded reports."""
 
     def trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
@@ -135,7 +136,7 @@ class StudyStore:
         self.change(record)
 
     def change(self, record: TrialRecord) -> None:
-        """Write everything except the reports, if it has changed."""
+        """Write all changed data of a trial except its reports."""
         rest = self._rest(record)
         text = json.dumps(rest, sort_keys=True)
         if self._last.get(record.number) != text:
@@ -199,7 +200,7 @@ def _let_go(storage: Any) -> None:
 
 
 def _reports_in(frozen: Any) -> int:
-    """Return the number of reports on disk."""
+    """Return the number of reports of a trial that are on disk."""
     return sum(name.startswith(_REPORT) for name in frozen.user_attrs)
 
 

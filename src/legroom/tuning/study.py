@@ -1,4 +1,4 @@
-"""The result of a search: the best trial and the table of all trials. Both can be written to files."""
+"""The result of a search, with the best trial and a table of all trials. Both can be written to files."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A study, finished or not. Its `repr` is a one-line summary."""
+    """A finished or unfinished study. Its `repr` is a one-line summary."""
 
     metric: str
     mode: Mode
@@ -32,7 +32,7 @@ class Study:
     engine: str = "local"
     gpus: Sequence[TrialGpu] = ()
     seconds: float = 0.0
-    """Total running time, over all sessions of a resumed study."""
+    """The total running time in seconds, over all sessions of a resumed study."""
     interrupted: bool = False
 
     @classmethod
@@ -93,7 +93,8 @@ class Study:
 
     @property
     def table(self) -> list[dict[str, Any]]:
-        """Return one flat dict per trial, as in the CSV file: `pandas.DataFrame(study.table)`."""
+        """One flat dict per trial, as in the CSV file. The table can be passed to pandas, as in
+        `pandas.DataFrame(study.table)`."""
         return [self._row(trial) for trial in self.trials]
 
     @property
@@ -102,7 +103,7 @@ class Study:
         return self.folder / "report.html"
 
     def to_csv(self, path: str | Path) -> None:
-        """Write one row per trial: configuration, value, steps, state, memory and reason."""
+        """Write a CSV file with one row per trial. A row contains configuration, value, steps, state, memory and reason."""
         rows = self.table
         names = list(dict.fromkeys(name for row in rows for name in row))
         with open(path, "w", newline="", encoding="utf-8") as file:

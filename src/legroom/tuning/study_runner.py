@@ -1,7 +1,7 @@
-"""Runs a study: proposes trials, admits them, stops them early, passes their results to the searcher, and stores
-everything.
+"""Runs a study. The runner proposes trials, admits them, stops them early, passes their results to the searcher, and
+stores all data.
 
-Engines only run the trials; the runner makes all decisions. The runner is called from a single thread. Every event is
+Engines only run the trials. The runner makes all decisions. The runner is called from a single thread. Every event is
 stored before a call returns, so a new `StudyRunner` that is created from that storage continues in the same way.
 """
 
@@ -27,8 +27,8 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""Stop proposing after this many configurations per requested trial that can never fit, because almost nothing in the
-space fits."""
+"""The maximum number of configurations that can never fit, per requested trial. If there are more, the study ends,
+because almost no configuration of the space fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class ReadyTrial:
     config: Config
     admission: Admission
     checkpoint: str | None = None
-    """The checkpoint to continue from, if it was interrupted or paused, or copied another trial's weights."""
+    """The checkpoint from which the trial continues, if it was interrupted or paused, or copied another trial's weights."""
     step: int = 0
-    """Number of steps reported so far."""
+    """The number of steps reported so far."""
 
 
 class StudyRunner:
@@ -64,10 +64,10 @@ class StudyRunner:
         self.records: list[TrialRecord] = store.load()
         self._runtimes = RuntimeModel(job.space)
         self._results_learned = 0
-        """Number of results that the searcher has learned from."""
+        """The number of results that were passed to the searcher."""
         self._pending: dict[int, Future[Admission]] = {}
         self._requeued: deque[int] = deque()
-        """Trials to start again, from their checkpoints."""
+        """The trials that will start again from their checkpoints."""
         self._is_exhausted = False
         self._sent_messages: set[str] = set()
         past = [t for record in self.records for t in (record.started, record.ended) if t is not None]
@@ -152,14 +152,14 @@ class StudyRunner:
         return self._searcher.start_order(waiting) if isinstance(self._searcher, OrderingSearcher) else None
 
     def predict_runtimes(self, waiting: Mapping[int, Admission]) -> RuntimeSamples | None:
-        """Return the predicted runtimes of waiting and running trials; None until a trial has reported."""
+        """Return the predicted runtimes of waiting and running trials, or None if no trial has reported yet."""
         configs = {
             number: (self.records[number].config, admission.size) for number, admission in waiting.items()
         }
         return self._runtimes.predict(configs, self.seconds)
 
     def estimate_again(self, number: int) -> None:
-        """Estimate a trial again, because there was no free memory for it although it was admitted."""
+        """Estimate an admitted trial again, because there was no free memory for it."""
         self._requeued.append(number)
 
     def started(self, number: int, gpu: str, fit: Fit | None) -> None:
@@ -195,7 +195,7 @@ class StudyRunner:
         ooms: int = 0,
         micro_batch: int | None = None,
     ) -> Decision:
-        """Store a report of a trial and decide whether the trial continues."""
+        """Store a report of a trial, and return the decision about the trial."""
         record = self.records[number]
         report = Report(record.step + 1, metrics, round(self.seconds, 3))
         best = record.best_report(self.job.metric, self.job.mode)
@@ -243,7 +243,7 @@ class StudyRunner:
             self._raise_if_never_reported(record)
 
     def requeue(self, number: int, state: TrialState, reason: str) -> None:
-        """Queue a trial whose process ended before the trial did. The trial continues from its last checkpoint."""
+        """Queue a trial whose process ended before the trial was complete. The trial continues from its last checkpoint."""
         record = self.records[number]
         record.state, record.reason = state, reason
         self._forget_after_checkpoint(record)
@@ -522,7 +522,7 @@ class StudyRunner:
 
 
 def _runtime(record: TrialRecord) -> float | None:
-    """Seconds from a trial's start to its end, if it was started only once."""
+    """Return the time in seconds from a trial's start to its end, if it was started only once."""
     if record.started is None or record.ended is None or record.attempts != 1:
         return None
     return record.ended - record.started

@@ -1,5 +1,5 @@
-"""Decides which trial starts next and on which GPU. When the processes of a trial end, also decides whether the trial
-is complete or restarts.
+"""Decides which trial starts next and on which GPU. When the processes of a trial end, the dispatcher decides whether
+the trial is complete or restarts.
 
     for task in dispatcher.next_tasks() or ():   # one task per rank: start a process for each
         ...
@@ -27,12 +27,12 @@ from legroom.tuning.trial.records import TrialOutcome, TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 PREPARED_PER_SLOT = 4
-"""Trials to prepare for each that can run at the same time, if the search does not learn from results."""
+"""The number of trials to prepare per trial that can run at the same time, if the search does not learn from results."""
 MANY_MICRO_BATCHES = 8
-"""A trial with more than this many times the usual number of micro-batches is slow. If the searcher chooses the order,
-it starts last."""
+"""A trial with more than this many times the usual number of micro-batches is slow. If the searcher chooses the
+order, slow trials start last."""
 STUCK_SECONDS = 5.0
-"""The time to wait before a trial that finds no free memory is estimated again. The memory of a trial that just ended
+"""The time in seconds before a trial that finds no free memory is estimated again. The memory of a trial that just ended
 may not be free yet."""
 
 
@@ -42,13 +42,13 @@ class _RunningTrial:
 
     fit: Fit | None
     is_alone: bool
-    """True if it has its GPUs to itself."""
+    """True if the trial has its GPUs to itself."""
     memory: int
-    """Total bytes of its GPU, of the smallest one if it has several."""
+    """The total memory of the trial's GPU in bytes. For several GPUs, this is the smallest memory."""
     candidate_sizes: list[int]
-    """Total bytes of each GPU that it may run on."""
+    """The total memory in bytes of each GPU on which the trial may run."""
     decision: Decision = field(default_factory=Decision)
-    """The latest decision about it."""
+    """The latest decision about the trial."""
 
 
 class TrialDispatcher:
@@ -63,11 +63,11 @@ class TrialDispatcher:
         self._packer = Packer(job.gpus, self.slots, job.ranks, runner.other_processes.used)
         self._ready: dict[int, ReadyTrial] = {}
         self._micro_batches: dict[int, int] = {}
-        """Number of micro-batches of each admitted trial."""
+        """The number of micro-batches of each admitted trial."""
         self._running: dict[int, _RunningTrial] = {}
         self._alone: dict[int, int] = {}
-        """Maps trials that need a GPU to themselves after they ran out of memory to the minimum size of the GPU in
-        bytes."""
+        """The trials that need a GPU to themselves because they ran out of memory, with the minimum size of that GPU
+        in bytes."""
         self._stuck_since: float | None = None
 
     @property
@@ -155,7 +155,7 @@ class TrialDispatcher:
 
     def stop_on_timeout(self) -> None:
         """Record that all processes were killed because the time budget is used up. Trials with a value are complete.
-        The others wait until the study is resumed."""
+        The other trials wait until the study is resumed."""
         for number in self._running:
             if self._runner.records[number].value(self._job.metric, self._job.mode) is not None:
                 self._runner.ended(number, TrialOutcome(TrialState.STOPPED, "The time budget was used up"))
@@ -187,8 +187,8 @@ class TrialDispatcher:
         return int(not self._not_heavily_split()) if self._runner.learns else among
 
     def _waiting(self) -> dict[int, Admission]:
-        """Return the trials that may start if there is memory. If the searcher chooses the start order, trials with
-        many micro-batches start when no other trials are left."""
+        """Return the trials that may start if there is enough memory. If the searcher chooses the start order, trials
+        with many micro-batches start when no other trials are left."""
         quick = self._not_heavily_split()
         if self._runner.startup_count is not None and (quick or not self._runner.is_over):
             return quick
@@ -212,8 +212,8 @@ class TrialDispatcher:
     @property
     def _is_crowded(self) -> bool:
         """True if another trial would share a CPU core with an estimate for which other trials wait. Sharing the core
-        would delay all these trials. (Estimates of micro-batches have a lower priority than trials, so this check
-        ignores them.)"""
+        would delay all these trials. Estimates of micro-batches have a lower priority than trials, so this check
+        ignores such estimates."""
         is_traced_here = not any(gpu.machine for gpu in self._job.gpus)
         uses_all_cores = (self.running + 1) * self._job.ranks >= processors()
         return self.running > 0 and uses_all_cores and is_traced_here and self._runner.has_unseen_configs
@@ -236,9 +236,9 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is 0, which
-        means any GPU that the trial has to itself. After a second failure, it is the size of a larger GPU. The result
-        is None if there is no larger GPU."""
+        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is
+        0, which means any GPU that the trial has to itself. After a second failure, the size is that of a larger GPU.
+        The result is None if there is no larger GPU."""
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes
@@ -294,8 +294,8 @@ class TrialDispatcher:
 
 
 def prepare_trials(job: TuneJob, slots: int) -> int:
-    """Return the number of trials to prepare, among which the dispatcher can choose. The number is small if the searcher
-    learns from results or if time is limited. Without GPUs, there is no choice to make."""
+    """Return the number of trials to prepare. The dispatcher chooses among these trials. The number is small if the
+    searcher learns from results or if time is limited. Without GPUs, no choice is needed."""
     learns = job.search not in ("random", "grid") or job.scheduler == "pbt"
     return slots + 2 if learns or job.time_budget is not None or not job.gpus else PREPARED_PER_SLOT * slots
 

@@ -21,7 +21,7 @@ class ReportedSizes:
     device: int | None = None
     requested: int | None = None
     capacity: int | None = None
-    """Total memory of the device."""
+    """The total memory of the device."""
     free: int | None = None
     allowed: int | None = None
     """The limit for this process, if lower than the capacity."""

@@ -2,10 +2,10 @@
 
 The dispatcher writes the number of threads per trial to a file whenever this number changes. A trial's process reads
 the file when it starts, after optimizer steps and after each report. A single trial therefore uses all cores, and two
-trials do not slow each other down. The threads of a trial wait for each other, so two trials with two threads each on
-two cores take nine times as long as one trial. For the same reason, one core is left free while a configuration is
-traced. A number of threads set by the user (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the function) is not
-changed.
+trials do not slow each other down. The threads of a trial wait for each other. Two trials with two threads each on
+two cores therefore take nine times as long as one trial. For the same reason, one core is left free while a
+configuration is traced. If the user sets the number of threads (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the
+function), it is not changed.
 """
 
 import contextlib
@@ -19,20 +19,19 @@ from typing import Any
 from legroom.gpus.machine import processors
 
 CHECK_SECONDS = 0.1
-"""Minimum time between two reads of the file while a trial takes steps."""
+"""The minimum time in seconds between two reads of the file during training steps."""
 OPENMP = ("libgomp", "libomp", "libiomp")
 """Prefixes of the files of OpenMP libraries."""
 
 
 class CpuShare:
-    """Writes the number of threads for the dispatcher."""
+    """Writes the number of threads to the file. The dispatcher uses this class."""
 
     def __init__(self, file: Path, ranks: int) -> None:
         self.file, self._ranks, self._written = file, ranks, 0
 
     def divide(self, trials: int, *, is_tracing: bool) -> None:
-        """Divide the cores by the number of running trials. `is_tracing` states whether a configuration is being
-        traced."""
+        """Divide the cores by the number of running trials. `is_tracing` is True if a configuration is being traced."""
         share = max(1, (processors() - int(is_tracing)) // (max(1, trials) * self._ranks))
         if share == self._written:
             return
@@ -49,7 +48,7 @@ class TrialThreads:
         self._file, self._count, self._last_check = Path(file), 0, 0.0
 
     def update_after_steps(self) -> None:
-        """Update the number of threads after optimizer steps too, because the next report may be minutes away."""
+        """Update the number of threads after optimizer steps as well, because the next report may be minutes away."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(lambda *_: self._update_if_due())
@@ -80,7 +79,7 @@ class TrialThreads:
 
 
 def _allow_openmp_threads(allowed: bool) -> None:
-    """Allow or forbid OpenMP to use several threads. On ARM, linear layers and convolutions use all cores regardless of
+    """Set whether OpenMP may use several threads. On ARM, linear layers and convolutions use all cores regardless of
     `torch.set_num_threads`, so two parallel trials take 1.3 times as long as necessary. If no OpenMP library is found,
     nothing changes."""
     for library, most in _openmp():

@@ -6,8 +6,8 @@
         decision = runner.reported(number, metrics, ...)     # for each report of the function
         runner.ended(number, TrialOutcome(TrialState.FINISHED))
 
-An engine calls the runner from one thread. The runner stores everything before a call returns, so a killed study can be
-resumed with any engine.
+An engine calls the runner from one thread. The runner stores all changes before a call returns, so a killed study can
+be resumed with any engine.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from legroom.tuning.study_runner import StudyRunner
 
 
 class TuneEngine(Protocol):
-    """Runs trials until the runner has no more."""
+    """Runs trials until the runner has no further trials."""
 
     name: str
 
@@ -32,7 +32,7 @@ class TuneEngine(Protocol):
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a study like Ctrl-C. This function works only in the main thread."""
+    """Make SIGTERM end a study in the same way as Ctrl-C. This function works only in the main thread."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

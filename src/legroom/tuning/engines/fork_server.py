@@ -5,8 +5,8 @@ Each process that runs a search has one server. The server starts first, so it i
 prepared. The server is reused for further studies. The local engine and Ray's workers use the server. The server
 listens on a Unix socket. Each connection is either the pipe to one forked process or a query about a forked process.
 When the searching process exits, the server also exits and kills its children. Messages are sent with
-`multiprocessing.connection`. `multiprocessing.forkserver` is not used, because it serves a single process, and each of
-Ray's workers would have to import everything again.
+`multiprocessing.connection`. `multiprocessing.forkserver` is not used, because it serves a single process. With it,
+each of Ray's workers would have to import all modules again.
 """
 
 import atexit
@@ -33,27 +33,27 @@ from legroom.tuning.trial.trial import ReportMessage
 
 BACKLOG = 128
 MAX_FOLDER_LENGTH = 70
-"""Maximum length of the path of the temporary folder. A socket path is limited to about 100 characters."""
+"""The maximum length of the path of the temporary folder. A socket path is limited to about 100 characters."""
 POLL_SECONDS = 0.005
 SECONDS_TO_END = 60
-"""The time to wait for a killed process, because freeing GPU memory takes time."""
+"""The maximum time in seconds to wait for a killed process. Freeing its GPU memory takes time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExitQuery:
-    """A query to the server for the exit code of a process, which is None while the process runs."""
+    """A query for the exit code of a process. The server returns None while the process runs."""
 
     process: int
     kill: bool = False
-    """Kill the process if it runs."""
+    """True if the server should kill the process."""
 
 
 class ServerGone(LegroomError):  # noqa: N818
-    """The fork server does not respond."""
+    """Raised if the fork server does not respond."""
 
 
 def fork_server(function: TrainFunction) -> str:
-    """Return the socket path of this process's server. Starts the server if it is not running."""
+    """Return the socket path of this process's server. The server is started if it is not running."""
     global _server
     if _server is None or not _server.is_usable:
         _server = _ForkServer(function)
@@ -62,7 +62,7 @@ def fork_server(function: TrainFunction) -> str:
 
 
 class _ForkServer:
-    """The server, from the perspective of the process that started it."""
+    """A handle for the server in the process that started it."""
 
     def __init__(self, function: TrainFunction) -> None:
         self._owner, self._path = os.getpid(), list(sys.path)
@@ -113,17 +113,17 @@ _server: _ForkServer | None = None
 
 @dataclass
 class ForkedProcess:
-    """A process that the server forked, from the perspective of the process that requested it."""
+    """A handle for a forked process in the process that requested it."""
 
     server: str
-    """Socket path of its server."""
+    """The socket path of the server that forked the process."""
     number: int
-    """Process ID."""
+    """The process ID."""
     pipe: Connection
 
     @classmethod
     def start(cls, server: str, task: Any) -> Self:
-        """Fork a process that runs the task. Return once the process exists, which is after the server's imports."""
+        """Fork a process that runs the task. The function returns when the process exists, after the server's imports."""
         try:
             pipe = _connect(server)
         except OSError:
@@ -158,7 +158,7 @@ class TrialProcess(ForkedProcess):
         return process
 
     def receive(self) -> ReportMessage | TrialExit:
-        """Return the next message of the process, or how it ended."""
+        """Return the next message of the process, or its `TrialExit` if the process has ended."""
         try:
             message: ReportMessage | TrialExit = self.pipe.recv()
         except (EOFError, OSError):

@@ -27,7 +27,7 @@ class _Server:
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._codes: dict[int, int | None] = {}
-        """Maps process IDs to exit codes, or None while a process runs."""
+        """Maps process IDs to exit codes. The exit code is None while a process runs."""
 
     def run(self) -> NoReturn:
         signal.signal(signal.SIGTERM, lambda *_: self._kill_all_and_exit())

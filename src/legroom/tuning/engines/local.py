@@ -1,4 +1,4 @@
-"""Runs trials as processes of this machine, without Ray.
+"""Runs trials as processes on this machine, without Ray.
 
 Trials are forked from a server that has imported torch, so a trial starts in a fraction of a second. Each trial has its
 own process and its own share of a GPU. This loop receives the messages of the trials, passes them to the dispatcher,
@@ -20,7 +20,7 @@ from legroom.tuning.trial.trial import ReportMessage
 from legroom.tuning.trial_dispatch import TrialDispatcher
 
 POLL_SECONDS = 0.5
-"""Seconds between checks of estimates and the time budget while no message arrives."""
+"""The time in seconds between checks of estimates and the time budget, if no message arrives."""
 
 
 class LocalEngine:
@@ -43,7 +43,7 @@ class _Processes:
     processes: list[TrialProcess]
     group: RankGroup
     rendezvous: "tempfile.TemporaryDirectory[str] | None"
-    """Folder of the file through which its ranks find each other, if it has several."""
+    """The folder of the rendezvous file, if the trial has several ranks."""
 
     def kill(self) -> None:
         for process in self.processes:

@@ -1,9 +1,9 @@
-"""Modules that the fork server imports before it forks: everything that a trial or the tracing process would import anyway.
+"""Imports the modules that a trial or the tracing process needs. The fork server imports this module before it forks.
 
 These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Without this module,
-torch would load the optional modules in each process, when the first optimizer is created and when a virtual GPU is
-entered. Loading them takes nearly two seconds of CPU time. This is a separate module because only the server process
-may import it.
+each process would load the optional modules of torch when the first optimizer is created and when a virtual GPU is
+entered. Loading these modules takes nearly two seconds of CPU time. This code is in a separate module because only
+the server process may import it.
 """
 
 import contextlib

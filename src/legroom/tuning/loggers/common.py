@@ -1,4 +1,4 @@
-"""Common parts of the loggers: the logged values, and errors that stop the log but not the study."""
+"""The base class of the loggers. An error in a logger stops the log but not the study."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +10,8 @@ from legroom.tuning.trial.records import TrialRecord
 
 
 class Logger:
-    """A callback whose own errors end the log but not the study. Only the first error is reported.
+    """A callback that writes a log. An error in the callback ends the log but not the study. Only the first error is
+    reported.
 
     Subclasses implement `write_report` (called once per report) and `end` (called once per trial).
     """
@@ -40,7 +41,7 @@ class Logger:
             self._try(partial(self.end, record))
 
     def on_message(self, message: str) -> None:
-        """Does nothing, because messages are only shown in the terminal."""
+        """Do nothing, because messages are only shown in the terminal."""
 
     def on_study_end(self) -> None:
         self._try(self.close)
@@ -84,8 +85,8 @@ def memory_figures(record: TrialRecord) -> dict[str, float]:
 
 
 def plain_config(record: TrialRecord) -> dict[str, Any]:
-    """Return the configuration in a form that every logger accepts. Numbers, strings and booleans are unchanged; other
-    values are replaced by their class name."""
+    """Return the configuration in a form that every logger accepts. Numbers, strings and booleans are unchanged.
+    Other values are replaced by their class name."""
     return {
         name: value if isinstance(value, bool | int | float | str) else type(value).__name__
         for name, value in record.config.items()

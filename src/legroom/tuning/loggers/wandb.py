@@ -1,5 +1,5 @@
-"""Writes a study to Weights & Biases, with one run per trial and all runs in one group. The log is offline by default;
-`wandb sync` uploads it later."""
+"""Writes a study to Weights & Biases, with one run per trial and all runs in one group. The log is offline by
+default, and `wandb sync` uploads it later."""
 
 import os
 from pathlib import Path
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 SECONDS_TO_START = 120.0
-"""Timeout for wandb's service process: trials may use all CPU cores."""
+"""The timeout in seconds for the start of wandb's service process. It is long because trials may use all CPU cores."""
 
 
 class WandbLog(Logger):
     """Writes the runs of `project` in the group `group` to `folder`/wandb. If `mode` is None, `WANDB_MODE` determines
-    the mode; the default is offline."""
+    the mode. The default is offline."""
 
     name = "The wandb log"
 
@@ -55,7 +55,8 @@ class WandbLog(Logger):
             self._runs.popitem()[1].finish()
 
     def _run(self, record: TrialRecord) -> "Run":
-        """Return the run of a trial. Several runs are open at the same time, so each is created with `reinit="create_new"`."""
+        """Return the wandb run of a trial. Several runs are open at the same time, so each run is created with
+        `reinit="create_new"`."""
         import wandb
 
         if record.number not in self._runs:

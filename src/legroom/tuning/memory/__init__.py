@@ -1,1 +1,1 @@
-"""Determines whether a configuration fits into memory, and which trials share a GPU."""
+"""Estimates the memory of configurations, and decides which trials share a GPU."""

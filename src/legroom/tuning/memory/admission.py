@@ -1,5 +1,5 @@
-"""The admission of a trial: on which GPUs its configuration can run, with which micro-batch size, and with how much
-memory. An engine requests one `Admission` per proposal, which `gate` computes.
+"""The admission of a trial. It contains the GPUs on which the configuration can run, with the micro-batch size and
+the memory on each GPU. An engine requests one `Admission` per proposal, which `gate` computes.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ class TrialGpu:
 
     index: int
     memory: int
-    """Total bytes."""
+    """The total memory in bytes."""
     context: int = 0
-    """Bytes that each process uses for its CUDA context."""
+    """The number of bytes that each process uses for its CUDA context."""
     virtual: bool = False
     named_spec: GpuSpec | None = None
-    """The GPU model that determines the kernels in an estimate. None: a generic GPU with `memory` bytes."""
+    """The GPU model that determines the kernels in an estimate. If None, a generic GPU with `memory` bytes is used."""
     machine: str = ""
-    """The address of the GPU's machine in a cluster, or empty for this machine."""
+    """The address of the GPU's machine in a cluster, or "" for this machine."""
     used_by_others: int = 0
-    """Bytes that other programs used when the study started."""
+    """The number of bytes that other programs used when the study started."""
 
     @property
     def name(self) -> str:
@@ -37,32 +37,32 @@ class TrialGpu:
 
     @property
     def spec(self) -> GpuSpec:
-        """The GPU model, or a generic GPU if no model was named."""
+        """The GPU model, or a generic GPU if no model is known."""
         return self.named_spec or find_gpu(self.memory)
 
     @property
     def available(self) -> int:
-        """Bytes for PyTorch in a single process if no other trial runs, as of the start of the study."""
+        """The number of bytes available to PyTorch in a single process at the start of the study, if no other trial runs."""
         return max(0, self.memory - self.used_by_others - self.context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Describes how a configuration runs on one GPU. Bytes include the CUDA context."""
+    """The memory and micro-batch size of a configuration on one GPU. Sizes include the CUDA context."""
 
     predicted: int
     safe: int
-    """The upper bound: memory is reserved for it, and the process is limited to it."""
+    """The upper bound in bytes. This memory is reserved, and the process may not use more."""
     micro_batch: int | None = None
-    """Samples per micro-batch, or None if the batch is not split."""
+    """The number of samples per micro-batch, or None if the batch is not split."""
     used_by_others: int = 0
-    """Bytes used by other programs, if the batch is split only for that reason."""
+    """The number of bytes used by other programs, if the batch is split only for that reason."""
 
 
 class AdmissionVerdict(StrEnum):
     FITS = "fits"
     SPLIT = "split"
-    """Fits in micro-batches with gradient accumulation. The configuration is unchanged."""
+    """The configuration fits in micro-batches with gradient accumulation. The configuration itself is unchanged."""
     NEVER = "never-fits"
     UNKNOWN = "unknown"
     """The estimate failed. The trial runs alone on a GPU, and Guard handles out-of-memory errors."""
@@ -70,30 +70,32 @@ class AdmissionVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """The result for one configuration."""
+    """The admission result for one configuration."""
 
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """Maps GPU indices to how the configuration runs there. GPUs on which it cannot run are omitted."""
+    """Maps GPU indices to the fit of the configuration on that GPU. GPUs on which the configuration cannot run are
+    omitted."""
     reason: str = ""
     """The reason why the configuration can never fit, or why the estimate failed."""
     batch_size: int | None = None
     shortage: float = 0.0
-    """For a configuration that never fits: the missing memory as a fraction of the largest GPU."""
+    """The missing memory of a configuration that never fits, as a fraction of the largest GPU."""
     needed: int | None = None
-    """For a configuration that never fits: bytes for its smallest micro-batch on the largest GPU, with the context."""
+    """The number of bytes that the smallest micro-batch of a configuration that never fits needs on the largest GPU,
+    including the CUDA context."""
     seconds: float = 0.0
-    """Time spent tracing for this result."""
+    """The time in seconds spent on traces for this result."""
     is_cached: bool = False
 
     @property
     def size(self) -> int:
-        """The smallest bound over the GPUs; 0 on the host."""
+        """The smallest upper bound over the GPUs, or 0 on the host."""
         return min((fit.safe for fit in self.fits.values()), default=0)
 
     @property
     def micro_batches(self) -> int:
-        """The smallest number of micro-batches over the GPUs; 1 if the batch is not split."""
+        """The smallest number of micro-batches over the GPUs, which is 1 if the batch is not split."""
         micros = [fit.micro_batch for fit in self.fits.values()]
         if self.batch_size is None or not micros or None in micros:
             return 1
@@ -130,7 +132,7 @@ def virtual_gpus(sizes: str) -> list[TrialGpu]:
 
 
 def real_gpus() -> list[TrialGpu]:
-    """Return the GPUs of this machine, or empty without a CUDA build of torch."""
+    """Return the GPUs of this machine. The result is empty without a CUDA build of torch."""
     from legroom.gpus.machine import NotAvailable
     from legroom.gpus.usage import gpus_in_use
 

@@ -1,21 +1,21 @@
-"""Estimates in the background whether a configuration fits before it starts. Configurations with the same memory use
+"""Estimates the memory of a configuration in the background before it starts. Configurations with the same memory use
 share one estimate.
 
 A worker thread traces one configuration at a time. The thread traces the full batch first. If the full batch does not
 fit, the thread traces the smallest micro-batch, and then searches for the largest micro-batch that fits, by linear
 interpolation. Full batches have priority over micro-batches, because configurations that fit unsplit can start first.
 
-Two configurations that differ only in parameters that do not affect memory (a learning rate) share an estimate. These
-parameters are determined by tracing. If both ends of a float range request exactly the same memory as the first
-configuration, the range is ignored in the comparison. This test runs only once two configurations differ only in such
-ranges, because it has no benefit before. Integers and choices are always compared, unless the user names the parameters
-that affect memory.
+Two configurations share an estimate if they differ only in parameters that do not affect memory, such as a learning
+rate. These parameters are determined by tracing. If both ends of a float range request exactly the same memory as the
+first configuration, the range is ignored in the comparison. Earlier tests would have no benefit, so this test waits
+until two configurations differ only in such ranges. Integers and choices are always compared, unless the user lists
+the parameters that affect memory.
 
 Traces of micro-batches and range ends have a lower priority than running trials.
 
 If a trial runs out of memory although its estimate fits, all later estimates are increased by the missing amount, and
 estimates are no longer shared. Because of the increase, a batch may be split, or two trials may no longer share a GPU,
-but no trial is rejected. If a trial fits only without the increase, it runs with a GPU to itself.
+but no trial is rejected. A trial that fits only without the increase gets a GPU to itself.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ from legroom.tuning.trial.function import TrainFunction
 from legroom.units import format_size
 
 MAX_TRACES = 4
-"""Maximum number of traces in the search for the largest micro-batch on one GPU."""
+"""The maximum number of traces in the search for the largest micro-batch on one GPU."""
 NEAR = 0.75
-"""The search stops at a micro-batch of at least this fraction of the smallest one that does not fit."""
+"""The search stops at a micro-batch of at least this fraction of the smallest micro-batch that does not fit."""
 FULL_BATCH, MICRO_BATCHES, RANGE_ENDS = range(3)
-"""Priorities of traces: full batches, then micro-batches, then the ends of ranges."""
+"""The priorities of traces. Full batches come first, then micro-batches, then the ends of ranges."""
 OOM_MARGIN = 1.05
-"""A trial that ran out of memory used all of its memory and needed more, so its measured use is multiplied by this
-factor."""
+"""The factor by which the measured memory of a failed trial is multiplied. A trial that ran out of memory needed more
+than it used."""
 
 
 class OpenGate:
-    """Admits everything, because trials run on the host."""
+    """A gate that admits every configuration, because trials run on the host."""
 
     has_unseen_configs = False
 
@@ -58,15 +58,15 @@ class OpenGate:
         return answer
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
-        """Does nothing, because there are no estimates to correct."""
+        """Do nothing, because there are no estimates to correct."""
 
     def close(self) -> None:
-        """Does nothing, because no process was started."""
+        """Do nothing, because no process was started."""
 
 
 @dataclass(slots=True)
 class _TracedConfig:
-    """The traces of one configuration: a map from a micro-batch (None for the full batch) to results."""
+    """The traces of one configuration. Maps micro-batches (None for the full batch) to results."""
 
     config: Config
     traces: dict[int | None, dict[int, TraceResult]]
@@ -90,16 +90,16 @@ class MemoryGate:
         self._other_processes = other_processes or OtherProcessUsage(gpus)
         self._tracers = [Tracer(function, list(alike), ranks) for alike in _by_kind(gpus)]
         self._memory_parameters = set(space.names) if shape_parameters is None else set(shape_parameters)
-        """Parameters in which two configurations must agree to share an estimate."""
+        """The parameters that must be equal in two configurations that share an estimate."""
         self._to_probe = (
             {p.name for p in space.parameters if isinstance(p.domain, FloatRange)}
             if shape_parameters is None
             else set()
         )
-        """Float ranges that have not been tested for their influence on memory."""
+        """The float ranges that were not yet tested for their influence on memory."""
         self._known: list[_TracedConfig] = []
         self._correction = 0
-        """Bytes by which estimates have been too low. This is an absolute amount, because memory that is not traced (an
+        """The number of bytes by which estimates have been too low. This is an absolute amount, because memory that is not traced (an
         evaluation) does not grow with the estimate."""
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
@@ -169,7 +169,7 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def _answering(self, answer: "Future[Admission]") -> Iterator[None]:
-        """Return an error as the result of the request, so that no caller waits indefinitely."""
+        """Pass an error inside the block to the caller of the request, so that the caller does not wait indefinitely."""
         try:
             yield
         except CannotEstimate as trouble:
@@ -199,7 +199,7 @@ class MemoryGate:
         return known.traces[micro]
 
     def _matching(self, config: Config, names: set[str]) -> _TracedConfig | None:
-        """Return the traces of a configuration that agrees with this one in all parameters in `names`."""
+        """Return the traces of another configuration with the same values of all parameters in `names`."""
         for known in self._known:
             if known.config.keys() == config.keys() and all(
                 known.config[name] == config[name] for name in config if name in names
@@ -208,7 +208,7 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test whether memory depends on a parameter. Both ends of its range are traced, and their memory requests are
+        """Test if memory depends on a parameter. Both ends of its range are traced, and their memory requests are
         compared with the requests of the first configuration."""
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)
@@ -225,8 +225,8 @@ class MemoryGate:
     # ------------------------------------------------------------ admissions from traces
 
     def _fits(self, known: _TracedConfig, batch_size: int | None, correction: int) -> dict[int, Fit]:
-        """Return how the configuration runs on each GPU where it fits. `correction` is the number of bytes that are
-        added to the estimate."""
+        """Return the fit of the configuration for each GPU on which it fits. `correction` is the number of bytes that
+        are added to the estimate."""
         full = self._trace(known, None)
         fits: dict[int, Fit] = {}
         for gpu in self._gpus:
@@ -275,7 +275,7 @@ class MemoryGate:
         return not correction and self._available(gpu) >= gpu.available and traced.fits[0]
 
     def _available(self, gpu: TrialGpu) -> int:
-        """Return bytes for PyTorch, after subtracting the current use by other programs."""
+        """Return the number of bytes available to PyTorch, without the memory that other programs currently use."""
         return max(0, gpu.memory - self._other_processes.used(gpu) - gpu.context)
 
     def _fit(self, traced: TraceResult, gpu: TrialGpu, micro: int | None, correction: int) -> Fit:
@@ -328,7 +328,8 @@ class MemoryGate:
         )
 
     def _blocking_bytes(self, traced: TraceResult, gpu: TrialGpu) -> int:
-        """Return the memory that other programs use on a GPU, if the configuration would fit there without them; otherwise 0."""
+        """Return the memory that other programs use on a GPU, if the configuration would fit without these programs.
+        Otherwise, return 0."""
         would_fit = traced.safe <= gpu.memory - gpu.context
         return self._other_processes.used(gpu) if would_fit and not self._fits_on(traced, gpu, 0) else 0
 
@@ -342,7 +343,8 @@ class MemoryGate:
 
 
 def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
-    """Group GPUs that can share a trace: the same model, or virtual GPUs of the same capability."""
+    """Yield groups of GPUs that can share a trace. The GPUs of a group have the same model, or are virtual GPUs of
+    the same capability."""
     kinds: dict[tuple[bool, object], list[TrialGpu]] = {}
     for gpu in gpus:
         kind = gpu.spec.capability if gpu.virtual else gpu.spec.name
@@ -352,7 +354,7 @@ def _by_kind(gpus: Sequence[TrialGpu]) -> Iterator[list[TrialGpu]]:
 
 def _next_size(low: int, high: int, sizes: Sequence[int], tried: dict[int, int], room: float) -> int | None:
     """Return the next size to try, by linear interpolation between the nearest traced sizes. Return None if that size
-    is below all traced sizes and a size above the smallest one already fits."""
+    is smaller than all traced sizes and a larger size already fits."""
     small, large = sizes[low], sizes[high]
     slope = (tried[high] - tried[low]) / max(1, large - small)
     wanted = small + (room - tried[low]) / slope if slope > 0 else (small + large) / 2

@@ -1,7 +1,7 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
 Trials share the remaining memory. The driver reports memory per process, so the memory of trials can be distinguished
-from the memory of other programs. In a container that cannot see its own process IDs, they cannot be distinguished. In
+from the memory of other programs. In a container that cannot see its own process IDs, this distinction is not possible. In
 that case, other programs are assumed to use at least the memory that exceeds the reservations of trials, and at least
 the memory that they used when no trial was running.
 """
@@ -17,13 +17,13 @@ from legroom.tuning.memory.admission import TrialGpu
 from legroom.units import format_size
 
 MIN_REPORTED_PART = 50
-"""Changes below 1/50 of a GPU are not reported, because drivers and displays cause them."""
+"""Changes below 1/50 of a GPU are not reported, because drivers and displays cause such changes."""
 
 RETRY_FACTOR, SLOW_SECONDS = 10, 0.05
-"""If a query takes more than `SLOW_SECONDS` seconds, the next one waits `RETRY_FACTOR` times as long. Without NVML, a query starts a process that uses CUDA, and
-trials would wait for it at every report."""
+"""If a query takes more than `SLOW_SECONDS` seconds, the next query waits `RETRY_FACTOR` times as long. Without NVML,
+a query starts a process that uses CUDA, and trials would wait for the query at every report."""
 MAX_AGE = 2.0
-"""Seconds after which a query is too old to start a trial."""
+"""The maximum age in seconds of a query before a trial starts."""
 
 
 class OtherProcessUsage:
@@ -41,7 +41,7 @@ class OtherProcessUsage:
         self._here = [gpu for gpu in self._gpus if not gpu.machine]
         self._query, self._our_processes = query, our_processes or _descendants
         self._before = self._our_processes() if self._here else set()
-        """Processes that this program started before the study. They are not trials."""
+        """The processes that this program started before the study. These processes are not trials."""
         self._used = {gpu.index: gpu.used_by_others for gpu in self._gpus}
         self._used_without_trials = dict(self._used)
         """The bytes that other programs used on each GPU when no trial was running there."""
@@ -50,7 +50,7 @@ class OtherProcessUsage:
         self._last_query = self._not_before = -math.inf
 
     def used(self, gpu: TrialGpu) -> int:
-        """Return bytes of a GPU that other programs use, as of the last query."""
+        """Return the number of bytes of a GPU that other programs use, as of the last query."""
         return self._used.get(gpu.index, 0)
 
     def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:
@@ -75,8 +75,8 @@ class OtherProcessUsage:
                 )
 
     def messages(self) -> list[str]:
-        """Return one message for each GPU on which the use by other programs has changed considerably since the last
-        call."""
+        """Return one message for each GPU on which the memory use of other programs has changed considerably since
+        the last call."""
         messages = []
         for gpu in self._gpus:
             used = self.used(gpu)
@@ -100,7 +100,7 @@ class OtherProcessUsage:
         return max(visible.used - given, min(self._used_without_trials[visible.index], visible.used))
 
     def _used_by_trials(self, visible: VisibleGpu) -> int | None:
-        """Return bytes used by the study's trials, if the driver reports their processes."""
+        """Return the number of bytes used by the study's trials, if the driver reports their processes."""
         if isinstance(visible.processes, NotAvailable):
             return None
         pids = self._our_processes() - self._before

@@ -1,9 +1,9 @@
 """Assigns trials to GPUs. Several trials share a GPU if their safe bounds fit together.
 
-Every trial has its own process with a CUDA context, so each bound includes a context. Among the trials that fit now,
-the trial that comes first in the planned start order starts. Until runtimes are known, the largest trial starts. A
-trial starts on the GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that
-trial gets the next free GPU. A trial is placed on a GPU where its batch need not be split, if such a GPU is free.
+Every trial has its own process with a CUDA context, so each bound includes a context. The first trial in the planned
+start order that fits now is started. Until runtimes are known, the largest trial starts first. A trial starts on the
+GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that trial gets the next
+free GPU. If a GPU is free on which the batch need not be split, the trial is placed on that GPU.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from legroom.tuning.memory.runtime_model import RuntimeSamples
 from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best_order
 
 MAX_OVERTAKEN = 12
-"""The number of times, per slot, that other trials may start before a waiting one. Keeping a GPU empty for it costs
-more than the wait (see bench.tuning.packing)."""
+"""The number of times per slot that other trials may start before a waiting trial. A GPU that is kept empty for the
+waiting trial costs more time than the wait (see bench.tuning.packing)."""
 
 MARGIN = 50
-"""A trial gets 1/50 of a real GPU in addition to its bound, if that is free."""
+"""A trial gets 1/50 of a real GPU in addition to its bound, if this memory is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class TrialPlacement:
     number: int
     gpus: tuple[TrialGpu, ...] = ()
     fits: tuple[Fit, ...] = ()
-    """How it runs on each of them; empty on the host."""
+    """The fit of the trial on each GPU. The tuple is empty on the host."""
     is_alone: bool = False
-    """True if no other trial shares its GPUs."""
+    """True if no other trial shares the GPUs."""
 
     @property
     def fit(self) -> Fit | None:
-        """Describes how rank 0 runs."""
+        """The fit of rank 0."""
         return self.fits[0] if self.fits else None
 
 
@@ -45,7 +45,7 @@ class _GpuOption(NamedTuple):
 
     is_split: bool
     left: int
-    """Bytes that stay free."""
+    """The number of bytes that stay free."""
     number: int
     gpu: TrialGpu
     fit: Fit
@@ -68,9 +68,9 @@ class Packer:
     slots: int
     ranks: int = 1
     used_by_others: Callable[[TrialGpu], int] = _none_used
-    """Returns the bytes of a GPU that other programs use."""
+    """A function that returns the number of bytes of a GPU that other programs use."""
     _allocated: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Maps each trial to (GPU index, bytes) of each rank."""
+    """Maps each trial to the GPU index and the bytes of each rank."""
     _times_overtaken: dict[int, int] = field(default_factory=dict)
 
     def place(
@@ -104,12 +104,12 @@ class Packer:
         self._allocated.pop(number, None)
 
     def free(self, gpu: TrialGpu) -> int:
-        """Return bytes that are neither reserved for a trial nor used by another program."""
+        """Return the number of bytes that are neither reserved for a trial nor used by another program."""
         return self._capacity(gpu) - self.reserved.get(gpu.index, 0)
 
     @property
     def reserved(self) -> dict[int, int]:
-        """Bytes reserved for running trials, by GPU index."""
+        """The number of bytes reserved for running trials, by GPU index."""
         sums: dict[int, int] = {}
         for allocations in self._allocated.values():
             for index, size in allocations:
@@ -166,7 +166,7 @@ class Packer:
         return fit.safe if exclusive is None else self._capacity(gpu)
 
     def _exclusive_size(self, number: int, admission: Admission, alone: Mapping[int, int]) -> int | None:
-        """Return the minimum size of the GPU that a trial has to itself, or None if the trial may share a GPU."""
+        """Return the minimum size of an exclusive GPU for the trial, or None if the trial may share a GPU."""
         if number in alone:
             return alone[number]
         return 0 if admission.verdict is AdmissionVerdict.UNKNOWN or self._ranks_need_whole_gpus else None
@@ -222,5 +222,6 @@ class Packer:
 
 
 def _margin(gpu: TrialGpu) -> int:
-    """Return bytes in addition to the bound, because a kernel on a real GPU may allocate memory that no rule models."""
+    """Return the number of bytes that are reserved in addition to the bound. A kernel on a real GPU may allocate
+    memory that no rule models."""
     return 0 if gpu.virtual else gpu.memory // MARGIN

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 SAMPLES = 16
 MIN_TRIALS = 4
-"""Minimum number of trials before parameters are used."""
+"""The minimum number of trials for a prediction from parameters."""
 MIN_EXPLAINED = 0.2
-"""Minimum fraction of the variance that parameters must explain, by leave-one-out cross-validation."""
+"""The minimum fraction of the variance that parameters must explain, by leave-one-out cross-validation."""
 RIDGE = 0.1
-"""Ridge penalty on the weights, relative to one trial."""
+"""The ridge penalty on the weights, relative to one trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class RuntimeSamples:
 
 @dataclass(slots=True)
 class _Observation:
-    """The observed progress of a trial."""
+    """The measured progress of a trial."""
 
     features: list[float]
     started: float
     last: float
-    """Time of its last report, or of its end."""
+    """The time of the last report, or of the end of the trial."""
     from_start: bool
-    """True if it started from scratch; otherwise its runtime does not represent other trials."""
+    """True if the trial started from scratch. Otherwise, its runtime does not represent other trials."""
     reports: int = 0
     is_over: bool = False
 
@@ -87,7 +87,7 @@ class RuntimeModel:
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """Predict runtimes. `waiting` contains the configuration and the bytes of each trial that could start. Returns
+        """Predict runtimes. `waiting` contains the configuration and the bytes of each trial that could start. Return
         None until a trial has reported."""
         reported = [
             observation
@@ -122,8 +122,8 @@ class RuntimeModel:
         return RuntimeSamples(runtimes, left)
 
     def _features(self, config: Config, size: int) -> list[float]:
-        """Return the features: a constant, log2 of the memory, the position in each range (centered at 0), and one
-        entry per option of a choice. The entries of inactive parameters are zeros."""
+        """Return the features of a configuration. These are a constant, log2 of the memory, the position in each
+        range (centered at 0), and one entry per option of a choice. The entries of inactive parameters are zeros."""
         features = [1.0, math.log2(size) if size else 0.0]
         for parameter in self._space.parameters:
             domain, is_set = parameter.domain, parameter.name in config
@@ -143,9 +143,9 @@ class _LogLinearModel:
     means: "numpy.ndarray"
     lowest: float
     highest: float
-    """Range of the observed logarithms: predictions are clipped to it."""
+    """The range of the observed logarithms. Predictions are clipped to this range."""
     residuals: list[float]
-    """Leave-one-out residuals of the logarithms."""
+    """The leave-one-out residuals of the logarithms."""
 
     @classmethod
     def of(cls, features: list[list[float]], values: list[float]) -> Self:
@@ -170,7 +170,7 @@ class _LogLinearModel:
         return cls(weights, means, float(logs.min()), float(logs.max()), residuals.tolist())
 
     def samples(self, features: Sequence[float]) -> list[float]:
-        """Equally likely values."""
+        """Return equally likely predicted values."""
         predicted = float(self.weights @ (features - self.means))
         middle = min(max(predicted, self.lowest), self.highest)
         return [math.exp(middle + residual) for residual in self.residuals]

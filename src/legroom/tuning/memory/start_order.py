@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WEIGHTS = (0.0, 0.5, 1.0, 2.0)
-"""Weights of the runtime against the size of a trial. A large trial fits only while much memory is free, and a long one
-must not start last."""
+"""Weights of the runtime relative to the size of a trial. A large trial fits only while much memory is free, and a
+long trial must not start last."""
 MAX_SIMULATIONS = 16 * 32 * 32
-"""Limit on samples times the square of the number of trials, about 10 ms of simulation."""
+"""The maximum number of samples times the square of the number of trials. This limit corresponds to about 10 ms of
+simulation."""
 MAX_PLANNED = 128
-"""Maximum number of planned trials. With more than that, so many run in parallel that planning gains little."""
+"""The maximum number of planned trials. If more trials can run in parallel, planning saves little time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class Demand:
     """The requirements of a waiting trial."""
 
     sizes: Sequence[int | None]
-    """Bytes on each GPU. None means that it cannot run there."""
+    """The number of bytes that the trial needs on each GPU, or None for a GPU on which it cannot run."""
     runtimes: Sequence[float]
-    """Seconds, one per sample."""
+    """The runtime in seconds for each sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +35,21 @@ class Allocation:
     """The memory of a running trial, and its remaining runtime."""
 
     sizes: Sequence[tuple[int, int]]
-    """GPU index and bytes of each rank."""
+    """The GPU index and the bytes of each rank."""
     runtimes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Free memory and running trials."""
+    """The free memory and the running trials."""
 
     free: Sequence[int]
-    """Bytes of each GPU."""
+    """The number of free bytes on each GPU."""
     running: Sequence[Allocation]
     slots: int
     """The maximum number of trials that run at the same time."""
     ranks: int = 1
-    """GPUs per trial."""
+    """The number of GPUs per trial."""
 
 
 def best_order(waiting: Mapping[int, Demand], capacity: Capacity) -> list[int]:
@@ -75,7 +76,7 @@ def makespan(
     capacity: Capacity,
     sample: int,
 ) -> float:
-    """Return the number of seconds until all trials have ended, if each trial starts as soon as it fits, in the given order.
+    """Return the number of seconds until all trials have ended. Trials start in the given order, as soon as they fit.
     `min_sizes` contains the smallest size of each trial over the GPUs."""
     free, left, clock = list(capacity.free), list(order), 0.0
     ends = [(allocation.runtimes[sample], allocation.sizes) for allocation in capacity.running]
@@ -120,7 +121,7 @@ def _tightest(demand: Demand, free: Sequence[int], ranks: int) -> list[tuple[int
 
 
 def _orders(waiting: Mapping[int, Demand], min_sizes: Mapping[int, int]) -> list[list[int]]:
-    """Candidate orders: by size, by runtime, by weighted sums and by the product."""
+    """Return candidate orders: by size, by runtime, by weighted sums of both, and by their product."""
     largest = max(min_sizes.values()) or 1
     runtimes = {number: statistics.fmean(demand.runtimes) for number, demand in waiting.items()}
     longest = max(runtimes.values())

@@ -17,7 +17,8 @@ from legroom.tuning.trial.function import TrainFunction
 OUTPUT = "output.txt"
 """The file with the output of the tracing process. Its last line is reported if the process dies."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
-"""Seconds for one trace, and for one with low priority. If it takes longer, the trial runs without an estimate."""
+"""The maximum time in seconds for a trace, and for a trace with low priority. After this time, the trial runs without
+an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,20 +28,21 @@ class TraceResult:
     reserved: int
     safe: int
     fits: tuple[bool, ...]
-    """For each GPU: whether it fits there for certain, by replaying the allocator with its capacity."""
+    """One flag for each GPU. A flag is True if a replay of the allocator with the capacity of that GPU succeeds in
+    all cases."""
     batch_size: int | None
-    """Samples of the largest batch that was passed to a guard."""
+    """The size of the largest batch that was passed to a guard."""
     min_micro_batch: int
-    """Minimum number of samples per micro-batch."""
+    """The minimum number of samples per micro-batch."""
     can_split: bool
     """True if the function can run in micro-batches."""
     request_hash: str
-    """Hash of the memory requests: equal if two configurations request the same memory in the same order."""
+    """A hash of the memory requests. Two configurations that request the same memory in the same order have the same hash."""
     seconds: float
 
 
 class CannotEstimate(Exception):  # noqa: N818
-    """The function could not be traced. The message states the reason."""
+    """Raised if the function could not be traced. The message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +51,12 @@ class TracerSetup:
 
     function: TrainFunction
     capacities: list[int]
-    """Bytes for PyTorch on each GPU."""
+    """The number of bytes for PyTorch on each GPU."""
     gpu: GpuSpec
     virtual: bool
     ranks: int
     folder: str
-    """Scratch folder for its output and for everything that the function writes."""
+    """The scratch folder for the output of the process and for all files that the function writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class TraceRequest:
 
     @property
     def timeout(self) -> float:
-        """Seconds until the trace is aborted."""
+        """The time in seconds after which the trace is aborted."""
         return TIMEOUT if self.urgent else BACKGROUND_TIMEOUT
 
 
@@ -93,8 +95,8 @@ class Tracer:
         self._is_killed = False
 
     def trace(self, config: Config, micro_batch: int | None, *, urgent: bool) -> TraceResult:
-        """Trace two steps of a configuration. Raises `CannotEstimate`. Unless `urgent` is set, running trials have
-        priority."""
+        """Trace two steps of a configuration. Raises `CannotEstimate` if the trace fails. Unless `urgent` is set,
+        running trials have priority."""
         pipe, request = self._started_process().pipe, TraceRequest(config, micro_batch, urgent)
         reply: dict[str, Any] = {}
         try:

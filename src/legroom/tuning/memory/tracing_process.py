@@ -40,11 +40,14 @@ from legroom.tuning.trial.process import call, print_to
 from legroom.tuning.trial.trial import ReportMessage, Trial
 
 STEPS = 2
-"""Optimizer steps to trace: the first one creates the optimizer's state, the second one is like all later ones."""
+"""The number of optimizer steps to trace. The first step creates the optimizer's state, and the second step
+represents all later steps."""
 NICENESS = 10
-"""Added niceness of traces that are not urgent: about a tenth of a core next to busy trials, a full core if one is free."""
+"""The niceness of traces that are not urgent. Such a trace gets about a tenth of a core while trials are busy, and a
+full core if one is free."""
 TRACED_MICRO_BATCHES = 2
-"""Micro-batches to trace: the second one accumulates into the gradients of the first, and later ones are like it."""
+"""The number of micro-batches to trace. The second micro-batch adds to the gradients of the first and represents all
+later micro-batches."""
 
 
 def run_tracing_process(setup: TracerSetup, pipe: Connection) -> NoReturn:
@@ -108,7 +111,8 @@ class _TracingServer:
         return {}
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
-        """Return the GPU that is visible to the function: a model of a real GPU with its kernels, or a virtual GPU."""
+        """Return the GPU that is visible to the function. This is a model of a real GPU with its kernels, or a
+        virtual GPU."""
         if not self._setup.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))
         device = VirtualGPU(
@@ -119,8 +123,8 @@ class _TracingServer:
         return device
 
     def _warm_up(self, device: VirtualGPU) -> None:
-        """Run one step now, so that modules that torch imports at the first step (about a second) are not imported in
-        every fork."""
+        """Run one step before forking. At the first step, torch imports modules, which takes about a second and would
+        be repeated in every fork."""
         model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2)).to(
             "cuda"
         )
@@ -226,7 +230,7 @@ class _TracedTrial(Trial):
         return guard
 
     def _save_checkpoint(self, checkpoint: Any) -> str | None:
-        """Does nothing, because fake tensors have no data to save."""
+        """Do nothing, because fake tensors have no data to save."""
         return None
 
 

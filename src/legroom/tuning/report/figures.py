@@ -1,4 +1,4 @@
-"""A study as plain data: everything that the report and the exports show.
+"""A study as plain data, with all values that the report and the exports show.
 
 The data is computed once from the records, so the report needs no engine, no storage and no torch.
 """
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from legroom.tuning.study import Study
 
 Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
-"""How a trial ended, as drawn in the charts: finished, finished in micro-batches, stopped early, rejected because it cannot fit, failed
-with an error, out of memory, not finished."""
+"""The final state of a trial as drawn in the charts: finished, finished in micro-batches, stopped early, rejected
+because it cannot fit, failed with an error, out of memory, or not finished."""
 MAX_CURVE_POINTS = 200
-"""Maximum number of points of a learning curve; a screen shows no more."""
+"""The maximum number of points of a learning curve. More points would not be visible on a screen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,19 @@ class TrialFigures:
     config: Mapping[str, Any]
     outcome: Outcome
     state: str
-    """The state as text: `finished`, `stopped early`, ..."""
+    """The state as text, for example `finished` or `stopped early`."""
     reason: str = ""
-    """The reason why it ended, or empty if it finished."""
+    """The reason why the trial ended, or "" if it finished."""
     value: float | None = None
-    """The trial's best value of the metric, or None if it reported none."""
+    """The trial's best value of the metric, or None if the trial reported no value."""
     curve: Sequence[tuple[int, float]] = ()
-    """(step, metric) in order, finite values only."""
+    """The reported steps and metric values in order. Only finite values are included."""
     predicted: int | None = None
     """The predicted upper bound, in bytes."""
     peak: int | None = None
     batch: int | None = None
     micro_batch: int | None = None
-    """Samples per micro-batch, if the batch was split."""
+    """The number of samples per micro-batch, if the batch was split."""
     device: str = ""
     seconds: float | None = None
 
@@ -63,7 +63,7 @@ class ParameterFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFigures:
-    """The whole study."""
+    """All data of one study."""
 
     title: str
     metric: str
@@ -118,7 +118,7 @@ def importance_of(parameters: Sequence[ParameterFigures], trials: Sequence[Trial
 
 
 def thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Drop values that are not finite, and keep at most MAX_CURVE_POINTS points, including the first and the last."""
+    """Return a curve without non-finite values and with at most MAX_CURVE_POINTS points, including the first and the last."""
     finite = [(step, float(value)) for step, value in curve if math.isfinite(value)]
     if len(finite) <= MAX_CURVE_POINTS:
         return finite

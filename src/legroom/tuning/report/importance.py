@@ -1,4 +1,5 @@
-"""Parameter importance: the fraction of the variation in the metric's rank that each parameter explains on its own.
+"""Computes parameter importance, which is the fraction of the variation in the metric's rank that each parameter
+explains on its own.
 
 Trials are grouped by the value of the parameter. Numbers are grouped into ranges with the same number of trials. The
 variation between the groups is divided by the total variation, which gives the correlation ratio. Ranks are used
@@ -13,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MIN_TRIALS = 6
-"""The minimum number of trials. With fewer, the groups are too small."""
+"""The minimum number of trials. With fewer trials, the groups are too small."""
 
 
 def importance(
     configs: Sequence[Mapping[str, Any]], values: Sequence[float], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the importance (0 to 1) of each parameter that has at least two values, largest first; {} for too few trials."""
+    """Return the importance (0 to 1) of each parameter that has at least two values, largest first. The result is
+    empty for too few trials."""
     if len(values) < MIN_TRIALS:
         return {}
     ranks = _ranks(values)
@@ -44,7 +46,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _groups(values: Sequence[Any]) -> list[int]:
-    """Return the group of each trial. Trials are grouped by value if there are few values; otherwise numbers form
+    """Return the group of each trial. Trials are grouped by value if there are few values. Otherwise, numbers form
     groups of equal size."""
     most = max(2, min(5, len(values) // 4))
     numbers = [value for value in values if _is_number(value)]

@@ -1,10 +1,10 @@
-"""Population-based training: poor trials copy the weights of good trials, with a perturbed configuration.
+"""Population-based training. Poor trials copy the weights of good trials, with a perturbed configuration.
 
 Every `interval` steps, a trial is compared with the latest reports of the other trials. If the trial is in the worst
 quarter, it continues from the checkpoint of a trial in the best quarter, with the configuration of that trial. Each
 float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they may
-determine the shapes of the weights. If not all trials can run at the same time, a trial that is ahead pauses, so that
-waiting trials can run.
+determine the shapes of the weights. If not all trials can run at the same time, a trial that is ahead of the others
+pauses so that waiting trials can run.
 """
 
 import math
@@ -21,7 +21,7 @@ QUANTILE = 0.25
 RESAMPLE_PROBABILITY = 0.25
 """The probability that a parameter is sampled again instead of perturbed."""
 PERTURBATION = 0.1
-"""Size of a perturbation, as a fraction of the range."""
+"""The size of a perturbation, as a fraction of the range."""
 
 
 class PopulationBasedTraining:

@@ -13,9 +13,10 @@ class Action(StrEnum):
     CONTINUE = "continue"
     STOP = "stop"
     PAUSE = "pause"
-    """End the process; continue from the checkpoint when a GPU is free."""
+    """End the process, and continue from the checkpoint when a GPU is free."""
     EXPLOIT = "exploit"
-    """End the process; continue from another trial's checkpoint with a changed configuration (the "exploit" of population-based training)."""
+    """End the process, and continue from another trial's checkpoint with a changed configuration (the "exploit" step
+    of population-based training)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +30,22 @@ class Decision:
     config: Config | None = None
     """The new configuration."""
     is_done: bool = False
-    """True if the trial is complete, as opposed to stopped early."""
+    """True if the trial is complete. False if it was stopped early."""
 
 
 CONTINUE = Decision()
 
 
 class Scheduler(Protocol):
-    """Decides after each report whether a trial continues.
+    """Decides after each report if a trial continues.
 
-    Like a searcher, a scheduler stores nothing. Given the same reports in the same order, it makes the same decisions.
+    Like a searcher, a scheduler stores nothing on disk. The same reports in the same order lead to the same decisions.
     A resumed study therefore restores the scheduler by repeating the reports.
     """
 
     def reported(self, number: int, config: Config, step: int, value: float) -> Decision:
-        """Handle the report of trial `number`, with `value` at `step`. The value is not negated for `mode="max"`."""
+        """Handle the report of trial `number` and return the decision. `value` is the metric at `step`, which is not
+        negated for `mode="max"`."""
 
     def ended(self, number: int) -> None:
         """Record that trial `number` will not report any more."""

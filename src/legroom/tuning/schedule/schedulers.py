@@ -1,4 +1,4 @@
-"""Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
+"""Schedulers that stop poor trials early. They implement successive halving (ASHA) and median stopping.
 
 Optuna's pruners and Ray's schedulers have the same rules, but each is tied to its own trial objects and storage. The
 schedulers in this module are pure functions of the reports, so every engine can use them, and a resumed study can
@@ -18,8 +18,8 @@ from legroom.tuning.trial.records import Mode
 
 
 class Asha:
-    """Asynchronous successive halving: at steps `grace_period`, `grace_period * reduction_factor`, ... only the best
-    1/`reduction_factor` of the trials continue.
+    """Asynchronous successive halving. At the steps `grace_period`, `grace_period * reduction_factor`, ..., only the
+    best 1/`reduction_factor` of the trials continue.
 
     A trial is complete after `max_steps` steps.
     """
@@ -55,10 +55,10 @@ class Asha:
         return Decision(Action.STOP, f"ASHA at step {rung}: rank {rank} of {len(others)}; {which}")
 
     def ended(self, number: int) -> None:
-        """Does nothing. The scores stay stored for the comparison with later trials."""
+        """Do nothing. The scores stay stored for the comparison with later trials."""
 
     def _rung_at(self, step: int) -> int | None:
-        """Return the highest rung at or below `step`."""
+        """Return the highest decision step that is not above `step`."""
         rung, found = float(self.grace_period), None
         while round(rung) <= step:
             found = round(rung)
@@ -91,7 +91,7 @@ class MedianStopping:
         return Decision(Action.STOP, f"Worse than the median of {len(means)} other trials at step {step}")
 
     def ended(self, number: int) -> None:
-        """Does nothing. The values stay stored for the comparison with later trials."""
+        """Do nothing. The values stay stored for the comparison with later trials."""
 
 
 SCHEDULERS = ("asha", "median", "pbt")
@@ -105,7 +105,7 @@ class SchedulerOptions:
     reduction_factor: float = 2
     max_steps: int | None = None
     interval: int = 1
-    """Steps between two decisions of population-based training."""
+    """The number of steps between two decisions of population-based training."""
 
 
 def make_scheduler(

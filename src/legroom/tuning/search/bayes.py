@@ -1,17 +1,18 @@
 """Bayesian optimization with a Gaussian process (the bayesian-optimization package), with the settings of Ray Tune's `BayesOptSearch`.
 
-With the same seed, this searcher proposes the same configurations as Ray, as long as everything fits and no other trial
-runs at the time of the proposal.
+With the same seed, this searcher proposes the same configurations as Ray, as long as all configurations fit and no
+other trial runs at the time of the proposal.
 
 The searcher supports only numeric parameters. Linear float ranges are used unchanged. Every other range is mapped to
 the interval from 0 to 1. (Ray treats logarithmic ranges as linear and rejects integer ranges.) Running trials are
 assumed to have an average result.
 
-Without this assumption, their configurations would be proposed again. Ray's searcher stops proposing once one of its
-ten random trials fails. This searcher also learns from configurations that can never fit. After the random points, it
-proposes the point with the best score among the points that probably fit (see `expected_improvement`). The random
-points are the same as Ray's, but start in a different order: unsplit before split and small before large, because
-unsplit and small trials finish first. Once a few results are known, the most promising point starts first.
+Without this assumption, the configurations of running trials would be proposed again. Ray's searcher stops proposing
+once one of its ten random trials fails. This searcher also learns from configurations that can never fit. After the
+random points, it proposes the point with the best score among the points that probably fit (see
+`expected_improvement`). The random points are the same as Ray's, but start in a different order. Unsplit trials start
+before split trials and small trials before large trials, because unsplit and small trials finish first. Once a few
+results are known, the most promising point starts first.
 """
 
 import statistics
@@ -30,14 +31,15 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
-"""Random points before the model is used, and the acquisition function: Ray Tune's settings."""
+"""The number of random points before the model is used, and the acquisition function. Both are Ray Tune's settings."""
 
 MIN_RESULTS = 4
-"""Minimum number of results before they determine the next proposal."""
+"""The minimum number of results before they determine the next proposal."""
 GLOBAL_CANDIDATES, LOCAL_CANDIDATES, BEST_TRIALS = 2000, 300, 3
-"""Candidates drawn from the whole space, candidates around each of the best trials, and the number of these trials."""
+"""The number of candidates from the whole space, the number of candidates around each of the best trials, and the
+number of best trials."""
 LOCAL_SPREAD = 0.1
-"""Standard deviation of the candidates around a trial, as a fraction of the range."""
+"""The standard deviation of the candidates around a trial, as a fraction of the range."""
 
 Range = FloatRange | IntRange | PowerRange
 Point = dict[str, float]
@@ -56,12 +58,12 @@ class BayesSearcher:
         self._ranges = _ranges(space)
         self._bounds = {name: _bounds(domain) for name, domain in self._ranges.items()}
         self._first = BayesianOptimization(f=None, pbounds=self._bounds, random_state=seed, verbose=0)
-        """An optimizer without results: it samples at random."""
+        """An optimizer without results, which samples at random."""
         self._seed, self._rng = seed, numpy.random.RandomState(seed)
         self._proposed = 0
         self._results: list[tuple[Point, Result]] = []
         self._running: dict[int, Point] = {}
-        """Points that were proposed and have not ended."""
+        """The points that were proposed and whose trials have not ended."""
 
     def propose(self, number: int) -> Config | None:
         self._proposed += 1
@@ -75,9 +77,9 @@ class BayesSearcher:
         return self._config(self._running[number])
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
-        """Order unsplit trials before split trials. Within these groups, order small trials before large ones, or by
-        score once a configuration did not fit and a few results are known. Without GPUs, trials are ordered by their
-        numbers."""
+        """Return unsplit trials before split trials. Within these groups, small trials come before large trials. If a
+        configuration did not fit and a few results are known, the score determines the order. Without GPUs, trials
+        are ordered by their numbers."""
         is_split = {
             number: admission.verdict is AdmissionVerdict.SPLIT for number, admission in waiting.items()
         }
@@ -137,8 +139,8 @@ class BayesSearcher:
         )
 
     def _candidates(self, best: Points) -> Points:
-        """Candidates from the whole space and around the best points, in the unit cube. The candidates are rounded to
-        values that exist."""
+        """Return candidates from the whole space and around the best points, in the unit cube. The candidates are
+        rounded to possible values."""
         axes = len(self._ranges)
         near = [point + LOCAL_SPREAD * self._rng.normal(size=(LOCAL_CANDIDATES, axes)) for point in best]
         points: Points = numpy.vstack([self._rng.uniform(size=(GLOBAL_CANDIDATES, axes)), *near]).clip(
@@ -149,13 +151,13 @@ class BayesSearcher:
         return points
 
     def _points(self, points: list[Point]) -> Points:
-        """Points in the unit cube."""
+        """Return the points mapped to the unit cube."""
         configs = [self._config(point) for point in points]
         rows = [[domain.to_unit(config[name]) for name, domain in self._ranges.items()] for config in configs]
         return numpy.array(rows).reshape(len(points), len(self._ranges))
 
     def _fitted(self) -> BayesianOptimization:
-        """Return an optimizer with all results. Penalties depend on all results that are known now."""
+        """Return an optimizer with all results. Penalties depend on all known results."""
         optimizer = BayesianOptimization(
             f=None, pbounds=self._bounds, random_state=self._rng, verbose=0, allow_duplicate_points=True
         )
@@ -195,5 +197,5 @@ def _value(domain: Range, point: float) -> float:
 
 
 def _coordinate(domain: Range, value: float) -> float:
-    """Return the inverse of `_value`."""
+    """Convert a value to a coordinate. This is the inverse of `_value`."""
     return value if _is_linear(domain) else domain.to_unit(value)

@@ -6,11 +6,11 @@ whether a point fits (1) or not (-1). The score is the expected improvement on t
 the point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but slow configurations
 with a high expected improvement are still tried.
 
-Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial then
-shows which region to avoid, without hiding the differences between good trials. Every dimension has its own length
-scale, because the loss often depends on one of many parameters. A few results do not determine the length scales, so
-the prediction is an average over many samples of length scales, weighted by their likelihood. Running trials are
-assumed to end with their predicted loss, so that no configuration is proposed twice.
+Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial
+therefore marks a region to avoid, without hiding the differences between good trials. Every dimension has its own
+length scale, because the loss often depends on one of many parameters. A few results do not determine the length
+scales, so the prediction is an average over many samples of length scales, weighted by their likelihood. Running
+trials are assumed to end with their predicted loss, so that no configuration is proposed twice.
 
 Legroom implements its own Gaussian process. The Gaussian processes of scikit-learn and BoTorch fit a single set of
 length scales, which overfits if only four results are known. BoTorch is also a large dependency.
@@ -25,39 +25,39 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 Points = NDArray[numpy.float64]
-"""One row per point."""
+"""A matrix with one row per point."""
 Numbers = NDArray[numpy.float64]
 
 NEAR, FAR = 0.1, 10.0
-"""Limits relative to the distance between best and median loss. Differences below NEAR have little effect, and
-differences beyond FAR have none."""
+"""Limits for the transformation of losses, relative to the distance between best and median loss. Differences below
+NEAR have little effect, and differences beyond FAR have no effect."""
 DRAWN, KEPT = 96, 16
-"""The number of sampled length scales, and the number of the most likely ones that are used."""
+"""The number of sampled length scales, and the number of the most likely samples that are used."""
 LENGTH_MEDIAN, LENGTH_SPREAD = 0.7, 0.9
-"""Prior of the length scales, as fractions of a range: the median, and the standard deviation of the logarithm."""
+"""The prior of the length scales: the median as a fraction of a range, and the standard deviation of the logarithm."""
 MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
-"""Range of the noise variance of transformed losses: the same configuration does not end twice with the same loss."""
+"""The range of the noise variance of transformed losses. Two runs of the same configuration do not end with the same loss."""
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
 """The length scale and noise of the model that predicts whether a point fits. The noise allows for a sharp edge."""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""Points that fit with less than this probability get almost no weight, because the improvement is overestimated beyond
-the edge."""
+"""Points that fit with less than this probability are multiplied by this factor, because their improvement is
+overestimated."""
 RUNTIME_EXPONENT = 0.5
-"""Exponent of the runtime in the score."""
+"""The exponent of the runtime in the score."""
 MIN_TRIALS, RIDGE = 4, 0.1
-"""Minimum number of runtimes for a prediction from parameters, and the ridge penalty on its weights."""
+"""The minimum number of runtimes for a prediction from parameters, and the ridge penalty on its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Results of completed trials."""
+    """The results of completed trials."""
 
     ran: Points
     losses: Sequence[float]
     seconds: Sequence[float]
-    """Runtime of each."""
+    """The runtime of each completed trial."""
     too_large: Points
-    """Points that can never fit."""
+    """The points that can never fit."""
 
 
 def score(
@@ -68,8 +68,8 @@ def score(
     *,
     all_fit: bool = False,
 ) -> Numbers:
-    """Return the score of each candidate; higher is better. `running` are the points of running trials. `all_fit` means that
-    all candidates are known to fit."""
+    """Return the score of each candidate. A higher score is better. `running` are the points of running trials.
+    `all_fit` means that all candidates are known to fit."""
     probability = numpy.ones(len(candidates)) if all_fit else _fit_probability(candidates, observed)
     if not observed.losses:
         return probability
@@ -106,7 +106,8 @@ def _fit_probability(candidates: Points, observed: Observations) -> Numbers:
 
 
 def _seconds(candidates: Points, observed: Observations) -> Numbers:
-    """Return the predicted runtime of each candidate: log-linear in the parameters, clipped to the observed range."""
+    """Return the predicted runtime of each candidate. The prediction is log-linear in the parameters and clipped to
+    the observed range."""
     logs = numpy.log(numpy.maximum(observed.seconds, 1e-3))
     if len(logs) < MIN_TRIALS:
         return numpy.full(len(candidates), math.exp(logs.mean()))
@@ -201,7 +202,7 @@ class _GaussianProcesses:
 
 
 def _kernel(ones: Points, others: Points, length_scales: Numbers) -> Numbers:
-    """Matérn 5/2 kernel, one matrix per sample of the length scales."""
+    """Return the Matérn 5/2 kernel, with one matrix per sample of the length scales."""
     one, other = ones[None] / length_scales[:, None], others[None] / length_scales[:, None]
     squares = (one**2).sum(axis=-1)[:, :, None] + (other**2).sum(axis=-1)[:, None, :]
     distance = numpy.sqrt(5 * numpy.maximum(squares - 2 * one @ other.transpose(0, 2, 1), 0))

@@ -1,5 +1,5 @@
-"""HyperOpt's tree-structured Parzen estimator, used like Ray Tune's `HyperOptSearch`. The same seed gives the same
-proposals.
+"""A searcher with HyperOpt's tree-structured Parzen estimator, used as in Ray Tune's `HyperOptSearch`. The same seed
+gives the same proposals.
 
 HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty. The penalty is a loss that is
 higher than all others and increases with the size of the configuration.
@@ -110,7 +110,7 @@ def _value(domain: AnyDomain, sampled: Any) -> Any:
 
 
 def _sampled(domain: AnyDomain, value: Any) -> Any:
-    """Return the inverse of `_value`."""
+    """Convert a value of the domain to HyperOpt's sample. This is the inverse of `_value`."""
     if isinstance(domain, Categorical):
         return domain.options.index(value)
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

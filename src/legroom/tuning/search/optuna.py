@@ -1,5 +1,5 @@
-"""Optuna's tree-structured Parzen estimator, used like Ray Tune's `OptunaSearch`. The same seed gives the same
-proposals.
+"""A searcher with Optuna's tree-structured Parzen estimator, used as in Ray Tune's `OptunaSearch`. The same seed
+gives the same proposals.
 
 A configuration that can never fit violates a constraint. Such a configuration ranks below all completed trials, and
 larger configurations rank lower, so the estimator avoids that region of the space.
@@ -20,7 +20,7 @@ _SHORTAGE = "shortage"
 
 
 class OptunaSearcher:
-    """TPE with an in-memory study. The first ten trials are random."""
+    """A TPE searcher with an in-memory Optuna study. The first ten trials are random."""
 
     startup_trials: int | None = 10
 
@@ -55,8 +55,8 @@ class OptunaSearcher:
             self._study.tell(trial, result.value)
 
     def _trial_of(self, number: int, config: Config) -> optuna.Trial:
-        """Return the trial that was proposed. If population-based training changed its configuration, another trial
-        replaces it."""
+        """Return the Optuna trial for a proposal. If population-based training changed the configuration, a new
+        Optuna trial replaces the old one."""
         known = [parameter for parameter in self._space.parameters if parameter.name in config]
         params = {p.name: _internal_value(p.domain, config[p.name]) for p in known}
         trial = self._asked.pop(number)

@@ -10,31 +10,32 @@ from legroom.tuning.space.space import Config
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a trial for the searcher: a value, a `shortage`, or neither if the trial failed."""
+    """The result of a trial for the searcher. A result has a value or a `shortage`, or neither if the trial failed."""
 
     value: float | None = None
     """The metric as reported, regardless of `mode`."""
     shortage: float | None = None
-    """For a configuration that can never fit: the missing memory as a fraction of the largest GPU, above 0."""
+    """The missing memory of a configuration that can never fit, as a fraction of the largest GPU. This value is above 0."""
     is_partial: bool = False
     """True if the scheduler stopped the trial early."""
     step: int = 0
     best: float | None = None
     """The best reported value, by which trials are ranked."""
     seconds: float | None = None
-    """Runtime, if the trial was started only once."""
+    """The runtime in seconds, if the trial was started only once."""
 
 
 class Searcher(Protocol):
     """Proposes configurations.
 
-    A searcher receives the result of every trial, and proposes trials in the order of their numbers. A searcher stores
-    nothing. A resumed study creates a new searcher and repeats all calls in the same order. After that, the searcher
-    must continue in the same way.
+    A searcher receives the result of every trial, and proposes trials in the order of their numbers. A searcher
+    stores nothing on disk. A resumed study creates a new searcher and repeats all calls in the same order. The
+    searcher must then continue in the same way as before.
     """
 
     startup_trials: int | None
-    """Number of first proposals that do not depend on results, so they can be requested early, or None if no proposal does."""
+    """The number of first proposals that do not depend on results, or None if no proposal depends on results. Such
+    proposals can be requested early."""
 
     def propose(self, number: int) -> Config | None:
         """Return the configuration of trial `number`, or None if there are no further configurations."""

@@ -33,7 +33,7 @@ class RandomSearcher:
         return dict(self._drawn[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """Nothing to learn."""
+        """Do nothing, because proposals do not depend on results."""
 
 
 class GridSearcher:
@@ -56,7 +56,7 @@ class GridSearcher:
         return dict(self._configs[number])
 
     def learn(self, number: int, config: Config, result: Result) -> None:
-        """Nothing to learn."""
+        """Do nothing, because proposals do not depend on results."""
 
 
 SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
@@ -89,7 +89,7 @@ def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
 
 
 def check_search(search: str, space: Space) -> None:
-    """Raise `UsageError` for an unknown search, or for a space that it does not support."""
+    """Raise `UsageError` for an unknown search, or for a space that the search does not support."""
     if search not in SEARCHES:
         raise UsageError(f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}.")
     if search == "bayes":

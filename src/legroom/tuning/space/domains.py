@@ -1,9 +1,10 @@
 """The domain of one parameter: a range or a list of choices.
 
 Every domain can be sampled (`draw`) and listed for a grid (`grid`, which returns None if there are infinitely many
-values). Ranges have values with an order and a distance (`is_range`). Ranges can also be mapped to the interval from 0
-to 1 and back (`to_unit`, `from_unit`), which searchers for numbers need. A searcher therefore need not distinguish the
-kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and returns the same values.
+values). The values of a range have an order and a distance (`is_range`). Ranges can also be mapped to the interval
+from 0 to 1 and back (`to_unit`, `from_unit`), as numeric searchers require. A searcher therefore does not need to
+distinguish the kinds of ranges. `draw` consumes random numbers in the same way as Ray Tune's domains and returns the
+same values.
 """
 
 import math
@@ -174,7 +175,7 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
 
 
 def domain_as_dict(domain: AnyDomain) -> dict[str, Any]:
-    """Return the inverse of `read_domain`."""
+    """Return the domain as plain data. This is the inverse of `read_domain`."""
     if isinstance(domain, Categorical):
         return {"choice": list(domain.options)}
     if isinstance(domain, PowerRange):

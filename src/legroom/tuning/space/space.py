@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 Config = dict[str, Any]
-"""The configuration of one trial: parameter → value."""
+"""The configuration of one trial. Maps parameter names to values."""
 
 MAX_GRID_POINTS = 100_000
 
@@ -63,7 +63,7 @@ class Space:
         return any(parameter.when for parameter in self.parameters)
 
     def draw(self, rng: "Generator") -> Config:
-        """Sample a configuration."""
+        """Return a random configuration."""
         config = dict(self.constants)
         for parameter in self.parameters:
             if parameter.is_active_in(config):

@@ -1,1 +1,1 @@
-"""One trial: its function, its process and its records."""
+"""A trial with its function, its process and its records."""

@@ -1,4 +1,4 @@
-"""The training function, in a form that another process can load.
+"""Describes a training function in a form that another process can load.
 
 A function at the top level of a file is identified by the file and its name, and the file is imported where it is needed. As with
 `multiprocessing`, code under `if __name__ == "__main__":` does not run. If the file calls `legroom.tune` at the top
@@ -23,16 +23,16 @@ from legroom.errors import LegroomError, UsageError
 
 Train = Callable[..., Any]
 MODULE = "__legroom_train__"
-"""Module name of a script that is imported for its training function."""
+"""The module name of a script that is imported for its training function."""
 
 
 class CannotLoad(LegroomError):  # noqa: N818
-    """The file of the training function could not be imported."""
+    """Raised if the file of the training function could not be imported."""
 
 
 class SearchReached(BaseException):
-    """Raised when the import of a training file reaches its call of `legroom.tune`. This is a BaseException, so `except
-    Exception` does not catch it.
+    """Raised when the import of a training file reaches its call of `legroom.tune`. The class is derived from
+    BaseException, so `except Exception` does not catch it.
     """
 
 
@@ -43,7 +43,7 @@ def stop_if_imported() -> None:
 
 
 _imported: list[str] = []
-"""Files that are being imported for their functions."""
+"""The files that are being imported for their functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class TrainFunction:
     name: str
     file: str = ""
     module: str = ""
-    """The module, if the function is part of a package; otherwise it is imported from its file."""
+    """The module, if the function is part of a package. Otherwise, the function is imported from its file."""
     pickled: str = ""
     """The pickled function, if it cannot be imported by name."""
 
@@ -79,7 +79,7 @@ class TrainFunction:
         return cls(name=name, file=file, module=module)
 
     def load(self) -> Train:
-        """Import the function in this process."""
+        """Import the function in this process, and return it."""
         if self.pickled:
             cloudpickle = importlib.import_module("cloudpickle")
             loaded: Train = cloudpickle.loads(base64.b64decode(self.pickled))
@@ -125,8 +125,8 @@ class TrainFunction:
 
     @property
     def takes_trial(self) -> bool:
-        """True if the file defines the function with a second argument for the trial. A function of the configuration
-        alone reports to Ray itself."""
+        """True if the file defines the function with a second argument for the trial. A function that takes only the
+        configuration reports to Ray itself."""
         if self.pickled:
             return False
         try:
@@ -165,7 +165,7 @@ def _named(text: str) -> TrainFunction:
 
 
 def _is_module_level(file: str, name: str) -> bool:
-    """Return True if an import of the file defines the name, that is, outside `if __name__ == "__main__":`."""
+    """Return True if an import of the file defines the name. Code under `if __name__ == "__main__":` is ignored."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -199,7 +199,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 def _defines_name(tree: ast.Module, name: str) -> bool:
-    """Return True if a file defines a name other than with `def`: by an import, an assignment or a class."""
+    """Return True if a file defines a name by an import, an assignment or a class instead of `def`."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((alias.asname or alias.name) in (name, "*") for alias in node.names):

@@ -1,5 +1,4 @@
-"""The process of one trial. The process limits its GPU memory, loads the training function, runs the function, and
-reports how it ended.
+"""The process of one trial. The process limits its GPU memory, loads and runs the training function, and reports the result.
 
 Every trial has its own process, so the memory of a trial is always freed. `set_per_process_memory_fraction` limits the
 memory of the process, so a trial whose estimate was too low cannot use memory of other trials on the same GPU.
@@ -53,7 +52,7 @@ class TrialTask:
     gpu: TrialGpu | None = None
     """The GPU of the trial, or None for the CPU."""
     cap: int | None = None
-    """Bytes that PyTorch may reserve on the GPU."""
+    """The number of bytes that PyTorch may reserve on the GPU."""
     micro_batch: int | None = None
     checkpoint: str | None = None
     step: int = 0
@@ -62,26 +61,26 @@ class TrialTask:
     init_method: str = ""
     """The rendezvous of the ranks, as in `torch.distributed.init_process_group`."""
     threads: str = ""
-    """File with the number of threads, if the CPU cores are shared with other trials (see `cpu_share`)."""
+    """The file with the number of threads, if the CPU cores are shared with other trials (see `cpu_share`)."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialExit:
-    """How the function ended."""
+    """The result of a training function."""
 
     state: TrialState
     reason: str = ""
     final: dict[str, float] | None = None
-    """Metrics that the function returned instead of reporting them."""
+    """The metrics that the function returned instead of reporting them."""
     actual_bytes: int | None = None
     ooms: int = 0
     is_disk_full: bool = False
     """True if a checkpoint could not be written."""
     affects_all_trials: bool = False
-    """True if every other trial would end in the same way: the function cannot be loaded."""
+    """True if every other trial would end in the same way, because the function cannot be loaded."""
     failed_at: float = 0.0
-    """When the error was raised (`time.time()`), or 0 if the process died."""
+    """The time at which the error was raised (`time.time()`), or 0 if the process died."""
 
 
 def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
@@ -113,8 +112,8 @@ def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
 
 
 def call(train: Train, config: Config, trial: Trial) -> Any:
-    """Call the function with the trial. If the function takes only the configuration (a plain Ray function), call it
-    without the trial."""
+    """Call the function and return its result. If the function takes only the configuration (a plain Ray function),
+    the trial is not passed."""
     try:
         inspect.signature(train).bind(config, trial)
     except TypeError:
@@ -167,7 +166,7 @@ class _PipeChannel:
 
 @contextlib.contextmanager
 def _device(task: TrialTask) -> Iterator[None]:
-    """Make the trial's GPU the only visible one, and limit its memory."""
+    """Make the trial's GPU the only visible GPU, and limit its memory."""
     gpu = task.gpu
     if gpu is None:
         yield

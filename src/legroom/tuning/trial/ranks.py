@@ -27,9 +27,9 @@ class RankGroup:
 
     ranks: int
     ends: dict[int, TrialExit] = field(default_factory=dict)
-    """Maps each rank to how it ended."""
+    """Maps each rank to its result."""
     _decided: dict[int, Action] = field(default_factory=dict)
-    """Maps each step to the action of all ranks after it."""
+    """Maps each step to the action of all ranks after that step."""
     _waiting: dict[int, list[int]] = field(default_factory=dict)
     """Maps each step to the ranks that wait for the decision."""
     _deadline: float | None = None
@@ -37,8 +37,8 @@ class RankGroup:
     def reported(
         self, rank: int, message: ReportMessage, decide: Callable[[ReportMessage], Action]
     ) -> Answers:
-        """Handle a report of a rank. Return the ranks that are answered. `decide` is called once per step, with rank
-        0's report."""
+        """Handle a report of a rank. Return the actions of the ranks that are answered. `decide` is called once per
+        step, with rank 0's report."""
         ranks = [rank]
         if rank == 0:
             self._decided[message.step] = decide(message)
@@ -51,7 +51,7 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the end of a rank. Return the ranks that were waiting for it."""
+        """Handle the end of a rank. Return the actions of the ranks that were waiting for it."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE
@@ -70,8 +70,8 @@ class RankGroup:
 
     @property
     def end(self) -> TrialExit:
-        """Return how the trial ended. If a rank failed, the result is the result of the rank that failed first.
-        Otherwise, it is the result of rank 0. The memory is the maximum over the ranks."""
+        """Return the result of the trial. This is the result of the rank that failed first, or of rank 0 if no rank
+        failed. The memory is the maximum over the ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]

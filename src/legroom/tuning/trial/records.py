@@ -24,19 +24,19 @@ class TrialState(StrEnum):
     """The state of a trial."""
 
     WAITING = "waiting"
-    """Proposed. Its memory is being estimated, or it waits for free memory."""
+    """The trial was proposed. Its memory is being estimated, or it waits for free memory."""
     RUNNING = "running"
     PAUSED = "paused"
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """Stopped by the scheduler, by the time budget or because the metric was NaN. Its reports are used."""
+    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. Its reports are used."""
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
-    """It started and ran out of memory, even with the largest GPU to itself."""
+    """The trial started and ran out of memory, even with the largest GPU to itself."""
     NEVER_FITS = "never-fits"
-    """Not started: not even its smallest micro-batch fits any GPU."""
+    """The trial was not started, because not even its smallest micro-batch fits any GPU."""
 
     @property
     def is_final(self) -> bool:
@@ -50,27 +50,27 @@ class Report:
     step: int
     metrics: dict[str, float]
     seconds: float = 0.0
-    """Seconds since the start of the study."""
+    """The time in seconds since the start of the study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialMemory:
-    """GPU memory of a trial in bytes, including the CUDA context, or None if unknown."""
+    """The GPU memory of a trial in bytes, including the CUDA context, or None if unknown."""
 
     predicted: int | None = None
     safe: int | None = None
-    """The upper bound: memory was reserved for it."""
+    """The upper bound. This memory was reserved for the trial."""
     actual: int | None = None
     """The measured peak."""
     batch_size: int | None = None
     micro_batch: int | None = None
-    """Samples per micro-batch, or None if the batch was not split."""
+    """The number of samples per micro-batch, or None if the batch was not split."""
     ooms: int = 0
     """The number of out-of-memory errors from which the trial recovered."""
     shortage: float = 0.0
-    """For a trial that never fits: the missing memory as a fraction of the largest GPU."""
+    """The missing memory of a trial that never fits, as a fraction of the largest GPU."""
     used_by_others: int = 0
-    """Bytes used by other programs, if the batch was split only for that reason."""
+    """The number of bytes used by other programs, if the batch was split only for that reason."""
 
     @property
     def bound(self) -> int | None:
@@ -85,32 +85,32 @@ class TrialRecord:
     number: int
     config: Config
     known_results: int = 0
-    """Number of results that the searcher knew when it proposed this configuration."""
+    """The number of results that the searcher knew when it proposed this configuration."""
     state: TrialState = TrialState.WAITING
     reason: str = ""
-    """One line with the reason why it stopped, failed, was split or never started."""
+    """One line with the reason why the trial stopped, failed, was split or never started."""
     reports: list[Report] = field(default_factory=list)
     memory: TrialMemory = field(default_factory=TrialMemory)
     gpu: str = ""
-    """Where it ran: `cuda:1`, `virtual 0`, `cpu`."""
+    """The device of the trial, for example `cuda:1`, `virtual 0` or `cpu`."""
     started: float | None = None
     ended: float | None = None
-    """Seconds since the start of the study."""
+    """The time in seconds since the start of the study."""
     attempts: int = 0
-    """Number of starts: 1, unless it was interrupted, paused or ran out of memory."""
+    """The number of starts. This number is 1 unless the trial was interrupted, paused or ran out of memory."""
     checkpoint: str | None = None
-    """Path of the checkpoint of its best report."""
+    """The path of the checkpoint of the best report."""
     last_checkpoint: str | None = None
-    """Path of the latest checkpoint, from which it continues."""
+    """The path of the latest checkpoint, from which the trial continues."""
     checkpoint_step: int = 0
     """The step of the latest checkpoint."""
     parent: int | None = None
-    """The trial whose checkpoint it last copied (population-based training)."""
+    """The trial whose checkpoint was last copied (population-based training)."""
     earlier: list[tuple[int, Config]] = field(default_factory=list)
-    """Previous configurations, each with its last step (population-based training)."""
+    """The previous configurations, each with its last step (population-based training)."""
 
     def value(self, metric: str, mode: Mode) -> float | None:
-        """Return the best reported value, or None if there is no finite one."""
+        """Return the best reported value, or None if there is no finite value."""
         best = self.best_report(metric, mode)
         return None if best is None else best.metrics[metric]
 
@@ -135,13 +135,13 @@ class TrialRecord:
         return self.reports[-1].step if self.reports else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Return the record as plain data for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """How a trial ended, as decided by the dispatcher."""
+    """The final state of a trial, as decided by the dispatcher."""
 
     state: TrialState
     reason: str = ""

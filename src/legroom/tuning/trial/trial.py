@@ -41,24 +41,25 @@ FULL_DISK_BYTES = 1 * MiB
 
 
 class DiskFull(LegroomError):  # noqa: N818
-    """A checkpoint could not be written because the disk is full. The study ends, and the trial continues when the
-    study is resumed."""
+    """Raised if a checkpoint could not be written because the disk is full. The study ends, and the trial continues
+    when the study is resumed."""
 
 
 class StopTrial(BaseException):
-    """Raised to end the trial. It is a BaseException, so that `except Exception` in the function does not catch it."""
+    """Raised to end the trial. The class is derived from BaseException, so `except Exception` in the function does
+    not catch it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMessage:
-    """One report, in the form in which it is sent to the engine."""
+    """One report that is sent to the engine."""
 
     step: int
     metrics: dict[str, float]
     checkpoint: str | None = None
-    """A path in the trial's folder."""
+    """The path of the checkpoint in the trial's folder."""
     actual_bytes: int | None = None
-    """Peak of the memory that PyTorch reserved in this process."""
+    """The peak of the memory that PyTorch reserved in this process."""
     ooms: int = 0
     micro_batch: int | None = None
 
@@ -67,12 +68,12 @@ class Channel(Protocol):
     """Connects a trial to its engine."""
 
     def report(self, message: ReportMessage) -> Action:
-        """Send a report and wait for the decision."""
+        """Send a report, and return the decision."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Trial:
-    """A trial, from the perspective of the training function."""
+    """The trial that a training function receives."""
 
     number: int
     config: Config
@@ -82,22 +83,22 @@ class Trial:
     """The device for the model: `cuda` or `cpu`."""
     rank: int = 0
     ranks: int = 1
-    """Number of processes of this trial. If there are several, the process group is initialized."""
+    """The number of processes of this trial. If there are several, the process group is initialized."""
     checkpoint: str | None = None
-    """The checkpoint to continue from, if the trial was interrupted or copied another trial's weights: a path passed to `report`, or a file written by
-    it. None for a new trial."""
+    """The checkpoint from which the trial continues, or None for a new trial. This is a path that was passed to
+    `report`, or a file that `report` wrote."""
     step: int = 0
-    """Number of reports so far; after an interruption, up to the checkpoint."""
+    """The number of reports so far. After an interruption, only reports up to the checkpoint are included."""
     channel: Channel
     _micro_batch: int | None = None
     _guards: "list[weakref.ref[Guard]]" = field(default_factory=list)
     can_split: bool = False
-    """True if the function can run in micro-batches: it created a guard or read `micro_batch`."""
+    """True if the function can run in micro-batches, because it created a guard or read `micro_batch`."""
 
     @property
     def micro_batch(self) -> int | None:
-        """The number of samples per micro-batch that fit, for a loop that accumulates gradients itself, or None if the
-        full batch fits."""
+        """The number of samples per micro-batch that fit, or None if the full batch fits. A loop that accumulates
+        gradients itself uses this value."""
         self.can_split = True
         return self._micro_batch
 
@@ -115,10 +116,10 @@ class Trial:
         return guard
 
     def report(self, *, checkpoint: Any = None, **metrics: Any) -> None:
-        """Report the progress of the training: `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
+        """Report the progress of the training, as in `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
 
         `checkpoint` is an object that `torch.save` can save, or the path of a file or folder. If the scheduler stops
-        the trial, this call ends it.
+        the trial, this call raises `StopTrial`.
         """
         self.step += 1
         message = ReportMessage(
@@ -133,8 +134,7 @@ class Trial:
             raise StopTrial
 
     def load_checkpoint(self, **options: Any) -> Any:
-        """Return the object that was passed to `report(checkpoint=...)`, loaded with `torch.load`, or None for a new
-        trial."""
+        """Load the object that was passed to `report(checkpoint=...)` with `torch.load`. Return None for a new trial."""
         if self.checkpoint is None:
             return None
         import torch
@@ -195,7 +195,7 @@ def _disk_full_as_error(partial: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint, a file or a folder."""
+    """Delete a checkpoint, which is a file or a folder."""
     with contextlib.suppress(OSError):
         if path.is_dir():
             shutil.rmtree(path)
@@ -210,7 +210,7 @@ def reserved_peak() -> int | None:
 
 
 def out_of_memory_count() -> int:
-    """Return the number of failed allocations in this process, including those that were handled."""
+    """Return the number of failed allocations in this process, including handled failures."""
     cuda = _cuda_in_use()
     return 0 if cuda is None else int(cuda.memory_stats().get("num_ooms", 0))
 

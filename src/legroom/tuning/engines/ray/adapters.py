@@ -1,4 +1,4 @@
-"""The interfaces through which Ray Tune requests decisions: a searcher and a scheduler that call the dispatcher.
+"""A searcher and a scheduler through which Ray Tune requests decisions from the dispatcher.
 
 Ray manages processes, resources and machines. All other decisions are made in the same way as with the local engine.
 One trial of a study can correspond to several trials of Ray. Each restart (after a pause, an out-of-memory error or a
@@ -35,11 +35,11 @@ class SharedState:
     dispatcher: TrialDispatcher
     runner: StudyRunner
     server: str | None = None
-    """Socket path of the fork server, if trials are forked, or None if they run inside Ray's workers."""
+    """The socket path of the fork server, or None if trials run inside Ray's workers."""
     numbers: dict[str, int] = field(default_factory=dict)
     """Maps Ray's trial IDs to the trial numbers of the study."""
     error: LegroomError | None = None
-    """The error that ends the study. It is stored here because Ray would wrap it in its own error with a traceback."""
+    """The error that ends the study. Raising the error directly would make Ray wrap it in its own error with a traceback."""
 
     @contextlib.contextmanager
     def record_error(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class SharedState:
 
 
 class DispatchSearcher(Searcher):
-    """Gives Ray the tasks of the next trial that fits, one per rank, as a configuration."""
+    """Passes the tasks of the next trial that fits to Ray as a configuration, one task per rank."""
 
     def __init__(self, shared: SharedState) -> None:
         super().__init__()
@@ -74,21 +74,21 @@ class DispatchSearcher(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Does nothing, because the scheduler handles the end of a trial."""
+        """Do nothing, because the scheduler handles the end of a trial."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Saves nothing, because a search is resumed from the study's storage."""
+        """Do nothing, because a search is resumed from the study's storage."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Not supported, because a search is resumed from the study's storage. Ray never calls this method."""
+        """Do nothing. A search is resumed from the study's storage, so Ray never calls this method."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Ray saves a copy of its settings to disk. The study is not included in this copy."""
+        """Return an empty state, because the copy of the settings that Ray saves to disk must not contain the study."""
         return {}
 
 
 class DispatchScheduler(FIFOScheduler):
-    """Passes reports and the ends of trials to the dispatcher, and passes the decisions of the dispatcher to Ray."""
+    """Passes the reports and results of trials to the dispatcher, and passes the decisions of the dispatcher to Ray."""
 
     _supports_buffered_results = False  # a trial waits for the answer to each report
 

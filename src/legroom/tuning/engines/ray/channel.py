@@ -1,4 +1,4 @@
-"""The connection of a trial in a Ray worker to Ray Tune, and the keys of its messages."""
+"""The connection between a trial in a Ray worker and Ray Tune, and the keys of its messages."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ class TuneChannel:
     def __init__(self) -> None:
         self.is_closed = False
         self.process: int | None = None
-        """ID of the forked process that waits for the answer."""
+        """The ID of the forked process that waits for the answer."""
 
     def report(self, message: ReportMessage) -> Action:
         from ray import tune
@@ -30,7 +30,8 @@ class TuneChannel:
 
 
 def adapt_to_worker(task: TrialTask) -> TrialTask:
-    """Prepare this worker for a trial. If Ray chose the GPU, only that GPU is visible, so its index is 0."""
+    """Prepare this worker for a trial, and return the trial's task. If Ray chose the GPU, only that GPU is visible,
+    so its index is 0."""
     import ray
 
     redirect_output(task)

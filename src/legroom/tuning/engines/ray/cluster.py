@@ -1,5 +1,5 @@
-"""Starts Ray for a study. Ray gets no GPU resources, because the study packs trials on GPUs itself, and prints no
-terminal output of Ray Tune."""
+"""Starts Ray for a study. Ray gets no GPU resources, because the study packs trials on GPUs itself. The terminal
+output of Ray Tune is disabled."""
 
 import contextlib
 import logging
@@ -15,7 +15,8 @@ QUIET = {
     "RAY_AIR_NEW_OUTPUT": "0",  # the newer output prints tables even at verbose=0
 }
 _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray.trial"}
-"""Workers import these while the first estimate runs. Versions of Ray without this setting import them with the first trial."""
+"""Modules that workers import while the first estimate runs. Versions of Ray without this setting import the modules
+with the first trial."""
 _HELP = ray_cluster.RayHelp(
     address="address=",
     no_cluster="correct address=, or omit it to start Ray on this machine",

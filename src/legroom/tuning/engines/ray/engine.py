@@ -1,4 +1,4 @@
-"""Runs trials on Ray Tune: on this machine, with a Ray instance started for the study, or on a cluster.
+"""Runs trials with Ray Tune. The trials run on this machine, in a Ray instance started for the study, or on a cluster.
 
 On this machine, the dispatcher places trials on GPUs, as without Ray. On a cluster, Ray places trials on GPUs. Each
 trial requests the fraction of a GPU (Ray's `GPU` resource) that it is predicted to need, on a machine where it fits.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from legroom.tuning.study_runner import StudyRunner
 
 MAX_STARTUP_WORKERS = 4
-"""Maximum number of workers that Ray starts in advance, if trials are forked."""
+"""The maximum number of workers that Ray starts in advance, if trials are forked."""
 
 
 class RayEngine:
@@ -45,7 +45,7 @@ class RayEngine:
     def __init__(self, address: str | None = None) -> None:
         self._address = address
         self._server: str | None = None
-        """Socket path of the fork server, or None if each trial has its own Ray worker."""
+        """The socket path of the fork server, or None if each trial has its own Ray worker."""
 
     def gpus(self) -> list[TrialGpu]:
         """Return the GPUs of the cluster."""
@@ -111,7 +111,7 @@ class RayEngine:
 
 
 def _missing(error: ImportError) -> MissingExtra:
-    """Name the package that Ray Tune could not import. Ray wraps the original error in its own message."""
+    """Return an error for the package that Ray Tune could not import. Ray wraps the original error in its own message."""
     first = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     return MissingExtra(f"A dependency of Ray Tune ({first.name or first})", "tune")
 

@@ -1,4 +1,5 @@
-"""A trial with several ranks on Ray: one worker per rank, each in a bundle of the trial's placement group, and a coordinator.
+"""Runs a trial with several ranks on Ray. A coordinator starts one worker per rank, each in a bundle of the trial's
+placement group.
 
 The coordinator is the training function that Ray Tune calls. The coordinator starts the ranks, passes their messages to
 their `RankGroup`, and returns the answers, as the local engine does. The ranks connect to an address on rank 0's
@@ -20,7 +21,7 @@ from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 POLL_SECONDS = 0.5
-"""Seconds between checks whether the trial was stopped, while no rank sends a message."""
+"""The time in seconds between checks for a stopped trial, if no rank sends a message."""
 
 
 def run_ranks(tasks: Sequence[TrialTask], channel: TuneChannel) -> TrialExit:
@@ -67,7 +68,8 @@ class RankActor:
         self._answers.put(action)
 
     def report(self, message: ReportMessage) -> Action:
-        """Send a message. The training function calls this method, because this worker is its channel."""
+        """Send a report and return the answer. The training function calls this method, because this worker is its
+        channel."""
         self._messages.put(message)
         return self._answers.get()
 

@@ -1,7 +1,8 @@
 """The Ray resources that a trial requests, and the resources of a cluster.
 
-On this machine, the dispatcher places trials, so they request almost nothing from Ray. On a cluster, Ray places trials by their predicted
-memory. A trial with several ranks has one bundle per rank. All bundles are on one machine if a machine has enough GPUs.
+On this machine, the dispatcher places trials, so the trials request almost no resources from Ray. On a cluster, Ray
+places trials by their predicted memory. A trial with several ranks has one bundle per rank. All bundles are on one
+machine if a machine has enough GPUs.
 """
 
 import math
@@ -15,7 +16,7 @@ from legroom.tuning.memory.admission import TrialGpu, real_gpus
 from legroom.tuning.trial.process import TrialTask
 
 MIN_CPUS = 0.001
-"""CPUs that a trial requests if the dispatcher places it."""
+"""The number of CPUs that a trial requests if the dispatcher places it."""
 
 Resources = Callable[[dict[str, Any]], Any]
 

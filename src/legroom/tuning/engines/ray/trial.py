@@ -1,4 +1,4 @@
-"""A trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray Tune.
+"""Runs a trial inside a Ray worker. The function runs as in the local engine, but its reports are sent through Ray Tune.
 
 Every trial has its own process, so its memory is always freed. This process is either the worker, which exits with the
 trial, or a process that is forked while Ray reuses its worker.
@@ -58,8 +58,8 @@ def kill_process(result: dict[str, Any], server: str | None) -> None:
 
 
 def read_result(result: dict[str, Any]) -> ReportMessage | TrialExit:
-    """Return the message in a Ray result: a message of Legroom, or the metrics that a plain Ray function passed to
-    `ray.tune.report`."""
+    """Return the message in a Ray result. This is a message of Legroom, or the metrics that a plain Ray function
+    passed to `ray.tune.report`."""
     if REPORTED in result:
         message: ReportMessage = result[REPORTED]
         return message

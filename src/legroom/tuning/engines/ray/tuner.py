@@ -35,8 +35,8 @@ def is_tuner(given: Any) -> bool:
 
 
 def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the training function, and keyword arguments for `legroom.tune`: space, metric, mode, trials, search,
-    scheduler, ..."""
+    """Return the training function and the keyword arguments for `legroom.tune`, such as space, metric, mode, trials,
+    search and scheduler."""
     inside = getattr(tuner, "_local_tuner", None)
     settings = getattr(inside, "_tune_config", None)
     written = getattr(inside, "param_space", None)

@@ -13,7 +13,7 @@ from legroom.observe.virtual.patching import Replacement, replaced
 
 
 def keep_idle(controller: Any, trial: Trial, count: int) -> None:
-    """Let Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops the others unless a trial is
+    """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops the others unless a trial is
     queued, and the dispatcher never queues trials in Ray.
 
     If Ray's internals differ, most trials that run in parallel start a new worker.
@@ -25,7 +25,7 @@ def keep_idle(controller: Any, trial: Trial, count: int) -> None:
 
 @contextlib.contextmanager
 def reused() -> Iterator[None]:
-    """Let trials use idle workers, including workers that Ray starts in advance."""
+    """Make trials use idle workers, including workers that Ray starts in advance."""
     with _plain_environment(), _without_groups():
         yield
 
