@@ -51,7 +51,7 @@ def script_to_run(command: str, arguments: list[str] | None, module: str | None)
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help is shorter than typer's: `[default: 2]` instead of `[default: (2); x>=1]`."""
+    """A command whose help is shorter than typer's help, with `[default: 2]` instead of `[default: (2); x>=1]`."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[tuple[str, str]] = []

@@ -95,8 +95,8 @@ def _used_by_cuda() -> Iterator[list[int] | NotAvailable]:
 
 
 def other_processes(device: int) -> str:
-    """Describe the other processes on a GPU: `process 4242 (python) uses 2.10 GiB of this GPU`. Return "" if there are
-    no other processes, or if the driver does not report them.
+    """Describe the other processes on a GPU, for example `process 4242 (python) uses 2.10 GiB of this GPU`. Return ""
+    if there are no other processes, or if the driver does not report them.
     """
     gpu = _gpu_of(device, gpus())
     if gpu is None or isinstance(gpu.processes, NotAvailable):

@@ -1,4 +1,4 @@
-"""The rare events of a run: detected leaks, gaps in the recording, the end of the run, and others.
+"""The rare events of a run, for example detected leaks, gaps in the recording, and the end of the run.
 
 Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order (see
 `capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`. Slots
@@ -108,7 +108,7 @@ class DetectedLeak(Annotation):
     name: str
     """The variable as written in the user's code (`losses`, `trainer.history`), or "" if unknown."""
     described: str
-    """The type and size of the variable: `list, 412 items`."""
+    """The type and size of the variable, for example `list, 412 items`."""
     file: str | None
     line: int | None
     """The line that stores the tensors or, if unknown, the line that creates the tensors."""

@@ -132,7 +132,9 @@ class Oom(NamedTuple):
     capacity: int
     """The device's total memory."""
     limit: int
-    """The number of bytes that this process may use. It is less than `capacity` with a per-process memory fraction."""
+    """The number of bytes that this process may use. This number is less than `capacity` with a per-process memory
+    fraction.
+    """
     allocated: int
     """The total size of the blocks of live storages."""
     reserved: int
@@ -157,7 +159,9 @@ class Holder(NamedTuple):
     """A variable that retains memory at the preceding `Oom`."""
 
     path: str
-    """The variable with its type: `losses (list, 412 items)`, `model (ResNet)`, `self.history (dict, 8 items)`."""
+    """The variable with its type, for example `losses (list, 412 items)`, `model (ResNet)` or `self.history (dict, 8
+    items)`.
+    """
     bytes: int
     """The number of device bytes that can be reached through the variable. Two holders may reach the same bytes."""
     storages: int

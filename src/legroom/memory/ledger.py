@@ -45,7 +45,7 @@ class Ledger:
         self._time = 0.0
         self._live: dict[int, Alloc] = {}
         self._fresh: dict[int, Alloc] = {}
-        """The part of `_live` that was allocated since the end of the last step. It is not yet counted in
+        """The part of `_live` that was allocated since the end of the last step. This part is not yet counted in
         `_DeviceTotals.lines`.
         """
         self._tags: dict[int, Category] = {}

@@ -47,7 +47,7 @@ class TrainingClock:
         self.without_optimizer: bool | None = None
         """Whether the program trains without an optimizer, or None before the end of its first backward pass."""
         self.has_optimizer: Callable[[], bool] = has_optimizer
-        """Returns whether an optimizer exists. It is called only once, because it scans all objects."""
+        """Returns whether an optimizer exists. This function is called only once, because it scans all objects."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         """Every optimizer that has stepped."""
         self.is_settled = True

@@ -2,8 +2,8 @@
 
 The simulation follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a
 GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
-address. Without these addresses, it reproduces both peaks. CUDA graphs and private pools are not simulated, because a
-virtual GPU does not support them.
+address. Without these addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA graphs and
+private pools are not simulated, because a virtual GPU does not support them.
 
 The order of steps:
 

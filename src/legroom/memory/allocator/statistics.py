@@ -123,7 +123,7 @@ class Statistics:
         self.peaks = [0] * 9
         """The count, bytes and requested bytes, each for both pools, the large pool and the small pool."""
         self.peaks_active = [0] * 6
-        """The count and bytes, including blocks whose free is not complete. They are updated only if there are such
+        """The count and bytes, including blocks whose free is not complete. Both are updated only if there are such
         blocks.
         """
         self.peaks_inactive = [0] * 6

@@ -35,7 +35,9 @@ class Chunk:
     """The Step events, compressed."""
     ooms: int = 0
     is_complete: bool = True
-    """Whether the chunk contains events. Otherwise, it replaces dropped chunks and contains only their steps."""
+    """Whether the chunk contains events. A chunk without events replaces dropped chunks and contains only their
+    steps.
+    """
     every: int = 1
     """Only one in `every` steps of the dropped chunks is stored."""
 

@@ -196,7 +196,7 @@ def _owned_addresses(tick: int, category: Category, tensors: Iterable[tuple[Any,
 
 
 def tensors_in(value: Iterable[Any], depth: int = 4) -> Iterator[torch.Tensor]:
-    """Yield the tensors in `value`, including those in nested tuples, lists and mappings."""
+    """Yield the tensors in `value`, including tensors in nested tuples, lists and mappings."""
     for item in value:
         if isinstance(item, torch.Tensor):
             yield item

@@ -22,8 +22,8 @@ Blocks that the engine's threads allocate have no Python stack. A gradient belon
 to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
 in the same pass. The next block is a gradient or a freed activation (the result or input of an operation), because a
 backward operation allocates memory, then sets gradients, then frees saved tensors. If no block with a known location
-follows, the previous one is used. The reported line may therefore be off by one operation, but by no more than the
-distance between two parameters.
+follows, the previous block with a known location is used. The reported line may therefore be off by one operation, but
+by no more than the distance between two parameters.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -137,7 +137,7 @@ def _innermost_frame() -> FrameType | None:
 
 
 def operation_at(frame: FrameType | None) -> str:
-    """Return the name of the function that a frame calls, from its source: `relu` in `layer(x).relu()`.
+    """Return the name of the function that a frame calls, according to its source code (`relu` for `layer(x).relu()`).
 
     The allocator does not record operations. The result is "" if the source code is not available, or for an operator
     such as `+`.

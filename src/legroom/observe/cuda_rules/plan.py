@@ -21,8 +21,8 @@ class OutputAlloc(NamedTuple):
 
 
 class ScratchAlloc(NamedTuple):
-    """Allocate scratch memory. A `ScratchFree` with the same name frees it; otherwise, it is freed at the end of the
-    operation.
+    """Allocate scratch memory. A `ScratchFree` with the same name frees the memory. Otherwise, the memory is freed at
+    the end of the operation.
 
     At the end, scratch memory is freed in reverse order, as C++ destroys the variables of a function.
     """

@@ -35,7 +35,7 @@ from legroom.observe.notes import COMMUNICATION
 
 MEASURED_RELEASE = minor_version(RULES_VERSION.torch)
 """The newest release of torch that the rules describe. If releases differ, the rules describe the kernels of the
-installed release. Newer releases are treated like this one.
+installed release. Newer releases are treated like this release.
 """
 
 

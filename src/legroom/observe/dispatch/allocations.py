@@ -97,7 +97,7 @@ class DeviceAllocations:
         because memory was freed.
         """
         self.sink = sink
-        """The receiver of events. It may be replaced at any time."""
+        """The receiver of events, which may be replaced at any time."""
         self.devices = devices
         self.count = 0
         """Number of allocations."""

@@ -57,7 +57,9 @@ class OpLocator:
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:
-        """Return the location of the running operation. `depth` is the number of Legroom frames above this one."""
+        """Return the location of the running operation. `depth` is the number of Legroom frames above the frame of this
+        method.
+        """
         node = current_node()
         caller = sys._getframe(depth)
         state = self.threads.state

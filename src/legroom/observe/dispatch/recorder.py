@@ -695,8 +695,8 @@ _transform: Callable[[], Any] | None = getattr(
     getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None
 )
 _mode_at: Callable[[int], Any] | None = getattr(torch._C, "_get_dispatch_stack_at", None)
-"""One of four private functions of torch. If one of these functions is missing, every operation goes through the
-dispatch modes.
+"""The last of four private functions of torch. If one of the four functions is missing, every operation goes through
+the dispatch modes.
 """
 
 

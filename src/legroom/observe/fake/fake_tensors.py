@@ -166,7 +166,7 @@ class FakeTensors:
 
     @contextlib.contextmanager
     def fake_modules(self) -> Iterator[None]:
-        """While active, modules register fake tensors instead of real ones."""
+        """Within the block, modules register fake tensors instead of real tensors."""
         fakes: dict[int, Any] = {}
 
         def registered(module: nn.Module, name: str, tensor: Any) -> Any:

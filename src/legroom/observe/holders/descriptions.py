@@ -1,4 +1,4 @@
-"""Describes a chain of references from a name to a tensor as in source code: `trainer.history`, a list of 412 items.
+"""Describes a chain of references from a name to a tensor as in source code (`trainer.history`, a list of 412 items).
 
 The chain may contain several containers, but usually only one container grows. If the iterations in which the tensors
 were created are known, the growing container is the innermost container with tensors from the most iterations.
@@ -42,7 +42,7 @@ class StoredName(NamedTuple):
     """A variable or attribute on the path to an object."""
 
     name: str
-    """The path as in source code, from the root on: `node.parent`."""
+    """The path from the root on, as in source code (`node.parent`)."""
     stored_as: str
     is_attribute: bool
     file: str | None
@@ -62,7 +62,9 @@ class HolderPath(NamedTuple):
     """The path from a name in the program to an object."""
 
     name: str
-    """The path as in source code: `losses`, `trainer.history`, `Probe.seen`. Empty if no name references the object."""
+    """The path as in source code (`losses`, `trainer.history`, `Probe.seen`), or "" if no name references the
+    object.
+    """
     stored_as: str
     """The last name on the path, which is the variable or attribute in which items are stored."""
     is_attribute: bool
@@ -70,7 +72,7 @@ class HolderPath(NamedTuple):
     how: str
     """`container`, `variable`, `cache`, `exception`, `closure`, `generator`, `cycle` or `unknown`."""
     described: str
-    """The type and length of the named object: `list, 412 items`."""
+    """The type and length of the named object, for example `list, 412 items`."""
     length: int
     """The number of items, or 0 if the object is not a container."""
     bounded: bool
@@ -84,7 +86,9 @@ class HolderPath(NamedTuple):
     names: tuple[StoredName, ...]
     """Every name on the path. The name closest to the object comes first."""
     contents: frozenset[int]
-    """The `id`s of the container's items, including nested items. They identify other tensors in the same container."""
+    """The `id`s of the container's items, including nested items. These `id`s identify other tensors in the same
+    container.
+    """
     container: int = 0
     """The `id` of the container itself, or 0 if there is no container."""
     is_mapping: bool = False

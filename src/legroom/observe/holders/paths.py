@@ -215,8 +215,9 @@ class _Search:
         )
 
     def _being_built(self) -> HolderPath | None:
-        """Return a list that a running statement builds: `losses = [step(x) for x in data]`. Such a list has no name
-        until the statement ends."""
+        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. Such a list has no
+        name until the statement ends.
+        """
         long_enough = [
             item
             for item in self._seen.values()

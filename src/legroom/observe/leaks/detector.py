@@ -355,8 +355,8 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device, or on a virtual GPU if one is active. If a virtual GPU is active, its
-    module is loaded.
+    """Return whether a tensor is on a device, or on a virtual GPU if a virtual GPU is active. In that case, the module
+    of virtual GPUs is loaded.
     """
     module = sys.modules.get("legroom.observe.virtual.gpu")
     virtual = module.VirtualGPU._active if module is not None else None

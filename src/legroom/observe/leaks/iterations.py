@@ -149,8 +149,8 @@ class IterationTracker:
             self._on_iteration()
 
     def _is_in_loop(self, *, trains: bool) -> bool:
-        """Return whether a step, batch or call on the calling thread belongs to the watched loop. `trains` means that
-        it is a backward pass or an optimizer step.
+        """Return whether a step, batch or call on the calling thread belongs to the watched loop. `trains` is set for a
+        backward pass or an optimizer step.
         """
         if trains:
             register_training_thread()
@@ -320,8 +320,8 @@ class _ModelCalls:
     """Calls `on_call(model)` before each repeated call of the user's model, from `attach` to `detach`.
 
     The model is the first module that is called a second time from outside any other module. torch's global module
-    hooks slow down every call slightly. They are removed when an optimizer step, a backward pass or a loader indicates
-    the end of an iteration.
+    hooks slow down every call slightly. The hooks are removed when an optimizer step, a backward pass or a loader
+    indicates the end of an iteration.
     """
 
     def __init__(self, on_call: Callable[[nn.Module], None]) -> None:

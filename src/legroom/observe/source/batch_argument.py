@@ -97,7 +97,7 @@ def find_batch_argument(arguments: Sequence[str]) -> BatchArgument | None:
 
 
 def integer_arguments(arguments: Sequence[str]) -> list[BatchArgument]:
-    """Return all arguments with an integer value: `--name 64`, `--name=64`, `name=64` and `-n64`."""
+    """Return all arguments with an integer value (`--name 64`, `--name=64`, `name=64` and `-n64`)."""
     found = []
     for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

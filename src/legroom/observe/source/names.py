@@ -44,7 +44,7 @@ class SourceName:
         return isinstance(node, ast.Subscript) and (self.is_it(node.value) or self.is_item(node.value))
 
     def is_default_item(self, node: ast.AST) -> bool:
-        """Return whether an expression is an item of the name: `name.setdefault(key, [])`, `name.get(key)`."""
+        """Return whether an expression is an item of the name, as in `name.setdefault(key, [])` and `name.get(key)`."""
         return (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -85,9 +85,9 @@ class SourceName:
         )
 
     def is_length(self, side: ast.expr) -> bool:
-        """Return whether an expression is the length: `len(name)`, `len(self)` in its class, `name.qsize()`,
-        `name.shape[0]`, `name.size(0)`. `len(name) % 100` is not the length, because it is zero for every hundredth
-        item.
+        """Return whether an expression is the length, as in `len(name)`, `len(self)` in its class, `name.qsize()`,
+        `name.shape[0]` and `name.size(0)`. `len(name) % 100` is not the length, because its value is zero for every
+        hundredth item.
         """
         if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Mod):
             return False
@@ -104,8 +104,8 @@ class SourceName:
         return False
 
     def tests_for_it(self, test: ast.expr) -> bool:
-        """Return whether a condition checks that there is no value yet: `bank is None`, `not hasattr(self, "bank")`,
-        `"bank" not in store`, `not bank`, `bank.numel() == 0`.
+        """Return whether a condition checks that there is no value yet, as in `bank is None`, `not hasattr(self,
+        "bank")`, `"bank" not in store`, `not bank` and `bank.numel() == 0`.
         """
         for node in ast.walk(test):
             if isinstance(node, ast.Compare):

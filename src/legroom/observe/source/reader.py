@@ -323,8 +323,9 @@ class NameReader:
             self._set_by_name(node)
 
     def _set_by_name(self, node: ast.Call) -> None:
-        """Record an assignment to `self.queue` by name: `self.register_buffer("queue", ...)`, `setattr(self, "queue",
-        ...)`."""
+        """Record an assignment to `self.queue` by name, as in `self.register_buffer("queue", ...)` and `setattr(self,
+        "queue", ...)`.
+        """
         owner = node.args[0] if called_name(node) == "setattr" else getattr(node.func, "value", None)
         name, value = node.args[-2], node.args[-1]
         if isinstance(owner, ast.expr) and isinstance(name, ast.Constant) and name.value == self._name:

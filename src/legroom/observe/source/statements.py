@@ -10,35 +10,35 @@ class StoringStatement(NamedTuple):
     line: int
     function: str
     uses_itself: bool
-    """Whether the new value is computed from the old value: `total = total + loss`, `total += loss`, `h = cell(x,
-    h)`.
+    """Whether the new value is computed from the old value, as in `total = total + loss`, `total += loss` and `h =
+    cell(x, h)`.
     """
     adds: bool
-    """Whether the new value is a sum: `total = total + loss`, `total += loss`."""
+    """Whether the new value is a sum, as in `total = total + loss` and `total += loss`."""
     concatenates: bool
-    """Whether a function enlarges the old value: `torch.cat([history, out])`."""
+    """Whether a function enlarges the old value, as in `torch.cat([history, out])`."""
     stores_number: bool
-    """Whether the stored value is a number or a string: `losses.append(loss.item())`."""
+    """Whether the stored value is a number or a string, as in `losses.append(loss.item())`."""
     in_loop: bool
     replaces: bool = False
     """Whether the statement is a plain assignment, which drops the old value."""
     constructs: bool = False
-    """Whether the statement is a plain assignment of a new instance: `meter = Meter()`."""
+    """Whether the statement is a plain assignment of a new instance, as in `meter = Meter()`."""
     below_limit: bool = False
-    """Whether the statement only runs while a counter is below a limit: `if step < 10:`."""
+    """Whether the statement only runs while a counter is below a limit, as in `if step < 10:`."""
     keys: tuple[str, ...] = ()
-    """The literal keys under which the statement stores the value: `totals["loss"] += loss`."""
+    """The literal keys under which the statement stores the value, as in `totals["loss"] += loss`."""
     at_index: bool = False
     """Whether the statement replaces an item (`slots[i] = state`), so a list does not grow."""
     truncates: bool = False
-    """Whether the stored value is a slice of the old and the new value: `torch.cat([queue, keys])[-64:]`."""
+    """Whether the stored value is a slice of the old and the new value, as in `torch.cat([queue, keys])[-64:]`."""
     only_if_missing: bool = False
-    """Whether the statement only runs if there is no value yet: `if bank is None: bank = samples`."""
+    """Whether the statement only runs if there is no value yet, as in `if bank is None: bank = samples`."""
     only_at_start: bool = False
-    """Whether the statement only runs in the first iteration of the outermost loop around it: `if step == 0:`."""
+    """Whether the statement only runs in the first iteration of the outermost loop around it, as in `if step == 0:`."""
     repeats_keys: bool = False
-    """Whether the key is the variable of an inner loop, so keys repeat: `memory[index] = state` in a loop over the
-    samples of each epoch.
+    """Whether the key is the variable of an inner loop, so keys repeat, as in `memory[index] = state` in a loop over
+    the samples of each epoch.
     """
 
 

@@ -160,7 +160,7 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 
 _CLASS_PREFIX = re.compile(r"^_\w+?(?=__)")
-"""Matches the class in the name of a private attribute: `__kept` is stored as `_Buffer__kept`."""
+"""Matches the class in the mangled name of a private attribute (`__kept` is stored as `_Buffer__kept`)."""
 
 
 def _read(

@@ -26,8 +26,8 @@ _EMPTY_CALLS = {"list", "dict", "set", "deque", "tuple", "OrderedDict", "Counter
 
 
 def is_same(attribute: str, name: str) -> bool:
-    """Return whether two attribute names are equal, even if Python mangles one of them: `self.__values` is stored as
-    `_Tracker__values`.
+    """Return whether two attribute names are equal, even if Python mangles one of them (`self.__values` is stored as
+    `_Tracker__values`).
     """
     return attribute == name or (
         attribute.startswith("__") and not attribute.endswith("__") and name.endswith(attribute)
@@ -39,8 +39,8 @@ def is_self(node: ast.AST) -> bool:
 
 
 def is_selective(test: ast.expr, item: ast.expr) -> bool:
-    """Return whether a filter drops items over time: `age < 10`, `step - started <= 10`, `not item.done()`. `item is
-    not None` is not such a filter.
+    """Return whether a filter drops items over time, as in `age < 10`, `step - started <= 10` and `not item.done()`.
+    `item is not None` is not such a filter.
     """
     names = {each.id for each in flattened(item) if isinstance(each, ast.Name)}
     return any(
@@ -54,7 +54,7 @@ def is_selective(test: ast.expr, item: ast.expr) -> bool:
 
 
 def is_below(node: ast.If) -> bool:
-    """Return whether a condition requires that a counter is below a limit: `if step < 10:`, or the same comparison as
+    """Return whether a condition requires that a counter is below a limit, as in `if step < 10:`. The comparison may be
     part of a longer condition. `if loss < best:` is not such a condition.
     """
     return any(
@@ -93,8 +93,8 @@ def literal_keys(target: ast.AST | None) -> tuple[str, ...]:
 
 
 def replaces_contents(target: ast.expr) -> bool:
-    """Return whether an assignment replaces the contents: `name[:] = ...`, `name[:n] = ...`. `name[len(name):] = ...`
-    adds items. For a tensor, `name[a:b] = ...` only writes values.
+    """Return whether an assignment replaces the contents, as in `name[:] = ...` and `name[:n] = ...`. In contrast,
+    `name[len(name):] = ...` adds items. For a tensor, `name[a:b] = ...` only writes values.
     """
     if not isinstance(target, ast.Subscript):
         return False
@@ -109,7 +109,7 @@ def index_of(target: ast.expr) -> ast.expr | None:
 
 
 def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
-    """Return whether a counter is reset: `i = (i + 1) % size`, `if i == size: i = 0`."""
+    """Return whether a counter is reset, as in `i = (i + 1) % size` and `if i == size: i = 0`."""
     if not isinstance(index, ast.Name | ast.Attribute):
         return False
     counter = ast.dump(index).replace("Store()", "Load()")
@@ -137,7 +137,7 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
-    """Return whether the sliced variable is itself shortened, so the slices become empty: `pool = pool[8:]`."""
+    """Return whether the sliced variable is itself shortened, as in `pool = pool[8:]`, so the slices become empty."""
     if not isinstance(part.value, ast.Name) or not is_sliced(part):
         return False
     name = part.value.id
@@ -200,8 +200,8 @@ def called_name(node: ast.AST) -> str:
 
 
 def is_empty(value: ast.expr) -> bool:
-    """Return whether an expression is an empty or initial value: `[]`, `{}`, `list()`, `deque(maxlen=3)`,
-    `defaultdict(list)`, `0`, `None`.
+    """Return whether an expression is an empty or initial value, as in `[]`, `{}`, `list()`, `deque(maxlen=3)`,
+    `defaultdict(list)`, `0` and `None`.
     """
     if isinstance(value, ast.List | ast.Tuple | ast.Set):
         return not value.elts

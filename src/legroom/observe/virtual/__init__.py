@@ -1,3 +1,3 @@
-"""Virtual GPUs of any size on a machine without a GPU: `VirtualGPU` in `gpu`, and one module for each simulated part of
-CUDA.
+"""Virtual GPUs of any size on a machine without a GPU. `VirtualGPU` is in `gpu`, and each simulated part of CUDA has
+its own module.
 """

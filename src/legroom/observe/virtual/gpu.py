@@ -60,7 +60,7 @@ class VirtualGPU:
     """Simulates one or several GPUs, as a context manager or a decorator.
 
     `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is
-    the memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs: `"8GiB,8GiB"`. `sink`
+    the memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs, as in `"8GiB,8GiB"`. `sink`
     receives every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
     """
 

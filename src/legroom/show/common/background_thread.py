@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 
 class PeriodicThread(threading.Thread):
-    """A thread that calls `work` after each of `pauses` (in seconds) until the thread is stopped. It is a daemon
-    thread, so it does not keep the process alive.
+    """A thread that calls `work` after each of `pauses` (in seconds) until the thread is stopped. A daemon thread does
+    not keep the process alive.
 
     The class overrides `run`, so hooks on `Thread.run`, which track the threads of the script, do not affect it.
     """

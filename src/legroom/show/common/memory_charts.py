@@ -83,7 +83,7 @@ def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
 
 
 class StepSparkline:
-    """A chart of the peak of every step: `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`."""
+    """A chart of the peak of every step, for example `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps

@@ -1,7 +1,8 @@
 """Tracebacks without Legroom's frames, and tracebacks that fold the frames of libraries.
 
-After an out-of-memory error, only the user's frames are relevant. Frames in torch are folded into one line: `… 7 frames
-in torch`. For any other error, the frames of libraries may be relevant, so only Legroom's own frames are omitted.
+After an out-of-memory error, only the user's frames are relevant. Frames in torch are folded into one line such as `… 7
+frames in torch`. For any other error, the frames of libraries may be relevant, so only Legroom's own frames are
+omitted.
 """
 
 import os
@@ -28,7 +29,9 @@ def format_traceback(error: BaseException) -> str:
 
 
 def format_error_line(error: BaseException) -> str:
-    """Return the last line of the traceback, without notes: `torch.OutOfMemoryError: CUDA out of memory. …`."""
+    """Return the last line of the traceback, without notes, for example `torch.OutOfMemoryError: CUDA out of memory.
+    …`.
+    """
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
 

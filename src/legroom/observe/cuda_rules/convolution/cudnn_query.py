@@ -113,9 +113,10 @@ class Cudnn:
         operation: ConvOperation,
         c: Convolution,
     ) -> tuple[int, ...]:
-        """Like `workspaces`, for a selected kernel. The partial sums of Hopper's split-K kernels depend on the number
-        of blocks that run at once, which only a real GPU provides. Therefore this function computes the partial sums
-        itself. A kernel may also have no partial sums."""
+        """Return the result of `workspaces` for a selected kernel. The partial sums of Hopper's split-K kernels depend
+        on the number of blocks that run at once, which only a real GPU provides. Therefore this function computes the
+        partial sums itself. A kernel may also have no partial sums.
+        """
         problem = kernel_problem(operation, query.layer, c, query.output_sizes)
         gpu_only = first_gpu_only(problem, skipped)
         if gpu_only is not None:

@@ -138,7 +138,7 @@ class _Forest:
 
 
 class ForestHeader(NamedTuple):
-    """The header of the forest of one operation."""
+    """The header of one forest. Each operation has its own forest."""
 
     formulas: list[str]
     thresholds: int

@@ -253,7 +253,7 @@ def _fourier(problem: KernelProblem) -> int:
 
 def _fourier_tiles(problem: KernelProblem) -> int:
     """Return the size in bytes of the Fourier transforms of one tile per tensor, or of two tiles if an image has
-    several.
+    several tiles.
     """
     tiles = 1 if max(_padded(problem)) <= TILE else 2
     return _frequencies(TILE) * (tiles * problem.planes + problem.kernels)

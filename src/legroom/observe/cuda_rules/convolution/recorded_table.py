@@ -38,7 +38,9 @@ class ConvLayer(NamedTuple):
     groups: int
     transposed: bool
     padding: tuple[int, ...] | None = None
-    """None if the padding is not recorded. In most of these cases, the convolution does not change the image size."""
+    """The padding, or None if it is not recorded. In most convolutions without a recorded padding, the image size does
+    not change.
+    """
 
 
 class ConvQuery(NamedTuple):

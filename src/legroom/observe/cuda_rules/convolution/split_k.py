@@ -48,8 +48,9 @@ def product_of(c: Convolution, operation: ConvOperation) -> MatrixProduct:
 
 
 def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct:
-    """Like `product_of`, for convolutions with groups. Groups are adjacent in the rows of weight gradients and in the
-    columns of other operations."""
+    """Return the result of `product_of` for convolutions with groups. Groups are adjacent in the rows of weight
+    gradients and in the columns of other operations.
+    """
     if c.groups == 1:
         return product_of(c, operation)
     width = group_width(c)
@@ -137,7 +138,7 @@ TILES = {
 _BLOCKS = {1: 132, 2: 132, 3: 117, 4: 120, 5: 110, 6: 102, 7: 105, 8: 120, 16: 112}
 """Maps the cluster size to the number of blocks that an H200 runs at once. A cluster does not cross a GPC."""
 _STEP = 128
-"""Bytes of the depth that a block processes per step."""
+"""The number of bytes of the matrix depth that a block processes per step."""
 _SPLIT_COST = {
     "float16": {0: 8, 1: 9, 3: 7, 4: 8, 5: 13, 6: 6, 7: 9, 9: 7},
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},

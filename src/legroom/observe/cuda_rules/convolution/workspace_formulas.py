@@ -99,8 +99,8 @@ copies are in tiles.
 
 
 def _tiled_copies(c: Convolution, operation: ConvOperation, unpadded: bool, tile: int, count: int) -> int:
-    """Return the workspace size in bytes: `count` copies of the result, padded to whole tiles, and one semaphore for
-    each tile in the result and in each copy.
+    """Return the workspace size in bytes. The workspace contains `count` copies of the result, padded to whole tiles,
+    and one semaphore for each tile in the result and in each copy.
     """
     height, width = _TILES[tile]
     if c.groups > 1:

@@ -145,7 +145,7 @@ def weight_gradient(c: Convolution, gpu: GpuSpec) -> int:
 
 def _pointwise_weights(c: Convolution, partial: int) -> int:
     """Return the workspace size in bytes for a pointwise convolution. Each image has its own matrix product and its own
-    copy of the weight gradient. If those copies would be much larger than the images, the rule for other convolutions
+    copy of the weight gradient. If the copies would be much larger than the images, the rule for other convolutions
     applies.
     """
     if c.output_area == 1:

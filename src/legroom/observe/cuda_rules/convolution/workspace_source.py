@@ -32,7 +32,7 @@ class WorkspaceGuess(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Like `WorkspaceGuess`, for one operation."""
+    """The known workspace of one operation. See `WorkspaceGuess`."""
 
     likely: int
     others: tuple[int, ...]

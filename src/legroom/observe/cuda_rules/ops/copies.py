@@ -35,7 +35,9 @@ def contiguous(name: str) -> Rule:
 
 
 def contiguous_in_any_format(name: str) -> Rule:
-    """Like `contiguous`, for kernels that also support channels-last images."""
+    """Return the rule for kernels that need this argument contiguous or channels-last, and copy it after the results
+    are allocated.
+    """
 
     def rule(call: OpCall) -> MemoryPlan | None:
         tensor = call.arguments[name]
@@ -81,7 +83,7 @@ def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
 
 
 def format_of(tensor: Any) -> torch.memory_format:
-    """Return the memory format of a tensor's strides."""
+    """Return the memory format that corresponds to a tensor's strides."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     if last is not None and tensor.stride(1) == 1 and tensor.shape[1] > 1:
         return last

@@ -61,7 +61,7 @@ def _coalesce(call: OpCall) -> MemoryPlan:
 
 
 def _sparse_mask(call: OpCall) -> MemoryPlan:
-    """The rows of the dense matrix that exist in the sparse matrix are gathered, then copied into the result."""
+    """Rows of the dense matrix are gathered at the indices of the sparse matrix, then copied into the result."""
     mask = call.arguments["mask"]
     return MemoryPlan(
         [

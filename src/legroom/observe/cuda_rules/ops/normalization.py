@@ -40,8 +40,9 @@ def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias
 
 
 def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
-    """CUDA's kernel needs contiguous images. For other images, including channels-last ones, a contiguous copy is saved
-    for the backward pass (`group_norm` in ATen/native/group_norm.cpp)."""
+    """CUDA's kernel needs contiguous images. For other images, including channels-last images, a contiguous copy is
+    saved for the backward pass (`group_norm` in ATen/native/group_norm.cpp).
+    """
     return original.decompose(input.contiguous(), *rest)
 
 
@@ -250,8 +251,8 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """On CUDA, one fused kernel saves its input and one number per row; on the CPU, the norm is composed of
-    five operations.
+    """On CUDA, one fused kernel saves its input and one number per row. On the CPU, the norm is composed of five
+    operations.
 
     Source: `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu (torch 2.9 and
     later). CUDA also composes the norm if weights and input have different dtypes, or if the images are channels-last.

@@ -34,7 +34,7 @@ MAX_VALUES_PER_THREAD = 256
 
 
 class Dimension(NamedTuple):
-    """One or more dimensions of a tensor that the kernel treats as one."""
+    """One or more dimensions of a tensor that the kernel treats as a single dimension."""
 
     size: int
     stride: int

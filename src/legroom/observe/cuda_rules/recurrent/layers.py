@@ -1,8 +1,9 @@
-"""LSTM, GRU and RNN layers: CUDA makes one cuDNN call per module, while the CPU unrolls the module step by step.
+"""Memory plans of LSTM, GRU and RNN layers. CUDA makes one cuDNN call per module, while the CPU unrolls the module step
+by step.
 
-Source: ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`) and their
-gradients in another. Everything that the backward pass needs is in one opaque buffer, the reserve. Under autocast, the
-weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape
+Source: ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`), and their
+gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under autocast,
+the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape
 functions for these operations leave the reserve empty and have no backward pass, so this module defines both.
 """
 
@@ -102,7 +103,7 @@ def _parts(buffer: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """Return the kernel for sequences of one length: `lstm(input, hx, params, has_biases, num_layers, ...)`."""
+    """Return the kernel `lstm(input, hx, params, has_biases, num_layers, ...)` for sequences of one length."""
 
     def run(
         original: Any,
@@ -126,7 +127,7 @@ def _padded(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
 
 
 def _packed(mode: int, dropout_state: _DropoutState) -> Callable[..., Any]:
-    """Return the kernel for packed sequences: `lstm(data, batch_sizes, hx, params, ...)`."""
+    """Return the kernel `lstm(data, batch_sizes, hx, params, ...)` for packed sequences."""
 
     def run(
         original: Any,

@@ -3,8 +3,8 @@
 The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM,
 GRU, RNN; one to four layers; both directions; projections; dropout; packed sequences; three dtypes). Reserves are exact
 to the byte, except for dropout masks. cuDNN does not document its workspaces, but each workspace consists of a whole
-number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below contain those numbers.
-`bench/rules/recurrent/compare.py` prints the remaining differences.
+number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below contain the numbers of
+sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences.
 
 torch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
 """
@@ -60,7 +60,7 @@ class RecurrentLayer:
 
     @property
     def weights(self) -> int:
-        """Bytes of all weight matrices, without biases."""
+        """The size of all weight matrices in bytes, without biases."""
         state = self.projected or self.hidden
         first = self.gates * self.hidden * (self.inputs + state)
         deeper = self.gates * self.hidden * (self.directions * state + state)

@@ -67,7 +67,7 @@ _active: _Pinned | None = None
 
 
 def _type_name(tensor: torch.Tensor) -> str:
-    """Return torch's name for the type of a tensor on a device: `torch.cuda.FloatTensor`."""
+    """Return torch's name for the type of a tensor on a device, for example `torch.cuda.FloatTensor`."""
     names = {
         torch.float16: "Half",
         torch.bfloat16: "BFloat16",
