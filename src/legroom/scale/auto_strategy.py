@@ -1,5 +1,5 @@
-"""Strategy `auto`: selects the cheapest strategy that is predicted to fit, and explains the choice with a reason and a
-table of the alternatives.
+"""Implements strategy `auto`, which selects the cheapest strategy that is predicted to fit. The choice has a reason
+and a table of the alternatives.
 """
 
 import textwrap
@@ -10,7 +10,7 @@ from legroom.scale.prediction.strategy_memory import StrategyPrediction
 from legroom.units import format_size
 
 MAX_COLUMNS = 76
-"""The maximum line length, because a launcher adds the rank."""
+"""The maximum line length. A launcher adds the rank to each line."""
 COSTS = {
     "ddp": "it sends gradients once per step",
     "fsdp": "it gathers weights twice and sends gradients once per step",
@@ -34,11 +34,11 @@ class StrategyChoice:
     plan: PipelinePlan | None = None
     """The cut of the model, for a pipeline."""
     peaks: tuple[int, ...] = ()
-    """The predicted bytes of each GPU, if samples or layers were distributed by them."""
+    """The predicted bytes of each GPU, if samples or layers were distributed by memory."""
 
     @property
     def message(self) -> str:
-        """The message for the user, or empty if the user selected the strategy."""
+        """The message for the user, or "" if the user selected the strategy."""
         paragraphs = [
             textwrap.fill(text, MAX_COLUMNS, break_on_hyphens=False)
             for text in (self.reason, self.note)
@@ -50,8 +50,8 @@ class StrategyChoice:
 
 
 def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> StrategyChoice:
-    """Select the first strategy that fits. If none fits, select the strategy that exceeds the memory by the smallest
-    amount."""
+    """Return the first strategy that fits. If no strategy fits, return the strategy that exceeds the memory by the
+    smallest amount."""
     fitting = [prediction for prediction in predictions if prediction.fits]
     if not fitting:
         best = min((each for each in predictions if each.peak), key=lambda each: each.peak / each.capacity)

@@ -1,4 +1,4 @@
-"""Builds the engine of a strategy. Rejects a strategy whose requirements are not met."""
+"""Builds the engine of a strategy. A strategy whose requirements are not met is rejected."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,7 +70,7 @@ class Builder:
     devices: RankDevices
     options: ParallelOptions
     plan: PipelinePlan | None = field(default=None, init=False)
-    """The plan of a pipeline, once it is made."""
+    """The plan of a pipeline, or None before planning."""
 
     def build(self, strategy: str) -> tuple[StrategyEngine, StrategyChoice, Scaling]:
         strategy = self._applicable(strategy)
@@ -108,8 +108,8 @@ class Builder:
     # --- choice of the strategy
 
     def _applicable(self, strategy: str) -> str:
-        """Return `single` for every strategy if there is only one device, so that the same script runs on one
-        device."""
+        """Return the given strategy, or `single` if there is only one device. The same script can therefore run on
+        one device."""
         launched, size = self.devices.world.launched, self.devices.world.size
         device_count = len(self.devices.devices)
         if strategy in ("dp", "split") and size > 1:
@@ -264,7 +264,7 @@ class Builder:
         return self.plan
 
     def _shares(self) -> list[float]:
-        """Return the batch share of each rank: as given, or in proportion to the memory of each GPU."""
+        """Return the batch share of each rank. The shares are given by the user or proportional to the memory of each GPU."""
         size = self.devices.world.size
         if self.options.shares is not None or size == 1 or self.devices.device.type != "cuda":
             return checked_shares(self.options.shares, size, zero_allowed=False)

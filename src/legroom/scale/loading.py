@@ -1,12 +1,12 @@
-"""The loader of a run: each global batch is split among the ranks by their shares, and every sample is used exactly once.
+"""The loader of a run. Each global batch is split among the ranks by their shares, and every sample is used exactly once.
 
     loader = run.loader(dataset, batch_size=64)     # 64 samples per step, over all ranks
     for x, y in loader:                             # this rank's samples, on its device
 
-Other samplers repeat samples so that all ranks have the same number of samples, which gives different results than
-training in one process. This loader splits the last batch without padding, and a rank without samples uses one sample
-with weight 0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can
-therefore resume with another number of ranks at the same batch.
+Other samplers repeat samples to give all ranks the same number of samples. The results then differ from training in
+one process. This loader splits the last batch without padding, and a rank without samples uses one sample with weight
+0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can therefore
+resume with another number of ranks at the same batch.
 """
 
 import zlib
@@ -25,8 +25,7 @@ MAX_WORKERS = 8
 
 
 class DistributedLoader:
-    """Yields the batches of one dataset. Each iteration over the loader is one epoch; `set_epoch` selects another
-    epoch."""
+    """Yields the batches of one dataset. Each iteration over the loader is one epoch. `set_epoch` selects another epoch."""
 
     def __init__(
         self,
@@ -45,7 +44,8 @@ class DistributedLoader:
         on_batch: Callable[[bool], None] = lambda is_counted: None,
         **options: Any,
     ) -> None:
-        """`index` is the index of this rank's share. `device` is the device of batches; None keeps batches on the CPU.
+        """Create a loader. `index` is the index of this rank's share. `device` is the device of batches, or None to
+        keep batches on the CPU.
 
         `on_batch` is called before each batch, with False if the samples of the batch have weight 0.
         """
@@ -85,7 +85,7 @@ class DistributedLoader:
         return self._epoch
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Iterate over the remaining epochs: `for epoch in loader.epochs(10): for x, y in loader: ...`."""
+        """Iterate over the remaining epochs, as in `for epoch in loader.epochs(10): for x, y in loader: ...`."""
         while self._epoch < total:
             epoch = self._epoch
             yield epoch
@@ -101,7 +101,7 @@ class DistributedLoader:
         return {"epoch": self._epoch, "batches": self._batches, "seed": self._seed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume after the batches that were already used, without reading them."""
+        """Resume after the batches that were already used. These batches are not read again."""
         self._epoch, self._batches, self._seed = state["epoch"], state["batches"], state["seed"]
 
     def remaining_batches(self) -> Iterator[list[int]]:
@@ -140,7 +140,8 @@ class _BatchSampler:
 
 
 def workers_per_rank(dataset: Dataset[Any], local_ranks: int) -> int:
-    """Return the CPU cores per rank. The result is 0 for tensors in memory, or if each rank has only one core."""
+    """Return the number of loader workers, which is the number of CPU cores per rank. The result is 0 for tensors in
+    memory, or if each rank has only one core."""
     if isinstance(dataset, TensorDataset):
         return 0
     cores = processors() // local_ranks
@@ -179,5 +180,5 @@ def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) ->
 
 
 def _combined_seed(*numbers: int) -> int:
-    """Return one seed from several numbers, with different seeds for similar numbers."""
+    """Combine several numbers into one seed. Similar numbers result in different seeds."""
     return zlib.crc32(repr(numbers).encode())

@@ -1,8 +1,8 @@
 """Computes the weight of each rank's mean loss, so that the gradients are the same as for the global batch.
 
 Engines average gradients over ranks with equal weights. If a rank has n of the N samples of W ranks, its loss is
-therefore multiplied by n · W / N. The average over ranks is then exactly the mean over all N samples. N is summed over
-the ranks on the CPU while the forward pass runs.
+multiplied by n · W / N. The average over ranks is then exactly the mean over all N samples. N is summed over the
+ranks on the CPU while the forward pass runs.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class LossWeighting:
         self._host_group: Any = dist.new_group(backend="gloo") if ranks > 1 else None
 
     def set_counted(self, is_counted: bool) -> None:
-        """Set whether the current batch has a weight other than 0. A rank without samples uses a batch with weight
-        0."""
+        """Set the weight of the current batch to 0 if it is not counted. A rank without samples uses a batch that is
+        not counted."""
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:
@@ -55,8 +55,8 @@ class LossWeighting:
         return wait
 
     def gather(self, value: Any) -> Any:
-        """Gather tensors in the order of the global batch, scalars as one number per rank, and other values as a
-        list."""
+        """Gather a value from all ranks. Tensors are concatenated in the order of the global batch, scalars become
+        one number per rank, and other values become a list."""
         if isinstance(value, dict):
             return {name: self.gather(item) for name, item in value.items()}
         if isinstance(value, list | tuple):

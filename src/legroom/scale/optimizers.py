@@ -12,7 +12,8 @@ Optimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer] | Non
 
 
 def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Return the optimizer, or create it with the given function. The optimizer must have parameters of this model."""
+    """Return the optimizer. If a function is given, it creates the optimizer. The optimizer must have parameters of
+    this model."""
     if optimizer is None:
         return None
     result: torch.optim.Optimizer = optimizer
@@ -34,9 +35,9 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
 def replace_parameters(
     optimizer: torch.optim.Optimizer | None, replacements: Mapping[nn.Parameter, nn.Parameter | None]
 ) -> None:
-    """Replace parameters. Parameters with the replacement None are on another rank and are removed.
+    """Replace the parameters of an optimizer. A parameter with the replacement None is on another rank and is removed.
 
-    Empty groups are kept, because learning rate schedulers count them.
+    Empty groups are kept, because learning rate schedulers count all groups.
     """
     if optimizer is None:
         return

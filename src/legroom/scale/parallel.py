@@ -88,7 +88,7 @@ def parallel(
 
 
 class Parallel:
-    """A run: the wrapped model, and the communication with other ranks."""
+    """A run with the wrapped model and the communication with other ranks."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ class Parallel:
         """The model without its wrapper, for saving and loading under its own parameter names."""
         self.optimizer = engine.optimizer
         self.strategy = engine.name
-        """"single", "dp", "ddp", "fsdp", "pipeline" or "split"."""
+        """The name of the strategy: "single", "dp", "ddp", "fsdp", "pipeline" or "split"."""
         self.choice = choice
-        """The reason for the strategy, and the predictions of the others."""
+        """The reason for the strategy, and the predictions of all strategies."""
         self.device = devices.device
         self.rank, self.world_size = devices.world.rank, devices.world.size
         self.is_sharded = engine.is_sharded
@@ -123,7 +123,8 @@ class Parallel:
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DistributedLoader:
         """Return a loader of global batches of `batch_size` samples, which yields this rank's samples on its device.
 
-        Options: `shuffle` (True), `drop_last` (False), `seed`, `num_workers`, and other options of a DataLoader.
+        The options are `shuffle` (default True), `drop_last` (default False), `seed`, `num_workers`, and other
+        options of a DataLoader.
         """
         is_split = len(self._engine.shares) > 1
         loader = DistributedLoader(
@@ -140,9 +141,9 @@ class Parallel:
         return loader
 
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run forward, backward and the optimizer step, and set gradients to None.
+        """Run forward, backward and the optimizer step, set gradients to None, and return this rank's part of the loss.
 
-        `loss_fn(*batch, **named)` must call `run.model`. Return this rank's part of the loss. The mean over ranks,
+        `loss_fn(*batch, **named)` must call `run.model`. The mean of the result over ranks,
         `run.gather(loss).mean()`, is the loss of the global batch.
         """
         if not callable(loss_fn):
@@ -161,12 +162,12 @@ class Parallel:
         return loss
 
     def evaluate(self, function: Callable[..., Any], *batch: Any, **named: Any) -> Any:
-        """Call a function without gradients, on every rank: `run.evaluate(lambda x: run.model(x), x)`."""
+        """Call a function without gradients on every rank, as in `run.evaluate(lambda x: run.model(x), x)`."""
         return self._engine.evaluate(function, self._on_device(batch, named))
 
     def gather(self, value: Any) -> Any:
-        """Gather a value from all ranks: samples in the order of the global batch, scalars as a tensor, other values as
-        a list."""
+        """Gather a value from all ranks. Samples are concatenated in the order of the global batch, scalars become a
+        tensor, and other values become a list."""
         return self._weighting.gather(value)
 
     def guard(self, **options: Any) -> "Guard | Parallel":

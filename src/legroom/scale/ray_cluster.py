@@ -24,12 +24,12 @@ CONNECT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayHelp:
-    """Texts for error messages, which depend on the command that uses Ray."""
+    """Parts of error messages that depend on the command that uses Ray."""
 
     address: str
-    """The prefix of an address: `address=`."""
+    """The prefix of an address, for example `address=`."""
     no_cluster: str
-    """Further advice if there is no cluster."""
+    """Additional advice if there is no cluster."""
     no_ray: str
     """An alternative without Ray."""
 
@@ -118,7 +118,7 @@ def _without_services() -> Iterator[None]:
 
 
 def _check_address(address: str, help: RayHelp) -> None:
-    """Check that the host responds, because Ray waits a long time for a host that does not."""
+    """Check that the host responds. Otherwise, Ray would wait a long time for it."""
     if address == "auto":
         return
     if address.startswith("ray://"):

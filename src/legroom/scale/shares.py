@@ -1,6 +1,6 @@
 """Splits a global batch among ranks or devices by shares.
 
-Shares are non-negative numbers, of which only the ratio matters. Every rank computes the same split.
+Shares are non-negative numbers. Only the ratio of the shares matters. Every rank computes the same split.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
 
 
 def checked_shares(shares: Sequence[float] | None, count: int, *, zero_allowed: bool) -> list[float]:
-    """Return the user's shares after a check, or equal shares."""
+    """Return the user's shares, or equal shares if there are none. Invalid shares are rejected."""
     if shares is None:
         return [1.0] * count
     given = [float(share) for share in shares]

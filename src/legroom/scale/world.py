@@ -23,19 +23,19 @@ from legroom.errors import UsageError
 from legroom.observe.virtual.gpu import VirtualGPU
 
 DEFAULT_TIMEOUT = 600.0
-"""The seconds to wait for other ranks at the start. LEGROOM_TIMEOUT overrides it."""
+"""The time in seconds to wait for other ranks at the start. LEGROOM_TIMEOUT overrides this value."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks according to the environment."""
+    """The ranks according to the environment variables."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
     launched: bool = False
-    """True if a launcher started this process. If so, there is a process group, even with one rank."""
+    """True if a launcher started this process. A launched process has a process group, even with one rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RankDevices:
 
 
 def read_world(environ: Mapping[str, str]) -> World:
-    """Read the variables of torchrun, `legroom launch` and other launchers."""
+    """Read the environment variables of torchrun, `legroom launch` and other launchers."""
     names = ("RANK", "WORLD_SIZE")
     given = [name for name in names if name in environ]
     if not given:
@@ -73,7 +73,7 @@ def read_world(environ: Mapping[str, str]) -> World:
 
 
 def setup_rank(world: World) -> RankDevices:
-    """Select the device of this rank, and start the process group of a launched process."""
+    """Return the devices of this rank. For a launched process, the process group is started."""
     started = dist.is_available() and dist.is_initialized()
     if started:
         world = World(
@@ -119,7 +119,7 @@ def _all_devices(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def _reject_shared_devices(device: torch.device) -> None:
-    """Reject two ranks on one GPU. The error of NCCL would not name these ranks."""
+    """Raise an error if two ranks use the same GPU. The error of NCCL would not contain these ranks."""
     if device.type == "cpu" or VirtualGPU._active is not None:
         return
     identity = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))
@@ -164,7 +164,7 @@ def _destroy_process_group() -> None:
 
 
 def read_timeout(environ: Mapping[str, str]) -> float:
-    """Return LEGROOM_TIMEOUT, or the default."""
+    """Return the value of LEGROOM_TIMEOUT, or the default timeout."""
     text = environ.get("LEGROOM_TIMEOUT", str(DEFAULT_TIMEOUT))
     try:
         timeout = float(text)

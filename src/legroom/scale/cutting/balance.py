@@ -1,9 +1,10 @@
 """Finds the cut that balances the memory of all stages: parameters, gradients, optimizer state, activations and
 buffers.
 
-The costs of each position come from one trace of a whole step. The first cut is computed from the sums of these costs.
-A trace then predicts the peaks of the stages of that cut (see `stage_memory`), and the differences from the sums are
-added to the sums. These steps are repeated until the predicted peaks are even or the cut does not change.
+The costs of each position come from one trace of a whole step. The first cut is computed from the sums of these
+costs. A trace then predicts the peak of each stage of that cut (see `stage_memory`). The differences between these
+peaks and the sums are used as corrections. These steps are repeated until the predicted peaks are even or the cut
+does not change.
 """
 
 import itertools
@@ -15,9 +16,9 @@ from legroom.scale.cutting.forward_graph import CannotSplitModel
 from legroom.scale.cutting.stages import GraphPartitioner
 
 MAX_CUT_POSITIONS = 160
-"""The maximum number of positions to consider. If there are more, those with the fewest bytes to send are used."""
+"""The maximum number of positions to consider. If there are more, the positions with the fewest bytes to send are used."""
 EVEN_RATIO = 1.05
-"""No further cut is tried if the largest stage is at most this many times the smallest."""
+"""No further cut is tried if the largest stage is at most this many times the smallest stage."""
 MAX_ITERATIONS = 8
 PENALTY_POWER = 6
 
@@ -27,27 +28,27 @@ class PositionCosts:
     """The memory costs in bytes of each position of the graph."""
 
     saved: list[int]
-    """The bytes saved for the backward pass of one micro-batch."""
+    """The number of bytes saved for the backward pass of one micro-batch."""
     weights: list[list["WeightCost"]]
     """The tensors of the model that are read at each position."""
 
 
 class WeightCost(NamedTuple):
-    """The bytes of a tensor of the model."""
+    """The memory cost of a tensor of the model, in bytes."""
 
     key: int
     total: int
-    """The bytes of the tensor, including its gradient and optimizer state."""
+    """The size of the tensor, including its gradient and optimizer state."""
     temporary: int
-    """The additional bytes during the optimizer step."""
+    """The additional memory during the optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchFlow:
-    """Describes how micro-batches pass through the stages."""
+    """The flow of micro-batches through the stages."""
 
     in_flight: tuple[int, ...]
-    """For each stage, the maximum number of micro-batches that wait for their backward pass."""
+    """The maximum number of micro-batches that wait for their backward pass, for each stage."""
     buffered: int
     """The number of micro-batches whose inputs and gradients have separate buffers."""
 
@@ -66,7 +67,7 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """A measure to compare cuts. A cut with a larger stage is accepted if the other stages become more even."""
+        """A measure to compare cuts. A larger maximum stage is accepted if the other stages become more even."""
         return float(max(self.peaks) * self.spread**0.5)
 
 
@@ -107,8 +108,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be cut. If there are many, only those with the fewest bytes to send
-    are returned."""
+    """Return the positions at which the graph can be cut. If there are many, only the positions with the fewest bytes
+    to send are returned."""
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
         positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])
@@ -141,7 +142,8 @@ class _CostSums:
         self._flow = flow
 
     def cost(self, stage: int, begin: int, end: int) -> int:
-        """Return the higher of two peaks: with the most micro-batches in flight, and in the optimizer step."""
+        """Return the higher of two peaks: the peak with the most micro-batches in flight, and the peak of the
+        optimizer step."""
         repeated = [
             weight for position, previous, weight in self._repeated if previous < begin <= position < end
         ]
@@ -160,8 +162,8 @@ def _most_even(
     """Return the boundaries with the most even stages. `differences` are the differences between the predicted cost of
     each stage and its sum.
 
-    Several target sizes are tried, and the target size with the most even stages is used. If only the largest stage
-    were minimized, other stages could stay half empty because the next position has more bytes to send.
+    Several target sizes are tried, and the target size with the most even stages is used. Minimizing only the largest
+    stage could leave other stages half empty, because the next position has more bytes to send.
     """
     ends = [*positions, sums.length]
     begins = [0, *positions]

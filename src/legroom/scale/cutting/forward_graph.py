@@ -3,10 +3,10 @@
     graph = record_forward(model, arguments, named)       # on meta copies: computes nothing and does not change the model
     graph.nodes(0, graph.length)                          # the layers and the operations between them, in order
 
-A layer is a single node. A module that calls other modules is recorded both as a node and with its children. A stage
-that contains the whole module calls the module itself. If a module is divided between stages, its recorded children run
-instead. Sizes are recorded as constants, so a graph is valid for one shape of inputs, in training or in evaluation
-mode.
+A layer is a single node. A module that calls other modules is recorded as a node, and its children are recorded too.
+A stage that contains the whole module calls the module itself. If a module is divided between stages, the stages run
+its recorded children. Sizes are recorded as constants, so a graph is valid for one shape of inputs, in training or in
+evaluation mode.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from legroom.scale import trees
 
 
 class CannotSplitModel(LegroomError):  # noqa: N818
-    """The forward pass of the model cannot be split. The message states the location, the reason and the
+    """Raised if the forward pass of the model cannot be split. The message contains the location, the reason and the
     alternatives."""
 
     def __init__(self, location: str, reason: str) -> None:
@@ -84,17 +84,18 @@ class GraphNode:
 
     call: str | Callable[..., Any]
     owner: str
-    """The module whose forward calls it."""
+    """The module whose `forward` makes the call."""
     arguments: Any
     named: Any
     result: Any
     with_gradients: bool
     begin: int
     end: int
-    """Positions in the graph. A layer or operation has one position; a module that calls others spans theirs."""
+    """The range of positions in the graph. A layer or operation has one position. A module that calls other modules
+    spans their positions."""
     children: list["GraphNode"] = field(default_factory=list)
     modified_slots: list[int] = field(default_factory=list)
-    """The slots that it modifies in place."""
+    """The slots that the call modifies in place."""
 
     @property
     def is_module(self) -> bool:
@@ -127,7 +128,8 @@ class ForwardGraph:
         return self.root.end
 
     def nodes(self, begin: int, end: int) -> list[GraphNode]:
-        """Return the nodes between two positions: modules that are completely inside, and the children of the others."""
+        """Return the nodes between two positions. A module that is only partly between the positions is replaced by
+        its children."""
         found: list[GraphNode] = []
 
         def collect(node: GraphNode) -> None:
@@ -166,8 +168,9 @@ class ForwardGraph:
 def record_forward(model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> ForwardGraph:
     """Record `model(*arguments, **named)` on meta copies.
 
-    Tensors that do not depend on the inputs (positions, masks) are actually computed, because models read their values.
-    A model that reads values of the inputs cannot be recorded, because it may behave differently with other inputs.
+    Tensors that do not depend on the inputs (positions, masks) are computed with real values, because models read
+    these values. A model that reads values of the inputs cannot be recorded, because it may behave differently with
+    other inputs.
     """
     model, arguments, named = meta_copies(model, arguments, named)
     recorder = _Recorder(model)
@@ -348,7 +351,7 @@ class _Recorder(TorchFunctionMode):
             self._open[-1].children.append(node)
 
     def _with_references(self, value: Any, owner: str) -> Any:
-        """Replace tensors by references. Other objects that contain tensors cannot be recorded."""
+        """Return a value with references instead of tensors. Other objects that contain tensors cannot be recorded."""
 
         def reference(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
@@ -423,7 +426,7 @@ def _contains_tensors(value: Any, depth: int = 2) -> bool:
 
 
 def _is_empty_cache(value: Any) -> bool:
-    """Return True if the object is a cache, to which layers will add tensors."""
+    """Return True if the object is a cache. Layers add tensors to a cache."""
     return "Cache" in type(value).__name__
 
 
@@ -432,13 +435,13 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _on_meta(value: Any) -> Any:
-    """Move all tensors to the meta device, because operations cannot mix tensors on the meta device with other
+    """Return a value with all tensors on the meta device. Operations cannot mix tensors on the meta device with other
     tensors."""
     return trees.tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def _on_cpu(value: Any) -> Any:
-    """Replace devices by the CPU, for operations that do not depend on the inputs."""
+    """Return a value with the CPU instead of other devices, for operations that do not depend on the inputs."""
     arguments, named = trees.tree_map(lambda leaf: _CPU if isinstance(leaf, torch.device) else leaf, value)
     return arguments, {**named, "device": _CPU} if isinstance(named.get("device"), str) else named
 

@@ -1,4 +1,5 @@
-"""Plans how to split a model over devices: records its forward graph, traces its costs, and balances its stages."""
+"""Plans the split of a model over devices. The plan requires three steps: record the forward graph, trace its costs,
+and balance the stages."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -43,7 +44,7 @@ def plan_split(
 
 
 class LocalPlanning:
-    """Planning in one process, which predicts all stages."""
+    """Plans in one process, which predicts all stages."""
 
     def broadcast(self, function: Callable[[], T]) -> T:
         """Return the result of `function()` on the first rank."""
@@ -55,7 +56,7 @@ class LocalPlanning:
 
 
 class DistributedPlanning(LocalPlanning):
-    """Planning on several ranks, each of which predicts its own stage."""
+    """Plans on several ranks. Each rank predicts its own stage."""
 
     def broadcast(self, function: Callable[[], T]) -> T:
         result: list[Any] = [function() if dist.get_rank() == 0 else None]
@@ -74,7 +75,7 @@ class ModelCut:
     evaluation."""
 
     boundaries: tuple[int, ...]
-    """Positions in the recorded graph, including 0 and its length."""
+    """The boundaries of the stages in the recorded graph, including 0 and the length of the graph."""
     signature: tuple[str, ...]
     is_layer: tuple[bool, ...]
     """True if each position is a layer."""
@@ -84,8 +85,8 @@ class ModelCut:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the boundaries in another graph. A boundary comes after the same number of layers and, after the last
-        of these layers, the same number of operations."""
+        """Return the boundaries in another graph. The same number of layers precedes a boundary in both graphs, and
+        the same number of operations is between the last of these layers and the boundary."""
         if tuple(graph.signature()) == self.signature:
             return self.boundaries
         is_layer = [node.is_module for node in graph.leaves()]
@@ -139,7 +140,7 @@ def plan_pipeline(
 ) -> PipelinePlan:
     """Plan strategy `pipeline`. `batch` is a global batch, which is split into micro-batches as in a step.
 
-    `planning` defines how ranks plan together.
+    `planning` coordinates the planning of several ranks.
     """
     planning = planning or LocalPlanning()
     arguments = BatchArguments((batch,), {})

@@ -1,4 +1,4 @@
-"""Releases the tensors of a model that another stage has."""
+"""Releases the tensors of a model that are in another stage."""
 
 import torch
 from torch import nn

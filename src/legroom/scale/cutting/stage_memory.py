@@ -1,9 +1,9 @@
 """Builds the step of one stage, which is traced to predict the memory of the stage. The step contains the passes of all
 micro-batches in the order of the schedule.
 
-The order and the buffers are the same as in `torch.distributed.pipelining`: a buffer for the inputs and for the
-received gradients of each micro-batch, the loss of the last stage, gradients summed over micro-batches, then the
-optimizer.
+The order and the buffers are the same as in `torch.distributed.pipelining`. Each micro-batch has a buffer for its
+inputs and a buffer for its received gradients. The last stage computes the loss. Gradients are summed over
+micro-batches, and then the optimizer runs.
 """
 
 import itertools
@@ -42,8 +42,9 @@ def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBat
 
 
 def pass_order(ahead: int, count: int) -> list[tuple[bool, int]]:
-    """Return the passes of a stage as pairs (is forward, micro-batch). There are `ahead` forward passes before the
-    first backward pass, and `count` micro-batches in total."""
+    """Return the passes of a stage. Each pass is a pair of a flag, which is True for a forward pass, and a
+    micro-batch. There are `ahead` forward passes before the first backward pass, and `count` micro-batches in
+    total."""
     passes = [(True, index) for index in range(ahead)]
     for index in range(count):
         passes.append((False, index))
@@ -173,7 +174,8 @@ def position_costs(
 
 
 def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
-    """Return the bytes allocated between consecutive marks that are alive at the end of the forward pass."""
+    """Return the number of bytes that were allocated between consecutive marks and are alive at the end of the
+    forward pass."""
     freed = {event.id for event in events if type(event) is Free}
     saved = []
     for begin, end in itertools.pairwise(marks):
@@ -185,8 +187,8 @@ def _saved_bytes(events: Sequence[Event], marks: Sequence[int]) -> list[int]:
 def _weight_costs(
     partitioner: GraphPartitioner, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> list[list[WeightCost]]:
-    """Return the tensors that are read at every position, with their gradients and optimizer state if they are
-    trained."""
+    """Return the tensors that are read at every position. For trained tensors, the sizes include gradients and
+    optimizer state."""
     by_name = dict(named_tensors(model))
     costs = []
     for node in partitioner.leaves:
@@ -211,8 +213,8 @@ def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimize
 
 
 def model_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the model's arguments from a batch: all entries of a dict, or all items of a sequence except the last one
-    (the target)."""
+    """Return the model's arguments from a batch. These are all entries of a dict, or all items of a sequence except
+    the last item (the target)."""
     if isinstance(batch, dict):
         return (), dict(batch)
     if isinstance(batch, list | tuple):

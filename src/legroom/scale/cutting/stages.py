@@ -1,8 +1,8 @@
 """Partitions a forward graph into stages, and runs a stage.
 
 A stage sends the tensors that later stages need and cannot compute themselves. Tensors that depend only on the batch,
-without weights and randomness (positions, masks), are recomputed where they are needed, because every stage has the
-batch.
+and not on weights or random numbers (positions, masks), are recomputed by each stage that needs them, because every
+stage has the batch.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ class StageProgram:
     receives: tuple[int, ...]
     """The slots received from the previous stage."""
     sends: tuple[int, ...]
-    """The slots sent to the next stage; for the last stage, those of the model's output."""
+    """The slots sent to the next stage. For the last stage, these are the slots of the model's output."""
     inputs: tuple[int, ...]
-    """The indices of the model's inputs that it reads."""
+    """The indices of the model's inputs that the stage reads."""
 
     def tensors(self, model: nn.Module) -> set[str]:
         """Return the names of the parameters and buffers that the program needs."""
@@ -53,7 +53,7 @@ class StageProgram:
 
 
 class GraphPartitioner:
-    """Determines where a forward graph can be cut, and the programs of the stages."""
+    """Determines the positions at which a forward graph can be cut, and creates the programs of the stages."""
 
     def __init__(self, graph: ForwardGraph) -> None:
         self.graph = graph
@@ -87,7 +87,7 @@ class GraphPartitioner:
 
     @cached_property
     def crossing(self) -> list[tuple[int, ...]]:
-        """For every position, the slots that must be sent if a stage begins at that position."""
+        """The slots that must be sent if a stage begins at a position, for every position."""
         last_use: dict[int, int] = dict.fromkeys(self._result, self.graph.length + 1)
         created: dict[int, int] = {}
         for node in self.leaves:
@@ -114,8 +114,8 @@ class GraphPartitioner:
         )
 
     def programs(self, boundaries: Sequence[int]) -> list[StageProgram]:
-        """Return one program for each pair of consecutive boundaries. The first boundary is 0 and the last one is the
-        length of the graph."""
+        """Return one program for each pair of consecutive boundaries. The first boundary is 0, and the last boundary
+        is the length of the graph."""
         spans = list(itertools.pairwise(boundaries))
         programs: list[StageProgram] = []
         needed = set(self._result)  # by later stages
@@ -214,7 +214,7 @@ class StageRunner(nn.Module):
 
 
 def _required_slots(nodes: Sequence[GraphNode], sends: Iterable[int]) -> set[int]:
-    """Return the slots that these nodes read or that are sent, but that these nodes do not compute."""
+    """Return the slots that these nodes read or send, but do not compute."""
     required: set[int] = set()
     computed: set[int] = set()
     for node in nodes:
@@ -232,7 +232,7 @@ def _result_slots(template: Any, result: Any) -> Iterator[tuple[int, torch.Tenso
 
 
 def _last_uses(program: StageProgram) -> list[tuple[int, ...]]:
-    """Return, for every node, the slots that are not needed afterwards, so that their memory can be freed."""
+    """Return the slots that are not needed after each node. Their memory can be freed."""
     needed = set(program.sends)
     last_uses: list[tuple[int, ...]] = []
     for node in reversed(program.nodes):

@@ -1,1 +1,1 @@
-"""Launches the ranks of a script: the plan, the engines, and the result."""
+"""Launches the ranks of a script. This package contains the plan, the engines, and the result."""

@@ -1,8 +1,9 @@
 """Runs a plan with torchrun's own agent, including its rendezvous, its restarts and its termination of ranks.
 
-`torch.distributed.elastic` starts one process per rank, monitors them, and connects to other nodes. This module adds
-the output files of the ranks and a callback at the end of an attempt. For both, it uses extension points of the agent:
-`LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of the workers.
+`torch.distributed.elastic` starts one process per rank, monitors the processes, and connects to other nodes. This
+module adds the output files of the ranks and a callback at the end of an attempt. Both use extension points of the
+agent. `LogsSpecs.reify` returns the files at the start of an attempt, and `_monitor_workers` returns the state of the
+workers.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from legroom.scale.launching.plan import LaunchPlan
 from legroom.scale.launching.rank_settings import ATTEMPT_VARIABLE, environment, rank_command
 
 GRACE_SECONDS = 15
-"""The time that terminated ranks get to exit. torchrun's default is 30."""
+"""The time in seconds in which terminated ranks must exit. The default of torchrun is 30 seconds."""
 
 
 def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end: OnEnd) -> LaunchResult:
@@ -109,7 +110,7 @@ class _AttemptRecorder(LogsSpecs):
     def finished(self, exit_codes: Mapping[int, int], first: Collection[int] = ()) -> None:
         """Record that all ranks of the attempt have exited.
 
-        `exit_codes` are the exit codes of failed ranks. `first` are the ranks that exited before the others were
+        `exit_codes` are the exit codes of failed ranks. `first` are the ranks that exited before the other ranks were
         terminated.
         """
         if not self._running:
@@ -139,7 +140,7 @@ class _AttemptRecorder(LogsSpecs):
 
 
 class _Agent(LocalElasticAgent):
-    """torchrun's agent with a callback at the end of an attempt."""
+    """The agent of torchrun with a callback at the end of an attempt."""
 
     def __init__(self, spec: WorkerSpec, recorder: _AttemptRecorder) -> None:
         super().__init__(spec, recorder)
@@ -220,7 +221,7 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
 
 
 def _silence_torch() -> None:
-    """Disable the agent's log messages about failures and signals. Legroom itself reports these once."""
+    """Disable the agent's log messages about failures and signals. Legroom reports each failure once."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).disabled = True
@@ -228,7 +229,7 @@ def _silence_torch() -> None:
 
 @contextlib.contextmanager
 def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
-    """Set the environment variables of the ranks, which they inherit from the agent."""
+    """Set the environment variables that the ranks inherit from the agent."""
     before = dict(os.environ)
     os.environ.update(environment(plan, folder))
     os.environ.pop("LEGROOM", None)  # ranks are recorded already
@@ -241,7 +242,7 @@ def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _grace(seconds: int) -> Iterator[None]:
-    """Set the time that terminated ranks get to exit before they are killed.
+    """Set the time in which terminated ranks must exit. After this time, they are killed.
 
     The time is a default argument of `PContext.close` that cannot be set if a rank has failed. If a version of torch
     changes that function, torch's default of 30 seconds applies.
@@ -278,7 +279,7 @@ def _signals_restored() -> Iterator[None]:
 
 
 def _has_exited(pid: Any) -> bool:
-    """Return True if a process is a zombie, which means that it has exited but was not waited for yet."""
+    """Return True if a process is a zombie. A zombie has exited, but its parent has not read its exit code yet."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except (psutil.Error, TypeError, ValueError):

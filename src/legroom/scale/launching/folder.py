@@ -1,4 +1,4 @@
-"""The folder of a launch: the output of its ranks, how they exited, and their captures.
+"""The folder of a launch. It contains the output, the exit records and the captures of the ranks.
 
     train.launch/
         rank-0.out  rank-0.err     the output of the rank
@@ -52,8 +52,8 @@ class LaunchFolder:
 
 
 def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
-    """Create the folder `chosen`, which must be new or empty. Without `chosen`, create a folder with an unused name
-    made from `stem` in the current folder."""
+    """Create the folder `chosen`, which must be new or empty. If `chosen` is not given, create a folder in the
+    current folder, with an unused name that starts with `stem`."""
     try:
         if chosen is not None:
             chosen.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExit:
-    """How one rank exited. The rank writes this record when an exception is raised, and again at exit."""
+    """The exit record of one rank. The rank writes this record when an exception is raised, and again at exit."""
 
     rank: int
     time: float

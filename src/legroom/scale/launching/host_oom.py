@@ -1,4 +1,4 @@
-"""Counts processes that the kernel killed because host memory ran out, the most common cause of SIGKILL."""
+"""Counts processes that the kernel killed because host memory ran out. This is the most common cause of SIGKILL."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _COUNTERS = (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat"))
 
 
 def host_oom_kills() -> int:
-    """Return the number of such kills since the machine or container started, or 0 if unknown."""
+    """Return the number of processes that were killed since the machine or container started, or 0 if unknown."""
     return max((_read(path) for path in _COUNTERS), default=0)
 
 

@@ -1,8 +1,8 @@
 """Predicts the memory of each rank before the launch.
 
-Every rank of this node is traced separately, as `legroom estimate` traces a script. The process group of a traced rank
-has the right size but no other ranks (see `observe.virtual.single_rank`). Shards, batches and stages therefore have
-their true sizes.
+Every rank of this node is traced separately, as `legroom estimate` traces a script. The process group of a traced
+rank reports the right size, but the other ranks do not exist (see `observe.virtual.single_rank`). Shards, batches and
+stages therefore have their true sizes.
 """
 
 import tempfile
@@ -93,7 +93,7 @@ def _estimate(
 
 
 def _environment(plan: LaunchPlan, rank: int, messages: str) -> dict[str, str]:
-    """Return the environment of the rank. The rank is on the first node, so its local rank equals its rank."""
+    """Return the environment variables of the rank. The rank is on the first node, so its local rank equals its rank."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(plan.world_size),

@@ -1,7 +1,7 @@
 """The result of a launch, and the rank that caused a failure.
 
-If one rank fails, the others fail soon after, because they lose their connection to the failed rank or the launcher
-terminates them. The rank that the operating system reports first is therefore often not the rank that failed first. To
+If one rank fails, the other ranks fail soon after, because they lose their connection to the failed rank or the
+launcher terminates them. The first failure that the operating system reports is therefore often not the cause. To
 find the cause, an error of the rank itself takes precedence, then a signal, then a lost connection. Among several
 errors, the earliest is treated as the cause.
 """
@@ -20,7 +20,7 @@ _LOST_CONNECTION = re.compile(
     r"|(?:Read|Send|Connect) error|Gloo .{0,40}failed|PeerFailed|RankMissing|RendezvousConnectionError",
     re.IGNORECASE | re.DOTALL,
 )
-"""Messages of gloo, NCCL, torch's stores and Legroom if another rank has failed."""
+"""Matches messages of gloo, NCCL, torch's stores and Legroom that appear if another rank has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class RankResult:
 
     rank: int
     exit_code: int
-    """The exit code of the operating system; negative for a signal."""
+    """The exit code from the operating system, which is negative for a signal."""
     exit_record: RankExit | None
-    """The record that the rank wrote, or None if it was killed or terminated."""
+    """The record that the rank wrote, or None if the rank was killed or terminated."""
     files: RankFiles
     died_first: bool = False
-    """True if it exited before the launcher terminated the others."""
+    """True if the rank exited before the launcher terminated the other ranks."""
 
     @property
     def failed(self) -> bool:
@@ -42,7 +42,7 @@ class RankResult:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell: 128 plus the signal for a process that was killed."""
+        """The exit code as in a shell. For a process that was killed, this is 128 plus the signal."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property
@@ -62,7 +62,7 @@ class RankResult:
 
     @property
     def was_terminated(self) -> bool:
-        """True if the rank was terminated. The launcher terminates the other ranks if one fails."""
+        """True if the launcher terminated the rank because another rank failed."""
         return self.signal == "SIGTERM" and self.failure is None
 
     @property
@@ -95,13 +95,13 @@ class LaunchAttempt:
     """One start of all ranks of this node."""
 
     number: int
-    """The index of the attempt; 0 is the first."""
+    """The index of the attempt, starting at 0."""
     seconds: float
     ranks: tuple[RankResult, ...]
 
     @property
     def cause(self) -> RankResult | None:
-        """The rank that failed first, or None."""
+        """The rank that failed first, or None if no rank failed."""
         return min((rank for rank in self.ranks if rank.failed), key=_precedence, default=None)
 
     @property
@@ -112,7 +112,7 @@ class LaunchAttempt:
 
     @property
     def exited_early(self) -> tuple[RankResult, ...]:
-        """Ranks that exited without an error while the others still needed them."""
+        """The ranks that exited without an error while the other ranks still needed them."""
         cause = self.cause
         if cause is None or not cause.lost_connection:
             return ()
@@ -120,9 +120,9 @@ class LaunchAttempt:
 
 
 OnStart = Callable[[int, Mapping[int, int]], None]
-"""Called with `(attempt, {local rank: rank})` before the ranks start."""
+"""A function that is called before the ranks start, with the attempt and a map from local ranks to ranks."""
 OnEnd = Callable[[LaunchAttempt], None]
-"""Called after all ranks of an attempt have exited."""
+"""A function that is called after all ranks of an attempt have exited."""
 
 
 def _precedence(rank: RankResult) -> tuple[int, float]:
@@ -140,7 +140,7 @@ class LaunchResult:
 
     attempts: tuple[LaunchAttempt, ...]
     interrupted: str = ""
-    """The signal that stopped the launcher: `SIGINT` for Ctrl-C."""
+    """The signal that stopped the launcher, for example `SIGINT` for Ctrl-C."""
     host_oom_kills: int = 0
     """The number of processes that the kernel killed during the attempt because host memory ran out."""
 
@@ -150,7 +150,7 @@ class LaunchResult:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the rank that failed first; 130 after Ctrl-C."""
+        """The exit code of the rank that failed first, or 130 after Ctrl-C."""
         if self.interrupted:
             return 128 + signal.Signals[self.interrupted]
         cause = self.last.cause if self.last is not None else None

@@ -1,4 +1,4 @@
-"""The plan of a launch: the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
+"""The plan of a launch, with the number of ranks and nodes, their GPUs, and the equivalent torchrun command.
 
 This module rejects invalid combinations of options before any process starts.
 """
@@ -24,32 +24,32 @@ LaunchEngineName = Literal["torchrun", "ray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """A valid launch, from the perspective of one node."""
+    """The validated settings of a launch on one node."""
 
     script: Script
     nproc: int
     """The number of ranks on this node."""
     gpus: tuple[GpuSpec, ...] = ()
-    """The virtual GPUs of this node, if any. Every rank sees all of them and uses its own."""
+    """The virtual GPUs of this node, if any. Every rank sees all virtual GPUs and uses its own."""
     real_gpus: int = 0
-    """The number of real GPUs that are used instead. With 0, the ranks run on the CPU."""
+    """The number of real GPUs that are used if there are no virtual GPUs. If 0, the ranks run on the CPU."""
     nodes: tuple[int, int] = (1, 1)
     """The minimum and maximum number of nodes."""
     rendezvous: str | None = None
-    """`host:port` at which the nodes connect. None: only this machine, on a free port."""
+    """The address (`host:port`) at which the nodes connect. If None, the launch uses only this machine and a free port."""
     wait: float = 600
-    """The seconds that nodes wait for each other."""
+    """The time in seconds that nodes wait for each other."""
     strategy: str | None = None
     max_restarts: int = 0
     threads: int = 1
-    """`OMP_NUM_THREADS` of each rank."""
+    """The value of `OMP_NUM_THREADS` for each rank."""
     watch: bool = True
     """True if ranks on real GPUs record their memory."""
     engine: LaunchEngineName = "torchrun"
 
     @property
     def world_size(self) -> int:
-        """The number of ranks on all nodes, assuming that all nodes have as many as this one."""
+        """The number of ranks on all nodes. All nodes are assumed to have as many ranks as this node."""
         return self.nodes[1] * self.nproc
 
     @property
@@ -130,8 +130,8 @@ def plan_launch(
     watch: bool = True,
     engine: LaunchEngineName = "torchrun",
 ) -> LaunchPlan:
-    """Fill in defaults and reject invalid combinations. `gpus` are virtual GPUs; `real_gpus` is the number of real
-    GPUs."""
+    """Return a plan with all defaults. Invalid combinations are rejected. `gpus` are virtual GPUs. `real_gpus` is the
+    number of real GPUs."""
     script.check()
     minimum, maximum = _parse_nodes(nodes)
     if engine == "ray" and rendezvous is not None:
@@ -188,14 +188,14 @@ def _check_real_gpus(ranks: int, available: int) -> None:
 
 
 def _one_per_rank(gpus: Sequence[GpuSpec], ranks: int, strategy: str | None) -> tuple[GpuSpec, ...]:
-    """Repeat a single GPU for each rank."""
+    """Return one GPU per rank. A single GPU is repeated for each rank."""
     if len(gpus) == 1 and strategy not in IN_ONE_PROCESS:
         return tuple(gpus) * ranks
     return tuple(gpus)
 
 
 def _names(gpus: Sequence[GpuSpec]) -> str:
-    """Format GPUs for the command line."""
+    """Return the GPUs in the format of the command line."""
     return ",".join(gpu.name for gpu in gpus)
 
 

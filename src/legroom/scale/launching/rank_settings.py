@@ -1,4 +1,4 @@
-"""The settings that the launcher passes to a rank through its environment: its folder and its GPUs."""
+"""The settings that the launcher passes to a rank through its environment, such as its folder and its GPUs."""
 
 import json
 import os
@@ -13,16 +13,17 @@ from legroom.scale.launching.plan import LaunchPlan
 
 SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
 ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
-"""The attempt of the rank. torch's own count does not include restarts because of added or removed nodes."""
+"""The environment variable with the attempt of the rank. The restart count of torch does not include restarts because
+of added or removed nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSettings:
-    """The settings of a rank, the same for all ranks of a node."""
+    """The settings of a rank. All ranks of a node have the same settings."""
 
     folder: str
     gpus: tuple[GpuSpec, ...]
-    """The virtual GPUs, or empty for real ones."""
+    """The virtual GPUs. The tuple is empty if real GPUs are used."""
     watch: bool
     options: tuple[str, ...]
     """The options of the launch, for the next command in a report."""
@@ -47,7 +48,7 @@ def rank() -> int:
 
 
 def environment(plan: LaunchPlan, folder: LaunchFolder) -> Mapping[str, str]:
-    """Return the environment variables of a rank, in addition to those of the rendezvous."""
+    """Return the environment variables of a rank, in addition to the variables of the rendezvous."""
     settings = RankSettings(
         folder=str(folder.path.absolute()),
         gpus=plan.gpus,

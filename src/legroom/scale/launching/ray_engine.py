@@ -6,9 +6,9 @@ starts the rank as a separate process, with the same program and environment as 
 is sent to a mailbox, an actor in the cluster. The folder of the launch is then the same as if all ranks had run on this
 machine.
 
-If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, they run on the cluster of this machine.
-Otherwise, a temporary cluster is started on this machine. In that case, a cluster that is already running on this
-machine is not used, because it may belong to another user.
+If RAY_ADDRESS is set, the ranks run on that cluster. With `--nodes`, the ranks run on the cluster of this machine.
+Otherwise, a temporary cluster is started on this machine. A cluster that is already running on this machine is not
+used, because it may belong to another user.
 """
 
 import logging
@@ -95,8 +95,8 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to the cluster at RAY_ADDRESS or, for several nodes, to the cluster of this machine. Otherwise, start a
-    cluster."""
+    """Connect to a Ray cluster. This is the cluster at RAY_ADDRESS or, for several nodes, the cluster of this
+    machine. Otherwise, a cluster is started."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())
@@ -104,7 +104,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return True if ranks use GPUs of the cluster. Ranks on virtual GPUs do not."""
+    """Return True if ranks use GPUs of the cluster. Ranks on virtual GPUs do not use them."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

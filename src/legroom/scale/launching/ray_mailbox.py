@@ -15,12 +15,12 @@ POLL_SECONDS = 0.2
 
 @dataclass
 class _Messages:
-    """Messages since the launcher last read them."""
+    """The messages that the launcher has not read yet."""
 
     chunks: list[tuple[int, int, str, bytes]] = field(default_factory=list)
-    """Attempt, rank, file, and data to write to it."""
+    """The attempt, the rank, the file, and the data to write to the file."""
     codes: list[tuple[int, int, int]] = field(default_factory=list)
-    """Attempt, rank and exit code."""
+    """The attempt, the rank and the exit code."""
     attempt: int = -1
     """The latest attempt."""
 

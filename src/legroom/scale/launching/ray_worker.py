@@ -1,4 +1,4 @@
-"""Runs on a Ray worker: starts the rank as a process, and sends its output to the mailbox."""
+"""Starts a rank as a process on a Ray worker, and sends its output to the mailbox."""
 
 import json
 import os
@@ -22,14 +22,15 @@ class RankTask:
     """The task of every worker."""
 
     arguments: tuple[str, ...]
-    """Arguments of the Python interpreter."""
+    """The arguments of the Python interpreter."""
     environment: dict[str, str]
     folder: str
     """The working directory of the launch. As with torchrun, the script must exist there on every node."""
 
 
 def run_on_worker(config: dict[str, Any]) -> None:
-    """The training function for Ray Train. It returns if the rank succeeds, and raises an error otherwise."""
+    """Run the rank as the training function of Ray Train. The function returns if the rank succeeds, and raises an
+    error otherwise."""
     import ray
     import ray.train
     import torch.distributed as distributed

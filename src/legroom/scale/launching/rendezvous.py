@@ -1,4 +1,4 @@
-"""Checks the rendezvous address, so that a port used by another program is reported in seconds instead of minutes."""
+"""Checks the rendezvous address. A port that another program uses is reported in seconds instead of minutes."""
 
 import socket
 import subprocess
@@ -79,7 +79,7 @@ os._exit(0)  # without the slow shutdown of torch
 
 
 def _process(port: int) -> str:
-    """Return text such as ` (python, process 4711)`, or "" if unknown."""
+    """Return a description of the program that uses the port, such as ` (python, process 4711)`, or "" if unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.pid:

@@ -1,4 +1,4 @@
-"""Predicts the memory of a step on given devices, with fake tensors and without affecting the run.
+"""Predicts the memory of a step on given devices. The prediction uses fake tensors and does not affect the run.
 
     prediction = predict_step(device_model_of(device), 2, make_step)       # prediction.peaks: one per device
 
@@ -30,7 +30,7 @@ from legroom.predict.tracing.trace import Trace
 
 T = TypeVar("T")
 MakeStep = Callable[[DeviceCopies], Callable[[], object]]
-"""Copies the model and batch to the traced devices, and returns the step."""
+"""A function that copies the model and batch to the traced devices, and returns the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class DeviceModel:
 
     gpu: GpuSpec
     kernels: bool
-    """True if workspaces of kernels are included. They are not on a virtual GPU."""
+    """True if workspaces of kernels are included. A virtual GPU has no such workspaces."""
 
     @property
     def capacity(self) -> int:
-        """The bytes that PyTorch can use."""
+        """The number of bytes that PyTorch can use."""
         return self.gpu.usable
 
 
@@ -54,13 +54,13 @@ class StepPrediction:
     peaks: tuple[ReplayPeaks, ...]
     """The peaks of each device."""
     sharded_peaks: tuple[int, ...]
-    """The peak of one device if weights, gradients and optimizer state were sharded, for each requested number of ranks."""
+    """The peak of one device with sharded weights, gradients and optimizer state, for each requested number of ranks."""
     reads_values: bool
-    """True if the step read values of tensors, so that it may behave differently with other data."""
+    """True if the step read values of tensors. Such a step may behave differently with other data."""
 
 
 def device_model_of(device: torch.device) -> DeviceModel:
-    """Return the model of this GPU. For a CPU, return the model of a large GPU."""
+    """Return the device model of this GPU. For a CPU, return the device model of a large GPU."""
     if device.type != "cuda":
         return DeviceModel(find_gpu("a100-80gb"), kernels=True)
     active = VirtualGPU._active
@@ -130,8 +130,7 @@ def trace_devices(device_model: DeviceModel, devices: int = 1) -> Iterator[tuple
 
 
 def _sharded_peaks(events: list[Event], ranks: Sequence[int]) -> list[int]:
-    """For each number of ranks, return the peak of unsharded bytes plus one shard. 0 ranks means that shards have no
-    size."""
+    """Return the peak of unsharded bytes plus one shard, for each number of ranks. With 0 ranks, the size of a shard is 0."""
     categories = {event.id: event.category for event in events if type(event) is Alloc}
     categories.update({event.id: event.category for event in events if type(event) is Tag})
     sharded = unsharded = 0
@@ -199,7 +198,7 @@ def _run_in_child(write_end: int, function: Callable[[], Any]) -> None:
 
 
 def _pickle_error(error: Exception) -> bytes:
-    """Pickle an error, or only its message if it cannot be pickled."""
+    """Return the pickled error. If the error cannot be pickled, only its message is pickled."""
     try:
         data = pickle.dumps((False, error))
         pickle.loads(data)

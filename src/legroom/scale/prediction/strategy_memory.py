@@ -23,7 +23,7 @@ from legroom.scale.strategies.sharded import wrapping
 from legroom.train.guarding.batches.splitting import BatchArguments
 
 SAFE_FRACTION = 0.97
-"""The fraction of a GPU's memory that may be planned for."""
+"""The fraction of a GPU's memory that a strategy may use."""
 COORDINATOR_ITERATIONS = 4
 
 
@@ -33,10 +33,10 @@ class StrategyPrediction:
 
     strategy: str
     peak: int
-    """The peak bytes, or 0 if it was not predicted."""
+    """The peak in bytes, or 0 if there is no prediction."""
     capacity: int
     reason: str = ""
-    """The reason if it was not predicted."""
+    """The reason if there is no prediction."""
 
     @property
     def fits(self) -> bool:
@@ -50,13 +50,13 @@ class TrainingSetup:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     batch: Any
-    """A global batch, or None."""
+    """A global batch, or None if no batch was given."""
     capacities: tuple[int, ...]
     """The bytes that PyTorch can use on each GPU."""
     device: DeviceModel
 
     def batch_sizes(self, shares: Sequence[float]) -> list[int]:
-        """Return the batch size of each GPU, at least one."""
+        """Return the batch size of each GPU, which is at least one."""
         batch_size = BatchArguments((self.batch,), {}).batch_size
         return [max(1, count) for count in split_by_shares(batch_size, shares)]
 
@@ -90,7 +90,7 @@ def ddp(setup: TrainingSetup, shares: Sequence[float]) -> StrategyPrediction:
 
 
 def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False) -> StrategyPrediction:
-    """Predict FSDP2: model state is sharded, and the weights of the largest gathered module are added."""
+    """Predict the memory of FSDP2. The model state is sharded, and the weights of the largest gathered module are added."""
     batch_size = max(setup.batch_sizes(shares)) if setup.batch is not None else 0
     ranks = 0 if offload else len(setup.capacities)
     (peak,) = single_device(setup, batch_size, sharded_over=(ranks,)).sharded_peaks
@@ -102,8 +102,8 @@ def fsdp(setup: TrainingSetup, shares: Sequence[float], *, offload: bool = False
 
 
 def unused_parameters(setup: TrainingSetup) -> tuple[bool, bool]:
-    """Return True if a step leaves parameters without a gradient, and whether the set of these parameters may depend on
-    the data."""
+    """Return two flags: True if a step leaves parameters without a gradient, and True if the set of these parameters
+    may depend on the data."""
     has_unused: list[bool] = []
 
     def make_step(onto: DeviceCopies) -> Callable[[], None]:
@@ -151,7 +151,7 @@ def coordinator_shares(
     devices: int,
     device_model: DeviceModel,
 ) -> tuple[list[float], list[int]]:
-    """Return the samples of each device of a DataParallel, the coordinator first, and the predicted peaks.
+    """Return the number of samples of each device of a DataParallel, coordinator first, and the predicted peaks.
 
     The coordinator gets as many samples as possible without using more memory than the average of the other devices.
     Memory grows linearly with the samples, so the search interpolates between the smallest and the largest share.
@@ -160,7 +160,7 @@ def coordinator_shares(
     tried: dict[int, tuple[list[int], float]] = {}
 
     def excess(coordinator: int) -> float:
-        """Return the bytes that the coordinator uses beyond the average of the other devices."""
+        """Return the number of bytes by which the coordinator exceeds the average of the other devices."""
         if coordinator not in tried:
             shares = _dp_shares(batch_size, coordinator, devices)
             prediction = predict_step(

@@ -110,7 +110,7 @@ def split_step(
 
 
 def optimizer_for(model: nn.Module, given: Optimizer) -> torch.optim.Optimizer:
-    """Return the given optimizer, or AdamW."""
+    """Return the given optimizer, or AdamW if no optimizer is given."""
     if given is not None:
         return given
     return torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)

@@ -1,5 +1,5 @@
-"""`dp`: DataParallel in which the first GPU, the coordinator, gets fewer samples, because it also has gradients, optimizer
-state and the loss.
+"""Implements strategy `dp`: DataParallel with different batch shares. The first GPU (the coordinator) gets fewer
+samples, because it also has gradients, optimizer state and the loss.
 
 One process copies the model to every GPU in every step and gathers the outputs on the coordinator. The loss is computed
 over the whole batch, so the gradients do not depend on the shares. The shares that balance the memory are predicted

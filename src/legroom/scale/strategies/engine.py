@@ -1,5 +1,4 @@
-"""The interface of a strategy's engine, which runs the passes of a step, and the engines of a single device and of
-DDP."""
+"""The interface of the engines that run the passes of a step, and the engines of a single device and of DDP."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -25,16 +24,16 @@ class StrategyEngine(Protocol):
     """The model without its wrapper, with the original parameter names."""
     optimizer: torch.optim.Optimizer | None
     shares: list[float]
-    """The batch share of each rank. A single entry if all ranks have the whole batch."""
+    """The batch share of each rank. There is a single entry if all ranks have the whole batch."""
     batch_device: torch.device | None
-    """The device of batches; None keeps them on the CPU."""
+    """The device of batches, or None to keep batches on the CPU."""
     is_sharded: bool
     """True if a rank has only a part of the weights."""
 
     def backward(
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
-        """Run forward and backward. Return the detached loss. The mean of these losses over ranks is the loss of the
+        """Run forward and backward, and return the detached loss. The mean of the loss over ranks is the loss of the
         global batch."""
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
@@ -104,8 +103,8 @@ def ddp_engine(
     """Return the engine of DDP. Gradients are views of the buckets of DDP, so there is only one copy of the gradients.
 
     `has_unused` means that a step leaves some parameters without a gradient. Without this option, DDP would wait for
-    these gradients indefinitely. `may_change` means that these parameters may differ between steps, so DDP must search
-    for them in each step. A trace of one step detects both.
+    these gradients indefinitely. `may_change` means that these parameters may differ between steps, so DDP must
+    search for them in each step. A trace of one step determines both options.
     """
     model.to(devices.device)
     static = (has_unused and not may_change) if static_graph is None else static_graph

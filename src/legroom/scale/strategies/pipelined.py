@@ -1,11 +1,11 @@
-"""Strategy `pipeline`: each rank has one stage of the model, and micro-batches pass through the stages one after the
-other.
+"""Implements strategy `pipeline`. Each rank has one stage of the model, and micro-batches pass through the stages one
+after the other.
 
 `torch.distributed.pipelining` provides the schedule and the communication. Each stage runs a part of the recorded
-forward graph (see `cutting`). Every rank has the whole batch and runs the same script. The loss function is called as
-usual, with a model that first captures its arguments, which the first stage needs. After the passes, the model returns
-the output, which the last stage has. The schedule requires micro-batches of equal size. The remaining samples form a
-smaller last micro-batch, and its gradients are added to the others.
+forward graph (see `cutting`). Every rank has the whole batch and runs the same script. The loss function is called
+twice. In the first call, the model captures its arguments, which the first stage needs. After the passes, the model
+returns the output of the last stage. The schedule requires micro-batches of equal size. The remaining samples form a
+smaller last micro-batch, and its gradients are added to the other gradients.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ class Pipelined:
         self._keep_own_weights(plan.programs)
 
     def _keep_own_weights(self, programs: Sequence[StageProgram]) -> None:
-        """Move this stage's weights to its device, and release the others."""
+        """Move this stage's weights to its device, and release all other weights."""
         broadcast_from_rank_zero(self.module)
         tensors = dict(named_tensors(self.module))
         users: dict[int, set[int]] = {}
@@ -207,7 +207,7 @@ class PipelinedModel(nn.Module):
     def call_with_output(
         self, output: Any, function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> Any:
-        """Call `function` with a model that returns `output`."""
+        """Call `function` with a model that returns `output`, and return the result."""
         self._output = [output]
         try:
             return function(*arguments, **named)
@@ -216,8 +216,8 @@ class PipelinedModel(nn.Module):
 
 
 class _Captured(BaseException):
-    """Raised to end the user's function after the arguments are captured. It is a BaseException, so that no `except
-    Exception` in the function catches it.
+    """Raised to end the user's function after the arguments are captured. The class is derived from BaseException, so
+    `except Exception` in the function does not catch it.
     """
 
     def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -262,7 +262,7 @@ class _Schedule:
     def run(
         self, loss_fn: LossFunction, micros: Sequence[Any], weights: Sequence[float], scaling: Scaling
     ) -> torch.Tensor:
-        """Run all passes of these micro-batches. Return their total loss on the last stage, and 0 on the others."""
+        """Run all passes of these micro-batches. Return their total loss on the last stage, and 0 on the other stages."""
         losses: list[torch.Tensor] = []
         with self._batch(loss_fn, micros, weights, scaling):
             target = {"target": self._indices, "losses": losses} if self._is_last else {}

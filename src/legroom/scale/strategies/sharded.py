@@ -1,8 +1,8 @@
-"""`fsdp`: FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers the weights of a module
-while the module runs.
+"""Implements strategy `fsdp` with FSDP2. Each rank has a shard of weights, gradients and optimizer state, and gathers
+the weights of a module while the module runs.
 
 Modules that are gathered separately are selected by size. These modules are small compared to the shards, but large
-enough for efficient communication. Smaller modules are gathered with the module around them.
+enough for efficient communication. Smaller modules are gathered with their parent module.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ class Wrapping:
 
     names: tuple[str, ...]
     largest: int
-    """The bytes of the largest of them, including the rest of the model."""
+    """The size in bytes of the largest of these modules. The rest of the model counts as one module."""
 
 
 def sharded(
@@ -44,7 +44,7 @@ def sharded(
     dtype: torch.dtype | None = None,
     offload: bool = False,
 ) -> WrappedModelEngine:
-    """Return the engine of FSDP2. `dtype` is the dtype of computations; shards and gradient sums stay in float32.
+    """Return the engine of FSDP2. `dtype` is the dtype of computations. Shards and gradient sums stay in float32.
 
     With `offload`, shards are kept in host memory.
     """
@@ -69,9 +69,10 @@ def sharded(
 
 
 def wrapping(model: nn.Module) -> Wrapping:
-    """Select the modules that are gathered separately.
+    """Return the modules that are gathered separately.
 
-    These are the largest modules with at most MAX_UNIT_FRACTION of the model, and repeated ones (the blocks of a transformer).
+    These are the largest modules with at most MAX_UNIT_FRACTION of the model, and repeated modules (the blocks of a
+    transformer).
     """
     total = _bytes(model.parameters())
     shared = _shared_parameters(model)

@@ -1,7 +1,7 @@
-"""Strategy `split`: one process places the layers of the model on several GPUs, which compute one after the other.
+"""Implements strategy `split`. One process places the layers of the model on several GPUs, which compute one after the other.
 
 This is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that all GPUs use
-about the same memory. The code of the model does not change: inputs are moved to the GPU of each module, and an
+about the same memory. The code of the model does not change. Inputs are moved to the GPU of each module, and an
 operation on tensors of two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch is.
 """
 
@@ -24,7 +24,7 @@ from legroom.train.guarding.batches.splitting import to_device
 def split(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices, placement: dict[str, int]
 ) -> WrappedModelEngine:
-    """Return the engine. `placement` contains the index of the device of each tensor of the model."""
+    """Return the engine of strategy `split`. `placement` contains the device index of each tensor of the model."""
     return WrappedModelEngine(
         "split",
         SplitModel(model, list(devices.devices), placement),
@@ -52,8 +52,8 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs operations on tensors of several devices on the device of a parameter, or otherwise on the last of these
-    devices in the model."""
+    """Runs each operation with tensors on several devices on a single device. This is the device of a parameter or,
+    without parameters, the last of these devices in the model."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()
