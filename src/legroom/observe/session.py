@@ -1,8 +1,10 @@
 """Records a run. A session selects the producer of events for this machine and reports the current memory use.
 
-with virtual GPUs       → the dispatch recorder over the virtual GPUs
-with a CUDA device      → the history of the CUDA allocator
-otherwise               → the dispatch recorder over host memory
+| machine | producer |
+|---|---|
+| with virtual GPUs | the dispatch recorder over the virtual GPUs |
+| with a CUDA device | the history of the CUDA allocator |
+| otherwise | the dispatch recorder over host memory |
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Selects the path of the capture of a run.
+"""Selects the path of a run's capture.
 
 Without `-o`, the path is `SCRIPT.legroom` in the current directory, or `SCRIPT-2.legroom` and so on if the file exists.
 If no capture can be written, or if the disk is full, the script still runs and the report is printed.

@@ -1,4 +1,4 @@
-"""Runs one script and records its memory: the engine of `legroom run` and of the ranks of `legroom launch`.
+"""Runs one script and records its memory, for `legroom run` and for the ranks of `legroom launch`.
 
 Usage errors are raised before the script starts. The script then runs as with `python`, and its memory events are
 written to a capture file. An out-of-memory error is reported as soon as it leaves the script. The report comes last,

@@ -5,15 +5,17 @@ GPU. With the addresses at which CUDA placed the segments, the simulation reprod
 address. Without these addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA graphs and
 private pools are not simulated, because a virtual GPU does not support them.
 
-The order of steps:
+`malloc` and `free` proceed in these steps:
 
-    malloc   round up → find the best fit in the pool of that stream → split off the remainder if it is large enough
-             no block fits: collect garbage if enabled → reserve a segment
-             device full:   release oversize cached blocks → reserve → synchronize other streams, release all free
-                            segments → reserve → fail
-    free     merge with adjacent free blocks → put into the pool; a block in use by another stream is pending first
+```
+malloc   round up → find the best fit in the pool of that stream → split off the remainder if it is large enough
+         no block fits: collect garbage if enabled → reserve a segment
+         device full:   release oversize cached blocks → reserve → synchronize other streams, release all free
+                        segments → reserve → fail
+free     merge with adjacent free blocks → put into the pool; a block in use by another stream is pending first
+```
 
-`malloc` and `free` run for every storage of a run, so these two are optimized for speed.
+Both methods run for every storage of a run, so they are optimized for speed.
 """
 
 from bisect import bisect_left, insort

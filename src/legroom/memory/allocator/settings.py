@@ -67,7 +67,7 @@ class AllocatorSettings:
     max_non_split_rounding: int = 20 * MiB
     """The maximum difference in bytes between the request and a block that is never split."""
     roundup_power2_divisions: tuple[int, ...] = (0,) * POWER_OF_TWO_INTERVALS
-    """The number of divisions of each power of two from 1 MiB to 64 GiB for rounding. The values 0 and 1 disable this
+    """The number of divisions for rounding, for each power of two from 1 MiB to 64 GiB. The values 0 and 1 disable this
     kind of rounding.
     """
     garbage_collection_threshold: float = 0.0
@@ -81,9 +81,9 @@ class AllocatorSettings:
     backend: str = "native"
     """`cudaMallocAsync` uses CUDA's own memory pool, which differs from this simulation."""
     ties: str = "age"
-    """The rule that selects one of several free blocks of equal size: the block of the older segment ("age", since
-    torch 2.13) or the block at the lower address ("address", before torch 2.13). The rule depends on the torch version,
-    not on the environment.
+    """The rule that selects one of several free blocks of equal size. "age" selects the block of the older segment
+    (since torch 2.13). "address" selects the block at the lower address (before torch 2.13). The rule depends on the
+    torch version, not on the environment.
     """
 
     def __post_init__(self) -> None:

@@ -2,18 +2,20 @@
 
 A capture is a series of chunks. A chunk is one gzip member of JSON lines and does not depend on other chunks:
 
-    {"format": "legroom capture", "version": 2, ...}    the header
-    ["s", device, stream, category, phase, module, file, line, function, op]
-                                                        a site that allocates; sites are numbered from 0
-    ["l", time, id, bytes, block bytes, step, site]     a storage that is alive at the start of the chunk
-    ["r", device, bytes]                                reserved memory at the start of the chunk
-    ["b", number of "l" lines]                          the events start here
-    ["a", time, id, bytes, block bytes - bytes, step, site]     Alloc
-    ["f", time, id]                                             Free
-    ["t", id, category]                                         Tag
-    ["g", ...] ["p", ...] ["o", ...] ["h", ...]                 SegmentChange, Step, Oom, Holder: their fields in order
-    ["n", time, class name, ...]                                Annotation: its other fields in order
-    ["e"]                                                       end mark: the capture is complete
+```
+{"format": "legroom capture", "version": 2, ...}    the header
+["s", device, stream, category, phase, module, file, line, function, op]
+                                                    a site that allocates; sites are numbered from 0
+["l", time, id, bytes, block bytes, step, site]     a storage that is alive at the start of the chunk
+["r", device, bytes]                                reserved memory at the start of the chunk
+["b", number of "l" lines]                          the events start here
+["a", time, id, bytes, block bytes - bytes, step, site]     Alloc
+["f", time, id]                                             Free
+["t", id, category]                                         Tag
+["g", ...] ["p", ...] ["o", ...] ["h", ...]                 SegmentChange, Step, Oom, Holder: their fields in order
+["n", time, class name, ...]                                Annotation: its other fields in order
+["e"]                                                       end mark: the capture is complete
+```
 
 Times are in whole microseconds. Times and ids are stored as differences. The time of an "a" or "f" line is relative to
 the previous "a" or "f" line. The time of the first such line is relative to the time in the header. The id of an "a"

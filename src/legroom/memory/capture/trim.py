@@ -1,9 +1,10 @@
 """Selects the chunks to keep when a capture grows too large, and writes the file without the other chunks.
 
-A chunk does not depend on other chunks, so it can be dropped as a whole. Chunks are kept in this order while there is
-room: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory error,
-the first chunk, and then newer chunks before older chunks. The Step events of dropped chunks are kept, so that the
-history of steps is complete. If even the steps need too much room, every second step is dropped, repeatedly.
+A chunk does not depend on other chunks, so it can be dropped as a whole. While there is room, chunks are kept in this
+order: the newest chunk, the chunks with the highest memory, the first and the latest chunks with an out-of-memory
+error, and the first chunk. Of the other chunks, newer chunks come before older chunks. The Step events of dropped
+chunks are kept, so that the history of steps is complete. If even the steps need too much room, every second step is
+dropped, repeatedly.
 """
 
 import json
@@ -96,7 +97,7 @@ def choose(chunks: Sequence[Chunk], *, highest: Iterable[int], max_bytes: int) -
 
 
 def dropped_events(chunk: Chunk) -> int:
-    """Return the number of events of the chunk that are not in the file."""
+    """Return how many events of the chunk are not in the file."""
     return 0 if chunk.is_complete else chunk.events - zlib.decompress(chunk.step_lines).count(b"\n")
 
 

@@ -19,7 +19,7 @@ from legroom.observe.training_threads import other_threads_train
 
 
 class OwnedAddresses(NamedTuple):
-    """The addresses of tensors of one category at one tick."""
+    """The addresses of all tensors that have one category at one tick."""
 
     tick: int
     category: Category
@@ -122,7 +122,7 @@ class AddressOwners:
         return False
 
     def module_of(self, parameter: Any) -> str:
-        """Return the path of the module of a parameter, or "" if unknown."""
+        """Return the path of the module that contains a parameter, or "" if unknown."""
         return self._module_of(parameter)
 
     # --- collecting addresses

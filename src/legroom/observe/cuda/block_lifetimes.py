@@ -7,9 +7,10 @@ this order:
   runs out, Legroom also finds the holder of each block of the forward pass (`apply_holder_categories`): a graph, a
   variable, or a running call. Blocks that were freed while the exception propagated are ignored, because the program
   itself did not free these blocks.
-- *Workspace*: the first block with a known cuBLAS or cuBLASLt workspace size, per stream and per forward or backward
-  pass, that has no other owner and is never freed. A workspace is recognized by its size. A tensor of exactly that size
-  would be mistaken for a workspace if similar code allocates it before the first matrix product and never frees it.
+- *Workspace*: the first block with the size of a cuBLAS or cuBLASLt workspace that has no other owner and is never
+  freed. Each stream has one such block for the forward pass and one for the backward pass. A workspace is recognized by
+  its size. A tensor of exactly that size would be mistaken for a workspace if similar code allocates it before the
+  first matrix product and never frees it.
 - *Activation*: allocated outside the backward pass and freed in the backward pass by the autograd engine. A block that
   is not freed yet is an activation if it was allocated in a forward pass with gradients that no backward pass has
   followed. The category also includes blocks that a checkpoint recomputes and that the engine frees.
@@ -20,8 +21,8 @@ this order:
 
 Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
 to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location
-in the same pass. The next block is a gradient or a freed activation (the result or input of an operation), because a
-backward operation allocates memory, then sets gradients, then frees saved tensors. If no block with a known location
+in the same pass. A backward operation allocates memory, then sets gradients, then frees saved tensors. Therefore the
+next block is a gradient or a freed activation (the result or input of an operation). If no block with a known location
 follows, the previous block with a known location is used. The reported line may therefore be off by one operation, but
 by no more than the distance between two parameters.
 """

@@ -2,8 +2,8 @@
 
 The history contains the requested size, not the size of the block. The allocator rounds the size up, and adds a
 remainder that is too small to split off. The size of the remainder follows from the addresses. Adjacent free blocks are
-always merged, so at an allocation the free block extends to the next block in use, or to the end of the segment. The
-allocator splits off the part beyond the rounded size only if this part is large enough. For all recorded histories,
+always merged. At an allocation, the free block therefore extends to the next block in use or to the end of the segment.
+The allocator splits off the part beyond the rounded size only if this part is large enough. For all recorded histories,
 including histories with `max_split_size` or expandable segments, the computed sizes equal the sizes in torch.
 """
 

@@ -5,13 +5,13 @@ of modules and optimizers mark these entries with the step, phase and module (`m
 addresses are recorded (`address_owners`). No tensor is kept alive, and the device is never synchronized. At the end of
 each step, the allocator's statistics are read once.
 
-The ring is read and converted to events (`history_events`) only
+The ring is read and converted to events (`history_events`) only in three cases:
 
-- at the end of the run;
-- when the script gets a `torch.OutOfMemoryError` (`failures`);
-- before the entries of the step with the highest peak so far are overwritten: when three quarters of the ring have been
-  filled since the start of that step. The entries around the peak are therefore never lost. If every step has a higher
-  peak than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
+- The run ends.
+- The script receives a `torch.OutOfMemoryError` (`failures`).
+- The entries of the step with the highest peak so far would soon be overwritten, because three quarters of the ring
+  have been filled since the start of that step. The entries around the peak are therefore never lost. If every step has
+  a higher peak than the step before, as with a leak, the newest step has the highest peak, and the ring is not read.
 
 Events therefore arrive late, but in order. If the entries of a step were overwritten, only its `Step` event is
 available.

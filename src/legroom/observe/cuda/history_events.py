@@ -51,7 +51,7 @@ class PendingEvent(NamedTuple):
 
 
 TickRecord = OwnedAddresses | LoaderBatch | PendingEvent
-"""A record of something that happened at a tick (see `markers`). The record is merged into the history entries."""
+"""A record of an event at a tick (see `markers`). The record is merged into the history entries."""
 
 
 class AllocationFailure(NamedTuple):

@@ -2,7 +2,7 @@
 
 The history is a ring buffer, so the history of a long run contains only the last entries. The state before the history
 is derived from the current state. The initial state contains the blocks that are alive now but were not allocated in
-the history, and the blocks that the history frees but did not allocate.
+the history. It also contains the blocks that were freed but not allocated in the history.
 """
 
 from collections.abc import Mapping, Sequence

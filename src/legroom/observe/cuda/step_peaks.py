@@ -45,7 +45,7 @@ class StepPeaks:
         self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:
-        """Return the statistics as the script sees them."""
+        """Return the statistics that the script would read."""
         statistics = self._read(device)
         self._restore_peaks(device, statistics)
         return statistics

@@ -1,15 +1,17 @@
 """All functions of torch that the CUDA history uses. Most of these functions are private, so each function is checked
 before use.
 
-The table lists the effect of each missing function:
+The table lists the effect of each missing function.
 
-    _lazy_call                  CUDA is initialized at once, before the script does it
-    _record_memory_history      everything except the totals of each step
-    skip_actions                a third of the length of the history
-    clear_history               nothing: recording is stopped and started again
-    _set_memory_metadata        the exact boundaries of phases and modules (see `markers`)
-    OutOfMemoryError.__init__   the error message; failures that a library hides are then reported too
-    the OOM observer            the free device memory at a failed allocation
+| missing function | effect |
+|---|---|
+| `_lazy_call` | CUDA is initialized at once, before the script initializes it |
+| `_record_memory_history` | only the totals of each step are recorded |
+| `skip_actions` | the history is a third shorter |
+| `clear_history` | none: recording is stopped and started again |
+| `_set_memory_metadata` | the boundaries of phases and modules are not exact (see `markers`) |
+| `OutOfMemoryError.__init__` | the error message is missing, and failures that a library hides are reported too |
+| the OOM observer | the free device memory at a failed allocation is unknown |
 
 No function in this module synchronizes the device or allocates device memory.
 """

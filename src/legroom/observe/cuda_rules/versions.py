@@ -38,7 +38,7 @@ class RulesVersion:
 RULES_VERSION = RulesVersion(torch="2.11", cudnn="9.19", gpu="NVIDIA H200", equal_cudnn=("9.12", "9.20"))
 """`make rules` rebuilds all shipped rules, tables and models. Change this value after running `make rules` with other
 versions. The reason for `equal_cudnn`: for 600 layers of the table, cuDNN 9.12, 9.19.1 and 9.20 returned the same 1,800
-results as 9.19.0. cuDNN 9.21 returned different results for 26% of the forward passes and 58% of the weight
+results as 9.19.0. Version 9.21 returned different results for 26% of the forward passes and 58% of the weight
 gradients.
 """
 

@@ -215,8 +215,8 @@ class ForwardLocations:
             del self._locations[: self.MAX_ENTRIES // 2]
 
     def find(self, node: Any) -> OpLocation | None:
-        """Return the location of the forward operation that created `node`. Views record no location, so a view gets
-        the location of the operation before it.
+        """Return the location of the forward operation that created `node`. No location is recorded for views, so a
+        view has the location of the operation before it.
         """
         number = node._sequence_nr()
         if number >= ACCUMULATE_GRAD:

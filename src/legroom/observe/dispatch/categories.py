@@ -1,7 +1,7 @@
 """Assigns each live storage a category as soon as its purpose is known.
 
-Parameters and buffers belong to modules, gradients are accumulated by the engine, optimizer state belongs to an
-optimizer, activations are saved by the autograd graph, and inputs are returned by a loader. A storage whose purpose is
+Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. Gradients are accumulated by the
+engine, activations are saved by the autograd graph, and inputs are returned by a loader. A storage whose purpose is
 unknown keeps its category from the time of allocation.
 """
 

@@ -1,8 +1,8 @@
 """Computes operations in a wider dtype if CUDA supports a dtype and the CPU does not.
 
-The results are converted back, so the program sees the dtypes that CUDA returns. This module runs only after an error
-of the CPU's kernel, so supported operations cost nothing. If CUDA does not support the operation either, the error is
-raised.
+The results are converted back, so the program receives the dtypes that CUDA would return. This module runs only after
+an error of the CPU's kernel, so supported operations cost nothing. If CUDA does not support the operation either, the
+error is raised.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 Device tensors are fake; host tensors are real, so data loading, sampling and logging run as usual. When the host reads
 a small device tensor that does not depend on the model, it gets the real values (`known_values`). When the host reads
-any other device tensor, it gets a placeholder: `.item()` returns 1, `all()`, `equal()` and `allclose()` return True,
-other Boolean values are False, and `.cpu()` returns ones.
+any other device tensor, it gets a placeholder. In this case, `.item()` returns 1, `all()`, `equal()` and `allclose()`
+return True, other Boolean values are False, and `.cpu()` returns ones.
 
 Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
 creates in its constructor are fake from the beginning. All parameters and buffers that a module registers are fake too.

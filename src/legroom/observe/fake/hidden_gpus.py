@@ -10,7 +10,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def hide_real_gpus() -> None:
-    """Make torch find no real GPU in this process, without changing the environment variables that the script sees.
+    """Make torch find no real GPU in this process, without changing the environment variables of the script.
 
     Autograd starts one thread per GPU at the first backward pass, and a process with such threads cannot continue after
     a fork. torch counts the GPUs only once. This function makes torch count the GPUs while none is visible. The

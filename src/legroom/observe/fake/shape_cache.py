@@ -66,7 +66,7 @@ class _TensorMeta(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     offset: int | None
-    """The storage offset of a view of the first argument; None for new memory."""
+    """The storage offset if the tensor is a view of the first argument, or None for new memory."""
     is_first: bool
     """Whether this tensor is the first argument itself."""
 
@@ -74,7 +74,7 @@ class _TensorMeta(NamedTuple):
 class _Result(NamedTuple):
     tensors: tuple[_TensorMeta | None, ...]
     kind: type | None
-    """`list` or `tuple`; None for a single tensor."""
+    """`list` or `tuple`, or None for a single tensor."""
 
 
 _UNSEEN: Any = object()

@@ -141,10 +141,10 @@ def _data_of(saved: Any) -> Any:
 def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
     """Yield the inputs of the checkpointed block that a node belongs to, and recomputed tensors that are not used yet.
 
-    The unpack hook of the checkpoint references these tensors. torch stores the inputs in saved variables; before 2.13,
-    torch stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose the hook
-    (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot name the holder of such an
-    input.
+    The unpack hook of the checkpoint references these tensors. Since 2.13, torch stores the inputs in saved variables.
+    Before 2.13, torch stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose
+    the hook (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot name the holder of such
+    an input.
     """
     try:
         for saved in _saved_variables(node):
@@ -197,7 +197,9 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Return whether saved tensors can be read now. If not, a graph may save storages that the search does not see."""
+    """Return whether saved tensors can be read now. If they cannot be read, a graph may save storages that the search
+    does not find.
+    """
     return can_read_saved() or _unpacks_freely
 
 

@@ -68,8 +68,8 @@ class HolderSurvey(NamedTuple):
     """Keys of the storages that autograd graphs reachable from these variables saved."""
 
     def categories(self) -> dict[int, Category]:
-        """Return the category of each storage key, derived from the holder: an activation if a graph saved the storage,
-        otherwise a result or a temporary tensor of the forward pass.
+        """Return the category of each storage key, derived from the holder. The category is activation if a graph saved
+        the storage. Otherwise, it is a result or a temporary tensor of the forward pass.
         """
         categories: dict[int, Category] = {}
         if autograd_graph.saved_tensors_are_readable():
@@ -84,8 +84,8 @@ class HolderSurvey(NamedTuple):
     ) -> LargestHolders:
         """Return the largest holders.
 
-        A storage in `allocated` that no variable retains belongs to the call that allocated it, if that call is still
-        running (in `module`). Otherwise, the storage belongs to the graph of the running backward pass.
+        If no variable retains a storage in `allocated`, the storage belongs to the call that allocated it, if the call
+        is still running (in `module`). Otherwise, the storage belongs to the graph of the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}

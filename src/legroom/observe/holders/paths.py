@@ -78,7 +78,7 @@ class _Search:
         self._min_length = min_length
         self._created_in = created_in
         self._own_lists: set[int] = set()
-        """The `id`s of the lists of the search itself."""
+        """The `id`s of the lists that the search itself uses."""
         self._seen: dict[int, Any] = {}
         """Maps the `id` of each object that was found to the object. A single dict is used because the search must skip
         it among the referrers.
@@ -352,7 +352,7 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """Return whether a referrer is a Python object that holds the tensor. Autograd nodes do not count, because they
+    """Return whether a referrer is a Python object that retains the tensor. Autograd nodes do not count, because they
     retain tensors on behalf of the tensors that own the graph. However, a list that references such a node (the `ctx`
     of a user's function) counts.
     """

@@ -1,8 +1,8 @@
 """Computes the device memory that an object retains, directly and through all objects that it references.
 
-A process has hundreds of thousands of objects that reference no tensor (samples of a data set, a tokenizer's vocabulary), and the
-user waits for the report. Therefore the search proceeds level by level and handles all objects of one type at once, in
-C. Only tensors, modules and optimizers are handled one by one.
+A process may have hundreds of thousands of objects that reference no tensor (samples of a data set, a tokenizer's
+vocabulary). The search must be fast, because the user waits for the report. Therefore the search proceeds level by
+level and handles all objects of one type at once, in C. Only tensors, modules and optimizers are handled one by one.
 
 The search does not change the program. The search runs no code of the user's classes, and keeps no references after a
 `RetainedStorages` is freed. The search does not follow Legroom's own objects, because these only observe tensors that

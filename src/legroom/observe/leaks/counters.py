@@ -1,8 +1,8 @@
 """Memory counters that are cheap enough to read after every iteration: device bytes and bytes of the C heap.
 
 A growing autograd graph may use no device memory and no Python objects, because its nodes are in the heap of the C
-library. glibc reports the exact size of the heap in less than a microsecond, so even one additional node per iteration
-is visible.
+library. With glibc, reading the exact size of the heap takes less than a microsecond, so even one additional node per
+iteration is visible.
 """
 
 import ctypes

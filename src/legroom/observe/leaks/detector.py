@@ -3,13 +3,13 @@
 After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the graphs of
 earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only some iterations
 (see `sampling_budget`). There are three signs of a leak: growing device memory, growing host memory, and retained
-graphs. A counter that reaches a new maximum in two consecutive iterations, or graphs of earlier backward passes that
-stay alive, start a series of scans (see `ScanWindow`). The detector also starts a series shortly after the start of the
-loop, and from time to time later, to find growth that the counters do not show. A series that finds nothing ends after
-three scans. Afterwards, the same sign starts another series only after a longer delay. Growth in only a few iterations
-is found by infrequent scans. A scan reads objects of the whole process, so scans are skipped while several threads
-train (see `training_threads`). If the source does not show which line stores the tensors, the report is delayed by one
-or two iterations, in which the user's lines are traced (see `storing_trace`).
+graphs. A series of scans (see `ScanWindow`) starts if a counter reaches a new maximum in two consecutive iterations, or
+if graphs of earlier backward passes stay alive. The detector also starts a series shortly after the start of the loop,
+and from time to time later, to find growth that the counters do not show. A series that finds nothing ends after three
+scans. Afterwards, the same sign starts another series only after a longer delay. Growth in only a few iterations is
+found by infrequent scans. A scan reads objects of the whole process, so scans are skipped while several threads train
+(see `training_threads`). If the source does not show which line stores the tensors, the user's lines are traced for one
+or two iterations before the report (see `storing_trace`).
 """
 
 import sys
@@ -112,7 +112,7 @@ class LeakDetector:
         self._has_stepped = False
         self._is_restart_due = False
         self._windows_opened = dict.fromkeys(_SYMPTOMS, 0)
-        """The number of series of scans that ended for each sign of a leak, up to `MAX_DELAY_EXPONENT`."""
+        """For each sign of a leak, the number of completed series of scans, up to `MAX_DELAY_EXPONENT`."""
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -177,8 +177,8 @@ class LeakDetector:
         self._timed(self._scan, iteration)
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
-        """Return whether a sign of a leak starts a series of scans. After many series, for example for a heap that also
-        grows without a leak, another series starts only if scans have used a small fraction of the run time.
+        """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
+        scans have used a small fraction of the run time. For example, a heap may also grow without a leak.
         """
         if iteration < self._not_before[symptom]:
             return False

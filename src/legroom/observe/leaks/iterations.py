@@ -4,8 +4,8 @@
 - Evaluation: the next batch of a loader, but not between the batches of one accumulated step.
 - Manual updates without a loader: backward passes and calls of `torch.autograd.grad`. If no optimizer exists, the first
   backward pass is included.
-- Other programs: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists,
-  because they may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
+- Other programs: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists. With
+  an optimizer, such calls may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
 that thread is alive.

@@ -100,8 +100,8 @@ class StorageTracker:
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Return the keys of the storages of gradients and optimizer state. A loop without a leak may create these storages
-    at any time, once per parameter.
+    """Return the storage keys of gradients and optimizer state. A loop without a leak may create these storages at any
+    time, once per parameter.
     """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):
@@ -114,9 +114,7 @@ def gradients_and_optimizer_state(
 def trained_parameters_and_buffers(
     modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]
 ) -> set[int]:
-    """Return the keys of the storages of parameters that an optimizer has trained, and of the buffers of the same
-    modules.
-    """
+    """Return the storage keys of the parameters that an optimizer has trained, and of the buffers of the same modules."""
     alive = {key for key, reference in trained.items() if reference() is not None}
     keys: set[int] = set()
     for each in modules:

@@ -56,7 +56,7 @@ class Suspect:
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
-"""Tensors whose holders are searched. During the search, Legroom must not hold references to these tensors."""
+"""Tensors whose holders are searched. During the search, Legroom must not keep references to these tensors."""
 
 
 def holder_being_built() -> HolderPath:

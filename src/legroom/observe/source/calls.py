@@ -1,9 +1,9 @@
 """Determines from the source code which of the user's functions are called, and which functions are called repeatedly.
 
 A method that empties a buffer has no effect if no code calls it. Functions are compared by name. If it is uncertain
-whether a function is called, the function is treated as called. Such functions include functions whose name occurs
-anywhere, functions that override a method of a library (a hook of a trainer), special methods, and plain functions that
-may be called from outside (a test, an entry point).
+whether a function is called, the function is treated as called. The uncertain cases are functions whose name occurs
+anywhere, special methods, and functions that override a method of a library (a hook of a trainer). Plain functions that
+may be called from outside (a test, an entry point) are also treated as called.
 """
 
 import ast

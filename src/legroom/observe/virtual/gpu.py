@@ -1,7 +1,9 @@
 """A GPU of any size on a machine without a GPU.
 
-    with legroom.VirtualGPU("8GiB"):
-        train()          # written for CUDA, unmodified
+```
+with legroom.VirtualGPU("8GiB"):
+    train()          # written for CUDA, unmodified
+```
 
 The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storages are allocated by a replayed caching
 allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
@@ -52,8 +54,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _enable_torch_function: Any = getattr(torch._C, "_EnableTorchFunction", None)
-"""A private function of torch that enables function modes inside an operation. Without this function, kernels
-that the program registers see CPU tensors."""
+"""A private function of torch that enables function modes inside an operation. Without this function, kernels that the
+program registers receive CPU tensors.
+"""
 
 
 class VirtualGPU:
@@ -173,8 +176,9 @@ class VirtualGPU:
 
     @contextlib.contextmanager
     def _user_code(self) -> Iterator[None]:
-        """Run a function of the program that torch calls inside an operation. torch disables the modes inside
-        an operation, so they are enabled again for this function."""
+        """Run a function of the program that torch calls inside an operation. The modes are disabled inside an
+        operation, so they are enabled again for this function.
+        """
         if VirtualGPU._active is not self:
             yield
             return
@@ -300,7 +304,7 @@ def _threads_follow(gpu: VirtualGPU) -> Iterator[None]:
 
 
 class _EnterWhenUnpickled:
-    """An object that enters virtual GPUs in the process that unpickles it, until that process exits."""
+    """When unpickled, this object enters virtual GPUs until the process exits."""
 
     def __init__(self, gpus: Sequence[GpuSpec]) -> None:
         self._gpus = gpus

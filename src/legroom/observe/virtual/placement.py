@@ -3,9 +3,9 @@
 With this mode, tensors report their virtual device, and calls that name a device are rewritten. All operations run on
 the CPU, so a program computes bit-for-bit the same results as without the mode.
 
-torch disables the mode while a torch function written in Python runs, so the body of that function sees CPU
-tensors. Tensors that the body creates without tensor inputs are placed on the device of the arguments. If the
-body calls user code, `callbacks` enables the mode again.
+torch disables the mode while a torch function written in Python runs, so the body of that function operates on CPU
+tensors. Tensors that the body creates without tensor inputs are placed on the device of the arguments. If the body
+calls user code, `callbacks` enables the mode again.
 """
 
 import contextlib

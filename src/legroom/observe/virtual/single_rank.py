@@ -31,8 +31,8 @@ def is_enabled() -> bool:
 
 
 def modules_of_groups() -> tuple[Any, ...]:
-    """Return the modules that contain the functions of process groups: first the module that defines them, then the
-    modules that import them. A module that this build of torch lacks is None.
+    """Return the modules that contain the functions of process groups. The module that defines the functions comes
+    first, then the modules that import them. A module that this build of torch lacks is None.
     """
     names = "distributed.distributed_c10d", "distributed", "distributed.device_mesh"
     return tuple(optional_module(f"torch.{name}") for name in names)

@@ -103,7 +103,7 @@ class StepSparkline:
 
 
 def downsample_max(values: Sequence[int], width: int) -> list[int]:
-    """Return at most `width` values, each the maximum of an interval of `values`."""
+    """Return at most `width` values. Each value is the maximum of an interval of `values`."""
     if len(values) <= width:
         return list(values)
     edges = [len(values) * column // width for column in range(width + 1)]

@@ -24,7 +24,7 @@ STYLES = {"fits": "bold green", "uncertain": "bold yellow", "does-not-fit": "bol
 
 
 def render_verdict(estimate: Estimate) -> RenderableType:
-    """Render the result of the first trace: whether the script fits, and what uses the memory."""
+    """Render the result of the first trace: whether the script fits, and how the memory is used."""
     return Group(*_verdict_parts(estimate))
 
 

@@ -30,7 +30,7 @@ def summary(
     needed.
 
     `batch` is a tensor, (inputs, target), or a dict of named inputs, as for `legroom.estimate`. A size such as (3, 224,
-    224) stands for one image, as in torchsummary. `input_size` is the whole shape including the batch size, as in
+    224) describes one image, as in torchsummary. `input_size` is the whole shape including the batch size, as in
     torchinfo. For several inputs, pass several shapes. The model does not change. Print the result, or read `.rows`.
     """
     if (batch is None) == (input_size is None):

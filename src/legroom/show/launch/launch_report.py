@@ -1,6 +1,6 @@
 """A launch as text: the ranks that are started, the outcome of each rank, and the next steps for the user.
 
-The error of the rank that failed first is shown in full. Ranks that failed as a consequence get one line each.
+The error of the rank that failed first is shown in full. Ranks that failed as a consequence are shown in one line each.
 """
 
 import re

@@ -101,9 +101,8 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Return whether cuDNN computes a depthwise convolution. cuDNN computes it for channels-last tensors, and otherwise
-    only for float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient
-    first.
+    """Return whether cuDNN computes a depthwise convolution. This is the case for channels-last tensors, and for
+    float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient first.
     """
     if c.channels_last:
         return True

@@ -2,8 +2,8 @@
 
 cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is only described
 (by a "device property descriptor", for ahead-of-time compilation). Without `cudnn.benchmark`, torch uses the first
-configuration of the heuristic's list that is allowed and whose plan can be built, and allocates the workspace of that
-plan (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
+configuration of the heuristic's list that is allowed and whose plan can be built. The workspace of this plan is
+allocated (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
 """
 
 import json
@@ -139,7 +139,7 @@ class Cudnn:
         self, query: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
         """Return the kernel that torch would run, and the kernels before it that cuDNN skipped, possibly because there
-        is no GPU. cuDNN logs the skipped kernels while it builds the list. Usually the first kernel is used, so a
+        is no GPU. The skipped kernels are logged while cuDNN builds the list. Usually the first kernel is used, so a
         single query returns both results.
         """
         try:
@@ -269,7 +269,7 @@ _INSTANT, _FALLBACK = 0, 2
 run.
 """
 _FIRST, _ALL = 4, 100
-"""The number of kernels of the list that are tried. Usually the first kernel is used."""
+"""The maximum number of kernels to try. Usually the first kernel is used."""
 
 
 def _is_allowed(notes: Sequence[int], query: ConvQuery) -> bool:

@@ -151,8 +151,8 @@ class ForestHeader(NamedTuple):
 @lru_cache(maxsize=1)
 def _forests() -> dict[ConvOperation, _Forest]:
     """Read the forests. The file has one line of JSON per operation (`ForestHeader`), followed by the arrays of each
-    operation. The arrays are the thresholds and, for all nodes, the feature indices, the indices of thresholds (or of
-    formulas, for leaves), and the distances to the right branch.
+    operation. The first array contains the thresholds. For all nodes, the other arrays contain the feature indices, the
+    indices of thresholds (or of formulas, for leaves), and the distances to the right branch.
     """
     if not FOREST.exists():
         return {}

@@ -33,7 +33,7 @@ class Algorithm(Enum):
     FOURIER = auto()
     """FFT of whole images."""
     FOURIER_TILES = auto()
-    """FFT of tiles of 32 × 32."""
+    """FFT of 32 × 32 tiles."""
     COMPILED = auto()
     """A direct kernel that is compiled at run time and needs no workspace."""
     SUMMED = auto()
@@ -223,7 +223,7 @@ def _contiguous_copies(problem: KernelProblem) -> int:
 
 def _winograd(problem: KernelProblem) -> int:
     """Return the size in bytes of the transformed images and weights, in float32. For 3 × 3 kernels, a tile of 6 × 6
-    yields 4 × 4 pixels; for 5 × 5 kernels, a tile of 13 × 13 yields 9 × 9 pixels.
+    yields 4 × 4 pixels. For 5 × 5 kernels, a tile of 13 × 13 yields 9 × 9 pixels.
     """
     side, step = (6, 4) if problem.kernel == (3, 3) else (13, 9)
     sizes = problem.input_size if problem.operation == ConvOperation.INPUT_GRADIENT else problem.output_size

@@ -18,9 +18,7 @@ def copy_bytes(layout: str, c: Convolution) -> int:
 
 
 def _values(channels: int, pixels: int, c: Convolution, rule: str) -> int:
-    """Return the number of copied elements of one tensor. `pixels` is the number of pixels of all images of the
-    batch.
-    """
+    """Return the number of copied elements of one tensor. `pixels` is the number of pixels in the whole batch."""
     padded = _padded(channels, c)
     match rule:
         case "A":

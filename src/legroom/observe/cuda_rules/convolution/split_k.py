@@ -3,8 +3,8 @@
 A convolution is a matrix product that is computed in tiles. The number of tiles computed at a time is the number of
 blocks that run at once (a wave). The tiles that remain after full waves would keep only a few SMs busy, so the depth of
 their sums is split. Each block computes the sum of one part and writes the sum to the workspace in float32. cuDNN
-reports the tile and the cluster of blocks. Without a GPU, cuDNN does not know how many clusters run at once, so the
-workspace that it reports has too few partial sums or none. The formula was derived from queries on a real H200. The
+reports the tile and the cluster of blocks. Without a GPU, the number of clusters that run at once is unknown, so the
+workspace that cuDNN reports has too few partial sums or none. The formula was derived from queries on a real H200. The
 formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
 """
 

@@ -93,8 +93,8 @@ def _evaluate(formula: str, query: ConvQuery, c: Convolution, operation: ConvOpe
 
 
 _COPY_OVERHEAD, _SEMAPHORES, _WEIGHTS_OVERHEAD, _TILES_OVERHEAD = 16, 131, 128, 159
-"""Additional bytes that kernels need if they copy anything, if they may split sums, if they copy weights, and if those
-copies are in tiles.
+"""The numbers of additional bytes that kernels need if they copy tensors, may split sums, copy weights, and copy
+weights in tiles.
 """
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from legroom.gpus.catalog import GpuSpec
 
 TILE = 128
-"""Rows and columns of the tile of a matrix product that one block computes."""
+"""The number of rows, and of columns, in the tile that one block computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ def _padding(c: Convolution) -> int:
 
 
 def partial_weights(c: Convolution, gpu: GpuSpec) -> int:
-    """Return the number of copies of the weights that is needed to keep all SMs busy."""
+    """Return the number of weight copies that keeps all SMs busy."""
     rows, columns = c.outputs, c.inputs * c.kernel_area // c.groups
     tiles = round_up(rows, TILE) // TILE * (round_up(columns, TILE) // TILE)
     copies = min(gpu.sm_count // tiles, c.batch * c.output_area // 1024)

@@ -1,11 +1,11 @@
 """Selects the source of a convolution's workspace: cuDNN's library, the recorded table, the decision forest, or the
 rules, in this order.
 
-The installed library is the most reliable source for the kernels that it will run. If the library has the version with
-which the table was recorded, the table comes first, because it contains the choices of this library as measured on a
-real H200. Without a GPU, 1 to 2% of the library's results are wrong (partial sums, kernels that only a GPU can
-compile). For any other version, the table provides an alternative size. If cuDNN crashes, the table, the forest and the
-rules are used. Only Hopper GPUs were measured. For other GPUs, the library or the rules are used.
+The installed library is the most reliable source for the kernels that it will run. If the table was recorded with the
+version of the library, the table comes first, because it contains the library's choices on a real H200. Without a GPU,
+1 to 2% of the library's results are wrong (partial sums, kernels that only a GPU can compile). For any other version,
+the table provides an alternative size. If cuDNN crashes, the table, the forest and the rules are used. Only Hopper GPUs
+were measured. For other GPUs, the library or the rules are used.
 """
 
 from dataclasses import replace
@@ -79,7 +79,7 @@ def _operation_sizes(
     answer: Answer | None,
     recorded: ConvWorkspaces | None,
 ) -> _Sizes | None:
-    """Return the workspace of one of `OPERATIONS`. Returns None if only the rules provide a size."""
+    """Return the workspace of one operation in `OPERATIONS`. Returns None if only the rules provide a size."""
     answered = answer.sizes[index] if answer and answer.sizes else ()
     if answered and answer and answer.logs_skipped_kernels:
         sizes = answered if recorded is None else (*answered, recorded[index])
@@ -126,7 +126,7 @@ def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> b
 
 
 GPU_ONLY = "=R"
-"""First letters of the formulas of GPU-only kernels (Winograd and FFT) and of unknown kernels."""
+"""The first letters of formulas for GPU-only kernels (Winograd and FFT) and for unknown kernels."""
 OLDEST_CAPABILITY = (7, 5)
 """The oldest compute capability with more than generic kernels in cuDNN 9."""
 

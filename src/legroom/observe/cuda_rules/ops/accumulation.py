@@ -1,7 +1,7 @@
 """Gradient accumulation in place, as in the autograd engine without a dispatch mode.
 
 If two paths of the graph lead to the same tensor (as with every residual connection), the engine adds the second
-gradient to the first. If nothing else references the first gradient, the engine writes the sum into its memory
+gradient to the first. If no other object references the first gradient, the engine writes the sum into its memory
 (`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a subclass, the
 engine allocates a third tensor instead. A trace would therefore use memory that the real run does not use. The formulas
 of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written into zeros. The
@@ -9,8 +9,8 @@ values are written in place unless a tensor belongs to a subclass (`areAnyTensor
 The engine never adds to a gradient that is a view, such as the gradient of a linear layer with a 3D input. `instead_of`
 returns the operation that would run without the mode.
 
-The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether something
-else references the first gradient. `Accumulation()` measures the counts of an unshared gradient with a tiny backward
+The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether another
+object references the first gradient. `Accumulation()` measures the counts of an unshared gradient with a tiny backward
 pass, so create it outside any operation.
 """
 
@@ -139,7 +139,7 @@ def _counts(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _CountAtAddition(TorchDispatchMode):
-    """Records the reference counts of the first of two gradients that are added."""
+    """Records the reference counts of the first gradient when two gradients are added."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -153,8 +153,8 @@ class _CountAtAddition(TorchDispatchMode):
 
 @lru_cache(maxsize=1)
 def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
-    """Return the reference counts of a gradient that nothing else references, or None if this version of torch does not
-    expose them.
+    """Return the reference counts of a gradient that no other object references, or None if this version of torch does
+    not expose them.
     """
     if count_references is None or not hasattr(torch.Tensor, "_use_count"):
         return None

@@ -1,11 +1,11 @@
 """Copies for kernels that need contiguous inputs. Other inputs are copied, and the copy is freed when the operation
 ends.
 
-Inputs are not contiguous after a transposition, a slice or an expansion. The gradient of the input of a sum is not
-contiguous, because it is an expanded scalar. Measurements on an H200 show which kernels support channels-last images,
-and whether the copy is allocated before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in
-every memory format). Most of these kernels call `contiguous` on an argument: AveragePool2d.cu, DilatedMaxPool2d.cu,
-AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu.
+Inputs are not contiguous after a transposition, a slice or an expansion. The input gradient of a sum is not contiguous,
+because it is an expanded scalar. Measurements on an H200 show which kernels support channels-last images, and whether
+the copy is allocated before the result (`bench/sweep/operations.py`: pooling, padding and interpolation in every memory
+format). Most of these kernels call `contiguous` on an argument (AveragePool2d.cu, DilatedMaxPool2d.cu,
+AdaptiveAveragePooling.cu, AdaptiveMaxPooling2d.cu, ReflectionPad.cu, UpSample*.cu).
 """
 
 from typing import Any

@@ -114,9 +114,9 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
     """For channels-last images, cuDNN allocates partial sums in proportion to the image, with channels padded to 64. In
-    the forward pass, there is one pair of float32 values for every 32 pixels (80 in half precision), and one more value
-    for every 128 of these values. In the backward pass, there is one value for every 48 pixels. The rule matches 60
-    layers measured on an H200, to within a few tens of bytes. The partial sums of torch's own kernel are small.
+    the forward pass, there is one pair of float32 values for every 32 pixels (80 in half precision). Another value is
+    added for every 128 of these values. In the backward pass, there is one value for every 48 pixels. The rule matches
+    60 layers measured on an H200, to within a few tens of bytes. The partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -265,8 +265,9 @@ def _rms_norm(
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """An autograd function that allocates and saves the same tensors as the fused kernel. It computes nothing, because
-    its tensors are fake."""
+    """An autograd function that allocates and saves the same tensors as the fused kernel. The function computes
+    nothing, because its tensors are fake.
+    """
 
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor | None, dimensions: int) -> torch.Tensor:

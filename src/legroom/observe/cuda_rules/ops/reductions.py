@@ -136,7 +136,7 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
     """Return the rule for operations that consist of one reduction. `accumulator` is the number of bytes of a partial
-    result for inputs of 4 bytes or fewer, or None if partial results have the dtype of the inputs.
+    result for inputs of 4 bytes or fewer. None means that partial results have the dtype of the inputs.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:
@@ -177,8 +177,8 @@ def _count(call: OpCall) -> MemoryPlan:
 
 
 def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
-    """Return the size in bytes of a flattened copy. The copy is needed because the index of the largest of all values
-    refers to contiguous elements.
+    """Return the size in bytes of a flattened copy. The copy is needed because the index of the maximum refers to
+    contiguous elements.
     """
     finds_index = call.func._schema.name in ("aten::argmax", "aten::argmin")
     return (

@@ -3,8 +3,9 @@ by step.
 
 Source: ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`), and their
 gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under autocast,
-the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). torch's shape
-functions for these operations leave the reserve empty and have no backward pass, so this module defines both.
+the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). For these
+operations, torch's shape functions leave the reserve empty and define no backward pass. This module defines the reserve
+and the backward pass.
 """
 
 import contextlib

@@ -1,10 +1,10 @@
 """Sizes of cuDNN's memory for a recurrent layer: the reserve that is saved for the backward pass, and the workspace.
 
-The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py` (LSTM,
-GRU, RNN; one to four layers; both directions; projections; dropout; packed sequences; three dtypes). Reserves are exact
-to the byte, except for dropout masks. cuDNN does not document its workspaces, but each workspace consists of a whole
-number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below contain the numbers of
-sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences.
+The sizes were fitted to 6,566 layers measured on an H200 with cuDNN 9.19 by `bench/rules/recurrent/survey.py`. The
+survey covers LSTM, GRU and RNN, one to four layers, both directions, projections, dropout, packed sequences and three
+dtypes. Reserves are exact to the byte, except for dropout masks. The workspaces are not documented. Each workspace
+consists of a whole number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below
+contain the numbers of sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences.
 
 torch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
 """
@@ -35,9 +35,9 @@ class RecurrentLayer:
     training: bool
     dropout: bool
     projected: int = 0
-    """`proj_size`; 0 without projections."""
+    """The value of `proj_size`, or 0 without projections."""
     rows: int = 0
-    """The total number of steps of packed sequences; 0 if they are not packed."""
+    """The total number of steps of packed sequences, or 0 if the sequences are not packed."""
 
     @property
     def element(self) -> int:
@@ -55,7 +55,7 @@ class RecurrentLayer:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs of a layer in one direction: one per step of each sample."""
+        """The number of outputs of a layer in one direction. There is one output per step of each sample."""
         return self.rows or self.steps * self.batch
 
     @property
@@ -217,8 +217,9 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
-    """Return the number of values that are copied in chunks: the gates of one chunk in the forward pass, or all steps
-    with fewer copies in the backward pass. In training, the workspace is sized for the larger of the two passes.
+    """Return the number of values that are copied in chunks. The forward pass copies the gates of one chunk. The
+    backward pass copies all steps, with fewer copies. In training, the workspace is sized for the larger of the two
+    passes.
     """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch

@@ -1,9 +1,11 @@
 """The functions of `torch.cuda`, `torch.accelerator` and related modules, replaced for virtual GPUs.
 
-    with patches(host):
-        torch.cuda.is_available()      # True, also on a CPU build of torch
-        torch.cuda.memory_allocated()  # from the replayed allocator
-    torch.cuda.is_available()          # False again: every attribute is restored, also after an error
+```
+with patches(host):
+    torch.cuda.is_available()      # True, also on a CPU build of torch
+    torch.cuda.memory_allocated()  # from the replayed allocator
+torch.cuda.is_available()          # False again: every attribute is restored, also after an error
+```
 
 Tensor methods (`.to("cuda")`, `device=`, `.is_cuda`) are handled by the modes of `VirtualGPU`, which is the
 `VirtualHost`. Each module of this package returns a table of names and replacements, and `patching` installs the

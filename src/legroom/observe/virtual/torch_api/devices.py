@@ -209,7 +209,7 @@ class _DeviceFunctions:
         }
 
     def idle(self, value: int) -> Any:
-        """Return the value of a sensor of an idle device. Raises an error if the device does not exist."""
+        """Return a sensor's value for an idle device. Raises an error if the device does not exist."""
 
         def read(device: Any = None) -> int:
             index_of(self._host, device)
