@@ -190,8 +190,8 @@ backward passes.
 
 
 def cublas_handle_bytes(capability: tuple[int, int]) -> int:
-    """Return the number of bytes that one cuBLAS handle uses outside PyTorch's allocator. torch creates one handle for
-    each thread.
+    """Return the number of bytes that one cuBLAS handle uses outside PyTorch's allocator. PyTorch creates one handle
+    for each thread.
 
     On an H200, a handle uses 64 to 66 MiB, which is twice the default workspace of that generation. Other GPUs, whose
     default workspace is smaller, were not measured.

@@ -109,7 +109,7 @@ class Allocator:
     def malloc(self, size: int, stream: int = 0) -> Block:
         """Return a block for `size` bytes on `stream`. Raises AllocationFailed if the device is full.
 
-        Torch requests no block for an empty tensor. For 0 bytes, this method returns the smallest block.
+        PyTorch requests no block for an empty tensor. For 0 bytes, this method returns the smallest block.
         """
         self._is_busy = True
         try:

@@ -21,7 +21,7 @@ UNLIMITED_TOTAL: Final = 1 * TiB
 """The memory that is assumed for a device without a capacity, to determine the length of address ranges."""
 
 Trace = Callable[[str, int, int, int], None]
-"""A function that is called with (action, address, size, stream). Torch's history uses the same actions
+"""A function that is called with (action, address, size, stream). PyTorch's history uses the same actions
 (`segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`).
 """
 

@@ -1,8 +1,8 @@
 """Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer names like torch.
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
-ignored. Torch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the same
-values. For example, `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are
+ignored. PyTorch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the
+same values. For example, `64MB` is 64, and white space and a trailing comma are ignored. Values that torch rejects are
 rejected with a message that shows the correct form.
 """
 

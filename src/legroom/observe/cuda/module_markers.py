@@ -1,6 +1,6 @@
 """Marks the running module in the CUDA history. The code runs twice per module and step, so it is optimized for speed.
 
-Torch's global module hooks are not used. With any hook, a module call takes a slower path through torch, which costs
+PyTorch's global module hooks are not used. With any hook, a module call takes a slower path through torch, which costs
 several times as much as replacing a method. Instead, this class replaces `nn.Module._call_impl` while it is attached.
 """
 

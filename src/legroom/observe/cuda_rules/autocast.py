@@ -1,7 +1,7 @@
 """Autocast with CUDA's lists of operations, for tensors on a virtual device.
 
 The precision of an operation under autocast depends on the device. On CUDA, softmax, norms, losses and sums run in
-float32 and save larger tensors. The lists for the CPU are different. torch registers its lists for every device in
+float32 and save larger tensors. The lists for the CPU are different. PyTorch registers its lists for every device in
 every build, so the names of the operations come from torch. This module only defines the policy of each list. Source:
 ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
 

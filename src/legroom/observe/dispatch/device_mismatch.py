@@ -3,7 +3,7 @@
 The tensors of a virtual GPU are CPU tensors, so only this check prevents a program from mixing device tensors with host
 tensors. Mixing devices is the most common mistake in code that was never run on a GPU.
 
-torch checks the inputs of an operation, but not the operations inside it. A composite operation moves its own
+PyTorch checks the inputs of an operation, but not the operations inside it. A composite operation moves its own
 intermediate results to the right device (`lengths.to(log_probs.device)`). On a virtual GPU, where all tensors are CPU
 tensors, this move runs no copy operation. An operation that mixes devices is therefore an error only if the *call* in
 the program mixes devices as well.

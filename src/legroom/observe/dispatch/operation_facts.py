@@ -40,7 +40,7 @@ class OperationFacts:
         """Whether the operation allocates nothing but rejects inputs on several devices."""
         self.last_result_on_host = id(func) in device_mismatch.LAST_RESULT_ON_HOST
         self.device_position = _device_position(func)
-        """The position of the argument `device` of an operator that a library registered, or None. torch's own
+        """The position of the argument `device` of an operator that a library registered, or None. PyTorch's own
         operators accept `device` by name only.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)

@@ -56,8 +56,8 @@ def resident_bytes() -> int:
 def _device_stats(index: int) -> tuple[int, int]:
     """Return the allocated bytes of a device and their peak.
 
-    torch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several times
-    faster. Without torch's private function, the public functions are used.
+    PyTorch's public functions flatten a hundred statistics for each value, so reading the raw statistics is several
+    times faster. Without torch's private function, the public functions are used.
     """
     raw: Any = getattr(torch._C, "_cuda_memoryStats", None)
     if raw is None or getattr(torch.cuda.memory_allocated, "__module__", "") != "torch.cuda.memory":

@@ -1,4 +1,5 @@
-"""Determines the iteration in which each live autograd node was created. torch numbers its nodes in order of creation.
+"""Determines the iteration in which each live autograd node was created. PyTorch numbers its nodes in order of
+creation.
 
 At the end of an iteration, a loop without a leak keeps only the nodes of that iteration alive. If a single scan finds
 live nodes of four earlier iterations, an object retains a graph.

@@ -2,7 +2,7 @@
 
 A scan looks for three kinds of leaks:
 
-- `graph`: Nodes of several earlier iterations are alive. torch numbers its nodes, so one scan is enough.
+- `graph`: Nodes of several earlier iterations are alive. PyTorch numbers its nodes, so one scan is enough.
 - `tensor`: Storages first seen in each of the last scans are all still alive, and their number rises each time.
 - `larger`: The tensor of a variable is larger in every scan, and the source code computes the variable from itself.
 

@@ -3,7 +3,7 @@
 With this mode, tensors report their virtual device, and calls that name a device are rewritten. All operations run on
 the CPU, so a program computes bit-for-bit the same results as without the mode.
 
-torch disables the mode while a torch function written in Python runs, so the body of that function operates on CPU
+PyTorch disables the mode while a torch function written in Python runs, so the body of that function operates on CPU
 tensors. Tensors that the body creates without tensor inputs are placed on the device of the arguments. If the body
 calls user code, `callbacks` enables the mode again.
 """
@@ -233,7 +233,9 @@ class PlacementMode(TorchFunctionMode):
         return copied
 
     def _deepcopy_without_data(self, tensor: Any, target: int | None, memo: dict[int, Any]) -> Any:
-        """Copy a fake tensor. torch would also copy the fake mode of the tensor, and views would no longer be views."""
+        """Copy a fake tensor. PyTorch would also copy the fake mode of the tensor, and views would no longer be
+        views.
+        """
         fake_tensors = self.recorder.fake_tensors
         if fake_tensors is None:
             return tensor.__deepcopy__(memo)

@@ -1,8 +1,8 @@
 """Traces one rank alone, with a process group of the full world size and no other ranks.
 
 The memory of a rank depends on the world size (shards, parts of a batch, stages), but rarely on the data that the rank
-receives. An estimate therefore needs no other ranks. torch's fake process group completes every collective at once and
-moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an exception.
+receives. An estimate therefore needs no other ranks. PyTorch's fake process group completes every collective at once
+and moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an exception.
 
 The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later
 read them. The fake process group is one of torch's testing tools. If this version of torch lacks it, rank 0

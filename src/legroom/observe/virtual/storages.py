@@ -21,8 +21,8 @@ from legroom.observe.virtual.placement import is_placement_active
 from legroom.observe.virtual.torch_api.devices import index_of
 
 BEFORE_TORCH = 0
-"""The priority of this module's pair. torch registers its own pair for the CPU, which would accept every storage, with
-priority 10.
+"""The priority of this module's pair. PyTorch registers its own pair for the CPU, which would accept every storage,
+with priority 10.
 """
 
 

@@ -86,7 +86,7 @@ def _math_attention(
 ) -> torch.Tensor:
     """Run the operations of `_scaled_dot_product_attention_math`.
 
-    torch's own function would not add the mask in place, because the tensors belong to a subclass.
+    PyTorch's own function would not add the mask in place, because the tensors belong to a subclass.
     """
     dtype = query.dtype
     allows_half: Any = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed

@@ -1,6 +1,6 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
-Source: ATen/native/transformers/cuda/sdp_utils.cpp. torch tries the kernels in order and uses the first kernel whose
+Source: ATen/native/transformers/cuda/sdp_utils.cpp. PyTorch tries the kernels in order and uses the first kernel whose
 conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell; otherwise, flash comes first. The kernel
 determines which tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the other
 kernels save one sum per row.

@@ -2,9 +2,9 @@
 
 Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch allocates a
 contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the workspace. In the
-backward pass, torch keeps this copy until the end if it computes the weight gradient. torch allocates the input
+backward pass, torch keeps this copy until the end if it computes the weight gradient. PyTorch allocates the input
 gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is a sum (see
-`reductions`). torch has its own kernels for contiguous depthwise convolutions.
+`reductions`). PyTorch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod
@@ -102,7 +102,7 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
     """Return whether cuDNN computes a depthwise convolution. This is the case for channels-last tensors, and for
-    float16 with small square kernels (`use_cudnn_depthwise`). torch's own kernels allocate the weight gradient first.
+    float16 with small square kernels (`use_cudnn_depthwise`). PyTorch's own kernels allocate the weight gradient first.
     """
     if c.channels_last:
         return True

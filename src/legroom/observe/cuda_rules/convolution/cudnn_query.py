@@ -336,7 +336,7 @@ def _tensor(descriptors: DescriptorSet, sizes: Sequence[int], layer: ConvLayer, 
 
 
 _ALIGNMENT = 32
-"""Bytes. torch checks for this alignment, and tensors from the caching allocator have it."""
+"""Bytes. PyTorch checks for this alignment, and tensors from the caching allocator have it."""
 
 
 def _strides(sizes: Sequence[int], channels_last: bool) -> list[int]:

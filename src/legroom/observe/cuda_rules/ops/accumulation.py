@@ -172,8 +172,8 @@ def _view(call: OpCall) -> MemoryPlan | None:
     """On CUDA, the gradient of a view that was changed in place is copied. A trace would replay the view instead.
 
     The result of an instance norm is a view of the result of a batch norm. An in-place activation after the instance
-    norm changes the view and its base. torch then writes the gradient of the view by strides into zeros of the size of
-    the base (`AsStridedBackward`) and frees the gradient. For tensors without data, torch replays the view backwards
+    norm changes the view and its base. PyTorch then writes the gradient of the view by strides into zeros of the size
+    of the base (`AsStridedBackward`) and frees the gradient. For tensors without data, torch replays the view backwards
     instead. The size of the gradient is the same, but its memory is at another address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None

@@ -33,7 +33,7 @@ def install(overrides: Overrides, release: tuple[int, int]) -> None:
 
 def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias: Any, *rest: Any) -> Any:
     """cuDNN needs contiguous images. For other images, a contiguous copy is saved for the backward pass
-    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). torch's own kernel reads any layout."""
+    (`_batch_norm_impl_index` in ATen/native/Normalization.cpp). PyTorch's own kernel reads any layout."""
     if input.dim() >= 3 and weight is not None and bias is not None and _uses_cudnn(input, weight):
         input = input.contiguous(memory_format=format_of(input))
     return original.decompose(input, weight, bias, *rest)
@@ -174,7 +174,7 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """torch's own kernel is used for contiguous channels. With eight or more blocks, each block of rows has its own
+    """PyTorch's own kernel is used for contiguous channels. With eight or more blocks, each block of rows has its own
     sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated after the sums."""
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)

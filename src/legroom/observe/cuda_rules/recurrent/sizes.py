@@ -6,7 +6,7 @@ dtypes. Reserves are exact to the byte, except for dropout masks. The workspaces
 consists of a whole number of output sequences, input sequences and states, plus 8 MiB per layer. The tables below
 contain the numbers of sequences and states. `bench/rules/recurrent/compare.py` prints the remaining differences.
 
-torch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
+PyTorch selects cuDNN's algorithm: `get_algo` in ATen/native/cudnn/RNN.cpp.
 """
 
 from dataclasses import dataclass
@@ -238,8 +238,9 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Return whether torch selects an algorithm that keeps the weights in registers. torch always selects it for small
-    layers. On Ampere and newer GPUs, torch also selects it for a single wide layer in float16 at some batch sizes.
+    """Return whether torch selects an algorithm that keeps the weights in registers. PyTorch always selects it for
+    small layers. On Ampere and newer GPUs, torch also selects it for a single wide layer in float16 at some batch
+    sizes.
     """
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False

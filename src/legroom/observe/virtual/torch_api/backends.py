@@ -2,7 +2,7 @@
 
 A machine without a GPU has none of these libraries. With the replacements, scripts can set flags and push
 NVTX ranges. If torch would select a kernel of a library, the replaced library rejects the tensor, so the
-kernel of the CPU runs. torch does not warn that it was built without CUDA.
+kernel of the CPU runs. PyTorch does not warn that it was built without CUDA.
 """
 
 import contextlib

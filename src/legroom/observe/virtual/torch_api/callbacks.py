@@ -1,6 +1,6 @@
 """Keeps the placement mode active in user code that torch calls back.
 
-torch disables a function mode while it runs one of its own functions. Some of these functions call user code,
+PyTorch disables a function mode while it runs one of its own functions. Some of these functions call user code,
 for example in backward passes and hooks.
 """
 

@@ -1,6 +1,6 @@
 """The number, the properties and the selection of virtual devices, in `torch.cuda` and `torch.accelerator`.
 
-torch's own Python functions are not replaced. These functions check their arguments, raise their own errors, and then
+PyTorch's own Python functions are not replaced. These functions check their arguments, raise their own errors, and then
 call a C function (`torch._C._cuda_getDevice`). This module replaces the C functions, or adds them on a CPU build.
 Functions that a script imported earlier (`from torch.cuda import is_available`) therefore work too.
 
@@ -108,7 +108,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _call_now(function: Callable[[], object], **options: Any) -> None:
-    """Call the function now. torch would call it when CUDA is initialized."""
+    """Call the function now. PyTorch would call it when CUDA is initialized."""
     function()
 
 

@@ -53,7 +53,7 @@ def _tracker() -> Iterable[Replacement]:
     takes_type = "device_type" in inspect.signature(base.__init__).parameters  # torch 2.6
 
     def init(self: Any, *_arguments: Any, **_options: Any) -> None:
-        """Initialize the tracker. torch's own tracker would also compare the state of the generator with the
+        """Initialize the tracker. PyTorch's own tracker would also compare the state of the generator with the
         state on rank 0."""
         base.__init__(self, "cuda" if takes_type else torch.device("cuda", torch.cuda.current_device()))
 

@@ -31,10 +31,10 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 def _autocast() -> Iterable[Replacement]:
     """Make `torch.autocast("cuda")` also enable autocast for the CPU, with the same data type.
 
-    torch keeps one autocast state per device type. The states for CUDA and the CPU are both set when an autocast region
-    is entered, and restored when the region ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and checkpointing
-    therefore return the same results as on a GPU. Host tensors within the region are cast too, because autocast cannot
-    distinguish them from device tensors.
+    PyTorch keeps one autocast state per device type. The states for CUDA and the CPU are both set when an autocast
+    region is entered, and restored when the region ends. `torch.is_autocast_enabled("cuda")`, `custom_fwd` and
+    checkpointing therefore return the same results as on a GPU. Host tensors within the region are cast too, because
+    autocast cannot distinguish them from device tensors.
     """
     autocast: Any = torch.amp.autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -68,7 +68,7 @@ def _transformer_fast_paths() -> Iterable[Replacement]:
 
     On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch functions. An
     active function mode also disables the fused operation, and the results would then differ from the results on the
-    CPU. `has_torch_function` is therefore replaced in these modules. torch's own functions use another copy of
+    CPU. `has_torch_function` is therefore replaced in these modules. PyTorch's own functions use another copy of
     `has_torch_function`, which is not replaced.
     """
 
@@ -136,8 +136,8 @@ _Groups = dict[tuple[torch.device, torch.dtype], tuple[list[list[Any]], list[int
 def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
     """Make optimizers and gradient clipping group tensors by their virtual device.
 
-    torch groups the tensors in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters on
-    the host, one group would mix devices. Versions of torch without this C function group in Python.
+    PyTorch groups the tensors in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters
+    on the host, one group would mix devices. Versions of torch without this C function group in Python.
     """
     original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
     if original is None:

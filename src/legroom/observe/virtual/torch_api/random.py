@@ -20,7 +20,7 @@ from legroom.observe.virtual.patching import Replacement, table
 from legroom.observe.virtual.torch_api.devices import index_of
 
 DEFAULT_SEED = 67280421310721
-"""torch's default seed."""
+"""PyTorch's default seed."""
 
 
 @contextlib.contextmanager
