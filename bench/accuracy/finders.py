@@ -87,7 +87,7 @@ class Outcome:
     seconds: float
     tried: list[int]
     runs: bool = True
-    """Whether the size it returned runs."""
+    """True if the size it returned runs."""
 
 
 class Training:

@@ -72,7 +72,7 @@ def case_of(key: str) -> Case:
 def in_fresh_process(what: str, case: Case, *words: str) -> dict[str, Any]:
     """Run one case in its own process, because the allocator and cuBLAS keep memory from earlier cases.
 
-    Returns the JSON that it printed last, or the error.
+    Return the JSON that it printed last, or the error.
     """
     command = [sys.executable, "-m", "bench.accuracy.measure_cases", what, "-", "--cases", case.key, *words]
     process = subprocess.run(

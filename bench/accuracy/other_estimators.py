@@ -69,7 +69,7 @@ class Answers:
         return (case_set, key, peer) in self._known
 
     def get(self, case_set: str, key: str, peer: str) -> int | None:
-        """Return the answer; None if the estimator failed or was not asked."""
+        """Return the answer, or None if the estimator failed or was not asked."""
         return self._known.get((case_set, key, peer))
 
     def put(self, case_set: str, key: str, peer: str, answer: int | None) -> None:

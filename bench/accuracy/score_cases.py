@@ -28,7 +28,7 @@ with contextlib.suppress(ImportError):  # imported once before forking, not in e
 LIMIT = 200.0
 """Seconds for one case."""
 Chosen = Iterable[tuple[str, Case, Measured]]
-"""The name of the set, the case, its measured peaks."""
+"""The name of the set, the case, and its measured peaks."""
 
 
 def main(argv: Sequence[str] = ()) -> int:

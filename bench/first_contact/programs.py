@@ -19,11 +19,11 @@ class Program:
     copy: str = "."
     """The parts of the repository that the program needs."""
     ranks: bool = False
-    """Whether the program supports one process per GPU, started by torchrun."""
+    """True if the program supports one process per GPU, started by torchrun."""
     alone: bool = True
-    """Whether it also runs as one process without a launcher."""
+    """True if it also runs as one process without a launcher."""
     gpu: bool = True
-    """Whether the program uses a GPU at all."""
+    """True if the program uses a GPU at all."""
 
     @property
     def name(self) -> str:

@@ -133,7 +133,7 @@ class Trial:
         return Outcome(code=code, out=out, error=error, seconds=seconds, changed=frozenset(changed))
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """Every file of the copy with its size and time of change."""
+        """Return every file of the copy with its size and time of change."""
         return {
             str(path.relative_to(self.root)): (path.lstat().st_size, path.lstat().st_mtime_ns)
             for path in self.root.rglob("*")
@@ -141,7 +141,7 @@ class Trial:
         }
 
     def failing_line(self, outcome: Outcome) -> str:
-        """The innermost line of the program in the traceback of the last OutOfMemoryError, as `file:line`; "" without one."""
+        """Return the innermost line of the program in the traceback of the last OutOfMemoryError, as `file:line`, or "" without one."""
         until_oom = outcome.error.rpartition("OutOfMemoryError: ")[0]
         last = until_oom.rpartition("Traceback (most recent call last)")[2]
         frames = re.findall(r'File "([^"]+)", line (\d+)', last)
@@ -206,7 +206,7 @@ def check_too_small(trial: Trial, done: Outcome) -> str:
 
 
 def _source(place: str) -> str:
-    """The source line at `file:line`; "" if there is none."""
+    """Return the source line at `file:line`, or "" if there is none."""
     file, _, line = place.rpartition(":")
     try:
         return Path(file).read_text().splitlines()[int(line) - 1]
@@ -228,7 +228,7 @@ def check_estimate(done: Outcome, too_small: float) -> str:
 
 
 def compare_peak(predicted: dict[str, Any], measured: int) -> str:
-    """The predicted peak without workspaces, against the measured one. The two peaks may be at different times."""
+    """Return the predicted peak without workspaces, against the measured one. The two peaks may be at different times."""
     high = predicted["peak_allocated_bytes"]
     low = high - _workspace(predicted)
     error = low - measured if low > measured else min(high - measured, 0)
@@ -343,7 +343,7 @@ def _write(path: Path, rows: dict[str, dict[str, Any]], torch: str) -> None:
 
 
 def program_key(program: Program) -> str:
-    """The name, with the model if several rows have the same script."""
+    """Return the name, with the model if several rows have the same script."""
     same = [other for other in PROGRAMS if other.name == program.name]
     return program.name if len(same) == 1 else f"{program.name} ({same.index(program) + 1})"
 

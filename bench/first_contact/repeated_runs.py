@@ -79,7 +79,7 @@ class Kind:
     name: str
     source: str
     full: bool = False
-    """Whether it runs in the folder without space."""
+    """True if it runs in the folder without space."""
     commands: tuple[str, ...] = ("legroom run", "legroom run --gpu", "legroom.watch")
 
 
@@ -116,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def outcomes(kind: Kind, command: str, full: Path | None, times: int, jobs: int) -> Counter[str]:
-    """What differs from python in each run; "" if nothing does."""
+    """What differs from python in each run, or "" if nothing does."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         script = Path(folder) / "train.py"
         script.write_text(kind.source)

@@ -76,7 +76,7 @@ class Weights(nn.Module):
 
 Save = Callable[[int], None]
 Resume = Callable[[], int | None]
-"""Returns the resumed step after comparing its contents; None if they were lost."""
+"""Returns the resumed step after comparing its contents, or None if they were lost."""
 
 
 def kills() -> None:
@@ -128,7 +128,7 @@ def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]
 def run_and_kill(make: Callable[[], tuple[Save, Resume]], last: int, delay: float) -> tuple[int, int, float]:
     """Run one process from step `last` on and kill it `delay` seconds into its second save.
 
-    Returns the last step started, the last one finished, and the seconds of the first save.
+    Return the last step started, the last one finished, and the seconds of the first save.
     """
     reader, writer = os.pipe()
     child = os.fork()

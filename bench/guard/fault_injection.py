@@ -62,7 +62,7 @@ class Case:
     options: dict[str, Any]
     scaled: bool = False
     copied: bool = True
-    """Whether parameters are few enough to be copied before each optimizer step."""
+    """True if parameters are few enough to be copied before each optimizer step."""
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:

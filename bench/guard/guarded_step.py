@@ -236,7 +236,7 @@ def splits_near(batch: int, chunks: int) -> list[int]:
 
 
 def fits(training: Training, micro: int) -> bool:
-    """Return whether a step by hand in micro-batches of `micro` runs within the limit."""
+    """Return True if a step by hand in micro-batches of `micro` runs within the limit."""
     try:
         training.plain(micro)
         return True

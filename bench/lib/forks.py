@@ -7,7 +7,7 @@ from typing import Any
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a forked process, which must be JSON; None if the process died."""
+    """What `work` returns in a forked process, which must be JSON, or None if the process died."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

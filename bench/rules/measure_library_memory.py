@@ -200,7 +200,7 @@ def with_free(name: str, free: int) -> str:
 
 
 def least_free(name: str) -> dict[str, Any]:
-    """The least free memory with which the first use succeeds, to 4 MiB, and what the failures say."""
+    """Return the least free memory with which the first use succeeds, to 4 MiB, and what the failures say."""
     low, high, messages = 0, 320, {}
     while high - low > 4:
         middle = (low + high) // 2

@@ -41,7 +41,7 @@ def _experts(k: Kit) -> Any:
 
 
 def _codebook(k: Kit) -> Any:
-    """The nearest of 256 vectors with a straight-through gradient."""
+    """Return the nearest of 256 vectors with a straight-through gradient."""
     x = k.x.reshape(-1, k.shape[-1]).float()
     book = k.plain(256, k.shape[-1], dtype=torch.float32)
     nearest = (x.pow(2).sum(1, keepdim=True) - 2 * x @ book.t() + book.pow(2).sum(1)).argmin(1)
@@ -50,7 +50,7 @@ def _codebook(k: Kit) -> Any:
 
 
 def _selective_scan(k: Kit) -> Any:
-    """A linear recurrence with one factor per step."""
+    """Return a linear recurrence with one factor per step."""
     state = torch.zeros(k.shape[0], k.shape[2], 8, device="cuda", dtype=k.dtype)
     decay = k.plain(k.shape[2], 8).sigmoid()
     outs = []
@@ -61,7 +61,7 @@ def _selective_scan(k: Kit) -> Any:
 
 
 def _alignment(k: Kit) -> Any:
-    """The forward algorithm of a conditional random field."""
+    """Return the forward algorithm of a conditional random field."""
     scores = k.layer(nn.Linear, k.shape[2], 12)(k.x).float()
     moves = k.plain(12, 12, dtype=torch.float32)
     forward = scores[:, 0]
@@ -212,7 +212,7 @@ def _harmonics(k: Kit) -> Any:
 
 
 def _physics(k: Kit) -> Any:
-    """The second derivative of a network with respect to its input."""
+    """Return the second derivative of a network with respect to its input."""
     x = k.plain(min(k.shape[0], 2000), 2, dtype=torch.float32)
     net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
     u = net(x)

@@ -31,17 +31,17 @@ def cases() -> Iterator[Case]:
 
 
 def _put(kind: Any, *args: Any, train: bool = True, **kwargs: Any) -> Any:
-    """A module with fixed arguments."""
+    """Return a module with fixed arguments."""
     return lambda k: k.layer(kind, *args, **kwargs).train(train)(k.x)
 
 
 def _wide(kind: Any, *args: Any, train: bool = True, **kwargs: Any) -> Any:
-    """A module whose first argument is the size of the last dimension."""
+    """Return a module whose first argument is the size of the last dimension."""
     return lambda k: k.layer(kind, k.shape[-1], *args, **kwargs).train(train)(k.x)
 
 
 def _deep(kind: Any, *args: Any, train: bool = True, **kwargs: Any) -> Any:
-    """A module whose first argument is the number of channels."""
+    """Return a module whose first argument is the number of channels."""
     return lambda k: k.layer(kind, k.shape[1], *args, **kwargs).train(train)(k.x)
 
 

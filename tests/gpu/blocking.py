@@ -1,9 +1,9 @@
-"""Device-side asserts on a real GPU: as they come, and as `legroom run --blocking` stops at their true line.
+"""Checks device-side asserts on a real GPU. With `legroom run --blocking`, the traceback must end at the line that failed.
 
     python -m tests.gpu.blocking FOLDER
 
-Also what the doctor says of this machine, and what the explainer makes of the real texts. Prints a line for each thing checked; exits
-with 1 if one is wrong.
+The program also runs `legroom doctor`, and passes the real error messages to `legroom explain`. It prints one line per
+check, and exits with 1 if a check fails.
 """
 
 import json
@@ -30,7 +30,7 @@ TAIL = "other = torch.ones(1000, device=d) * 2\nloss.backward()\nprint(other.sum
 
 def main(folder: Path) -> int:
     if not torch.cuda.is_available():
-        print("no GPU here: nothing was checked")
+        print("Skipped: no CUDA device.")
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     works = [(name, blocking) for name in SCRIPTS for blocking in (False, True)]
@@ -42,7 +42,7 @@ def main(folder: Path) -> int:
         text = (HEAD + SCRIPTS[name] + TAIL).splitlines()
         line = next(number for number, each in enumerate(text, 1) if "# <- here" in each)
         (folder / f"{name}_{'blocking' if blocking else 'plain'}.txt").write_text(errors)
-        told = explain(errors)
+        explanation = explain(errors)
         if blocking:
             right = (
                 f'.py", line {line}' in errors
@@ -50,16 +50,17 @@ def main(folder: Path) -> int:
                 and "legroom:" in errors
             )
         else:
-            right = told.code == "LG710"
+            right = explanation.code == "LG710"
         wrong += not right
         print(
-            f"{'pass' if right else 'FAIL'}  {name}{' --blocking' if blocking else ''}: exit {code}, told {told.kind} {told.code}: {told.message[:100]}"
+            f"{'pass' if right else 'FAIL'}  {name}{' --blocking' if blocking else ''}: exit code {code}, "
+            f"explained as {explanation.kind} {explanation.code}: {explanation.message[:100]}"
         )
-    print(f"doctor: exit {doctor.returncode}")
+    print(f"doctor: exit code {doctor.returncode}")
     print(doctor.stdout or doctor.stderr)
     try:
-        sound = {check["name"]: check["value"] for check in json.loads(doctor.stdout)["checks"]}
-        wrong += "cuda:0 right" not in sound["computation"]
+        results = {check["name"]: check["value"] for check in json.loads(doctor.stdout)["checks"]}
+        wrong += "cuda:0 OK" not in results["computation"]
     except ValueError:
         wrong += 1
     print(f"{wrong} wrong")

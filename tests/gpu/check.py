@@ -1,8 +1,9 @@
-"""Everything in this folder without pytest: prints a line for each thing checked, exits with 1 if one is wrong.
+"""Runs the checks of `runs` without pytest. Prints one line per check, and exits with 1 if a check fails.
 
     python -m tests.gpu.check FOLDER [SCRIPT ...] [--command]
 
-With `--command`, by `legroom run`; otherwise by the history alone, whose readings are kept in FOLDER.
+With `--command`, the scripts run with `legroom run`. Otherwise, only the CUDA history is recorded, and its snapshots are
+written to FOLDER.
 """
 
 import sys
@@ -16,7 +17,7 @@ from tests.gpu import runs
 
 def main(words: list[str]) -> int:
     if not torch.cuda.is_available():
-        print("no GPU here: nothing was checked")
+        print("Skipped: no CUDA device.")
         return 0
     by_command = "--command" in words
     folder, *names = [word for word in words if not word.startswith("--")]
@@ -30,13 +31,13 @@ def main(words: list[str]) -> int:
                     checks = [*runs.CHECKS[name](run), *runs.report(run)]
                 else:
                     run = runs.watch(name, Path(captures), Path(folder))
-                    checks = [*runs.sound(run), *runs.CHECKS[name](run)]
+                    checks = [*runs.agreement(run), *runs.CHECKS[name](run)]
                 for what, right, figures in checks:
                     wrong += not right
                     print(f"{'pass' if right else 'FAIL'}  {what}: {figures}")
                 for annotation in run.annotations:
                     print(f"annotation  {str(annotation)[:200]}")
-                print("said ", *run.output.strip().splitlines()[-2:], sep=" | ")
+                print("output ", *run.output.strip().splitlines()[-2:], sep=" | ")
             except Exception:
                 wrong += 1
                 print("FAIL ", traceback.format_exc(), flush=True)

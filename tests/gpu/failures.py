@@ -1,9 +1,10 @@
-"""What a real GPU says when memory runs out, and what the classifier makes of it.
+"""Checks the classification of real out-of-memory errors.
 
     python -m tests.gpu.failures [FOLDER]
 
-Fills the device until almost nothing is left, then asks each library for its first work there; also page-locked and
-host memory. Each allocator has a process of its own. Prints a line per failure; with a FOLDER the texts go to `failures.json`.
+The program fills the device until almost no memory is free, and then uses each library for the first time. It also
+exhausts page-locked and host memory. Each allocator setting has its own process. The program prints one line per failure
+and writes the error messages to FOLDER/failures.json.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 ALLOCATORS = {"native": "", "expandable": "expandable_segments:True", "async": "backend:cudaMallocAsync"}
 EXPECTED = {"page-locked": "pinned", "host": "host"}
-"""All others: a device's memory, sure or disguised, and an OOM either way."""
+"""The expected certainty of cases that do not exhaust device memory. All other cases must be out-of-memory errors."""
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def failures(allocator: str) -> list[dict[str, Any]]:
     signal = torch.randn(1 << 16, device="cuda")
     cases: dict[str, Callable[[], Any]] = {
         "tensor": lambda: torch.empty(1 << 42, dtype=torch.uint8, device="cuda"),
-        "tensor beyond sense": lambda: torch.empty(1 << 61, dtype=torch.uint8, device="cuda"),
+        "impossibly large tensor": lambda: torch.empty(1 << 61, dtype=torch.uint8, device="cuda"),
     }
     if allocator == "native":
         cases |= {
@@ -71,17 +72,17 @@ def failures(allocator: str) -> list[dict[str, Any]]:
             "cuSPARSE, full": lambda: torch.sparse.mm(sparse, small),
             "NCCL, full": _all_reduce(small),
         }
-    held: list[Any] = []
-    told = []
+    filling: list[Any] = []
+    results = []
     for name, attempt in cases.items():
-        if name.endswith("full") and not held:
-            held = _fill()
-        told.append(_told(f"{allocator}: {name}", name, attempt))
-    held.clear()
-    return told
+        if name.endswith("full") and not filling:
+            filling = _fill()
+        results.append(_classified(f"{allocator}: {name}", name, attempt))
+    filling.clear()
+    return results
 
 
-def _told(title: str, name: str, attempt: Callable[[], Any]) -> dict[str, Any]:
+def _classified(title: str, name: str, attempt: Callable[[], Any]) -> dict[str, Any]:
     import torch
 
     from legroom.diagnose.oom.recognize import classify
@@ -106,18 +107,18 @@ def _told(title: str, name: str, attempt: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _fill() -> list[Any]:
-    """Take all the device's memory, in ever smaller pieces, around PyTorch's own cache."""
+    """Allocate the remaining device memory in tensors of decreasing size."""
     import torch
 
     torch.cuda.empty_cache()
-    held = []
+    tensors = []
     size = 32 << 30
     while size >= 1 << 20:
         try:
-            held.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            tensors.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
         except torch.OutOfMemoryError:
             size //= 2
-    return held
+    return tensors
 
 
 def _all_reduce(tensor: Any) -> Callable[[], Any]:

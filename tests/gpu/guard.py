@@ -1,12 +1,12 @@
-"""Guarded steps on a real GPU: memory runs out in every part of a step, and the results equal those of an undisturbed run
-with the same split.
+"""Checks guarded steps on a real GPU. Memory runs out in every part of a step, and the results must equal a run without
+failures and with the same split.
 
     python -m tests.gpu.guard [FOLDER] [--virtual 4GiB]
 
-Each check limits the process (`set_per_process_memory_fraction`), so that the out-of-memory errors come from the real
-allocator. It then compares bit for bit with plain gradient accumulation in the same micro-batches without a limit
-(deterministic algorithms). Prints a line per check and writes `guard_checks.json` to FOLDER. Does nothing without a
-GPU; `--virtual` runs smaller checks on a virtual GPU.
+Each check limits the memory of the process (`set_per_process_memory_fraction`), so the out-of-memory errors come from
+the real allocator. Then the check compares the results bit for bit with plain gradient accumulation in the same
+micro-batches without a limit, using deterministic algorithms. The program prints one line per check and writes
+FOLDER/guard_checks.json. Without a GPU, it does nothing. `--virtual` runs smaller checks on a virtual GPU.
 """
 
 import argparse
@@ -93,13 +93,13 @@ def _line(result: dict[str, Any]) -> str:
 
 @dataclass
 class Bench:
-    """A GPU with a memory limit, and the log of Guard. `scale_down`: the factor by which batches and widths shrink."""
+    """A GPU with a memory limit, and the log of Guard. `scale_down` is the factor by which batches and widths are reduced."""
 
     scale_down: int = 1
     log: list[str] = field(default_factory=list)
 
     def limit(self, extra: float) -> None:
-        """Allow only `extra` bytes beyond what is reserved now."""
+        """Allow only `extra` bytes in addition to the currently reserved bytes."""
         clean()
         total = torch.cuda.get_device_properties(0).total_memory
         allowed = torch.cuda.memory_reserved() + int(extra)
@@ -110,7 +110,7 @@ class Bench:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
     def phases(self) -> set[str]:
-        """Return the passes in which memory ran out so far, from the log."""
+        """Return the passes in which memory ran out so far, according to the log."""
         return {
             phase
             for phase in ("forward", "backward")
@@ -141,7 +141,7 @@ class _Collector(logging.Handler):
 
 @dataclass
 class Training:
-    """A model with its optimizer and batch, the same for every instance."""
+    """A model with its optimizer and batch. All instances are equal."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -152,7 +152,7 @@ class Training:
         return F.cross_entropy(self.model(x), y)
 
     def state(self, loss: Tensor) -> list[Tensor]:
-        """Return everything that must be equal, in host memory."""
+        """Return all tensors that must be equal, in host memory."""
         values = [loss, *self.model.state_dict().values()]
         for state in self.optimizer.state.values():
             values += [value for value in state.values() if isinstance(value, Tensor)]
@@ -214,7 +214,7 @@ def cnn(bench: Bench) -> Training:
 
 
 def step_bytes(make: Callable[[], Training], scaler: Callable[[], Any] | None = None) -> int:
-    """Return the bytes that a whole step needs beyond what is reserved before it."""
+    """Return the number of bytes that a whole step needs in addition to the bytes that are reserved before it."""
     training = make()
     clean()
     before = torch.cuda.memory_reserved()
@@ -224,7 +224,7 @@ def step_bytes(make: Callable[[], Training], scaler: Callable[[], Any] | None = 
 
 
 def forward_bytes(make: Callable[[], Training]) -> int:
-    """Return the bytes that the forward pass needs."""
+    """Return the number of bytes that the forward pass needs."""
     training = make()
     clean()
     before = torch.cuda.memory_reserved()
@@ -304,7 +304,7 @@ def recovered(
     return f"bit-for-bit equal; micro-batches at each limit: {', '.join(splits)}; failed in {' and '.join(sorted(bench.phases()))}"
 
 
-# ------------------------------------------------------------ the checks
+# ------------------------------------------------------------ checks
 
 
 def forward_pass(bench: Bench) -> str:
@@ -314,7 +314,7 @@ def forward_pass(bench: Bench) -> str:
 
 
 def backward_pass(bench: Bench) -> str:
-    """The memory is just enough for the forward pass, which leaves no cached memory for the gradients."""
+    """The memory is just enough for the forward pass, so no cached memory remains for the gradients."""
 
     def make() -> Training:
         return mlp(bench, batch_size=16384 * bench.scale_down, in_place=True, adam=False)
@@ -336,17 +336,17 @@ def loss_scaling(bench: Bench) -> str:
 
 
 def optimizer_temporaries(bench: Bench) -> str:
-    """Adam's multi-tensor temporaries do not fit, from the first step on."""
+    """The temporaries of multi-tensor Adam do not fit in any step."""
     return _optimizer(bench, beyond_gradients=2.4, steps=3)
 
 
 def optimizer_state(bench: Bench) -> str:
-    """The optimizer state does not fit next to the gradients."""
+    """Optimizer state and gradients do not fit together."""
     return _optimizer(bench, beyond_gradients=1.5, steps=1)
 
 
 def small_optimizer(bench: Bench) -> str:
-    """Small enough to be copied before each step, restored and repeated."""
+    """Parameters and state are small enough to be copied before each step, restored and repeated."""
     return _optimizer(bench, beyond_gradients=3.5, steps=2, width=512, layers=9)
 
 
@@ -380,7 +380,7 @@ def _optimizer(
 
 
 def memory_is_freed(bench: Bench) -> str:
-    """At the second attempt, the tensors of the first one are freed and the allocated memory is that of before."""
+    """At the second attempt, all tensors of the first attempt are freed."""
     whole = step_bytes(lambda: mlp(bench, adam=False))
     training = mlp(bench, adam=False)
     guard = legroom.Guard(training.model, training.optimizer, cache_sizes=False, reduction="mean")
@@ -442,7 +442,7 @@ def evaluation_on_cpu(bench: Bench) -> str:
 
 
 def spilled(bench: Bench) -> str:
-    """A single sample does not fit: its activations are moved to host memory, with the same gradients."""
+    """A single sample does not fit, so its activations are moved to host memory. The gradients are the same."""
 
     def make() -> Training:
         training = mlp(bench, layers=8, width=256, batch_size=bench.scale_down, adam=False)
@@ -476,7 +476,7 @@ def spilled(bench: Bench) -> str:
 
 
 def does_not_fit(bench: Bench) -> str:
-    """If no fallback is enough, the error states what uses the memory, and the state is restored."""
+    """If no fallback is enough, the error lists the memory in use, and the state is restored."""
     training = mlp(bench, adam=False)
     large = training.x.unsqueeze(0).clone()
     plain = training.state(torch.zeros(()))

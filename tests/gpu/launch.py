@@ -1,7 +1,9 @@
-"""`legroom launch` on a machine with a GPU: `python -m tests.gpu.launch [FOLDER]`. Does not need pytest.
+"""Checks `legroom launch` on a machine with a GPU, without pytest.
 
-One rank trains over NCCL and is recorded, one runs out of memory, more ranks than GPUs are rejected, and the prediction of a dry
-run is compared with the first rank. The output is written to FOLDER.
+    python -m tests.gpu.launch [FOLDER]
+
+One rank trains over NCCL and is recorded, and one rank runs out of memory. More ranks than GPUs must be rejected. The
+prediction of a dry run is compared with the first rank. The output is written to FOLDER.
 """
 
 import json

@@ -1,16 +1,15 @@
-"""Records what the real CUDA caching allocator did, so that the replayed one can be held against it.
+"""Records the events of the real CUDA caching allocator. Tests compare the simulated allocator with these recordings.
 
     python tests/gpu/record_histories.py FOLDER [CASE ...]
 
-Needs a GPU and torch (2.11 or later), nothing else: no Legroom, no network, no data. Each case is one fresh
-process with its own PYTORCH_CUDA_ALLOC_CONF, because torch reads that variable once. A case becomes
-FOLDER/h200_<case>.json.gz (the prefix is the device's name): settings, the rows of the allocator's own history
-as [action, address, size, stream], both peaks, memory_stats() and the segments at the end, and the exact text
-of every OutOfMemoryError.
+The program needs only a GPU and torch (2.11 or later). It needs no Legroom, no network and no data. Each case runs in
+its own process with its own PYTORCH_CUDA_ALLOC_CONF, because torch reads that variable once. A case is written to
+FOLDER/h200_<case>.json.gz, where the prefix is the name of the device. The file contains the settings, the rows of the
+allocator's history as [action, address, size, stream], both peaks, memory_stats() and the segments at the end, and the
+message of every OutOfMemoryError.
 
-The allocator's history does not name the calls that a program makes between two allocations. Two of them change
-what happens next, so `Recorder.mark` puts rows of its own in between: `empty_cache` and `set_limit` (its size is
-the limit in bytes).
+The allocator's history does not contain the calls between two allocations. Two of these calls change later events, so
+`Recorder.mark` inserts its own rows: `empty_cache` and `set_limit` (the size is the limit in bytes).
 """
 
 import concurrent.futures
@@ -47,7 +46,7 @@ class Recorder:
         self.limit: int | None = None
 
     def mark(self, action: str, size: int = 0) -> None:
-        """The allocator writes a `snapshot` row whenever it is asked for one: the n-th of them is the n-th mark."""
+        """Insert a mark. The allocator adds a `snapshot` row for every snapshot, so the n-th such row is the n-th mark."""
         torch.cuda.memory._snapshot()
         self.marks.append([action, 0, size, 0])
 
@@ -56,7 +55,7 @@ class Recorder:
         torch.cuda.empty_cache()
 
     def set_limit(self, limit: int) -> None:
-        """Caps this process half a segment above `limit`: no rounding of the fraction can then matter."""
+        """Limit this process to half a segment above `limit`, so that rounding of the fraction has no effect."""
         total = torch.cuda.get_device_properties(0).total_memory
         fraction = (limit + MiB) / total
         self.limit = round(fraction * total)
@@ -64,7 +63,7 @@ class Recorder:
         torch.cuda.set_per_process_memory_fraction(fraction)
 
     def attempt(self, work: Callable[[], Any]) -> bool:
-        """Whether `work` ran without running out of memory; the error's text is kept, the error itself is not."""
+        """Return True if `work` ran without running out of memory. Only the message of an error is kept."""
         free_before = torch.cuda.mem_get_info()[0]
         text = None
         try:
@@ -135,7 +134,7 @@ class Recorder:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it."""
+    """Return `value` with types that JSON supports."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -143,7 +142,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
 
-# ---------------------------------------------------------------- what the processes do
+# ---------------------------------------------------------------- workloads
 
 
 class SmallTransformer(nn.Module):
@@ -206,7 +205,7 @@ def conv_step() -> Callable[[int], None]:
 
 
 def train(recorder: Recorder, make_step: Callable[[], Callable[[int], None]], batches: list[int]) -> None:
-    """Varying batches, the cache emptied half-way."""
+    """Train with varying batch sizes, and empty the cache halfway."""
     step = make_step()
     for number, batch in enumerate(batches):
         if number == len(batches) // 2:
@@ -217,7 +216,7 @@ def train(recorder: Recorder, make_step: Callable[[], Callable[[int], None]], ba
 def train_within(
     recorder: Recorder, make_step: Callable[[], Callable[[int], None]], limit: int, batch: int
 ) -> None:
-    """Trains under a cap that the first batches break: each failure is caught, and a smaller batch goes on."""
+    """Train with a memory limit that the first batches exceed. After each failure, continue with a smaller batch."""
     recorder.set_limit(limit)
     step = make_step()
     steps = 0
@@ -240,28 +239,28 @@ def random_sizes(
     limit: int | None = None,
     empty_every: int = 900,
 ) -> None:
-    """Tensors of random sizes (log-uniform, many of them near each other) live and die in random order.
+    """Allocate and free tensors of random sizes in random order. Sizes are log-uniform, and many sizes are similar.
 
-    With `streams`, some are made on side streams and used on others through record_stream. With `limit`, `budget`
-    is above it: failures happen, and are answered by freeing half of what lives.
+    With `streams`, some tensors are allocated on side streams and used on others through record_stream. If `limit` is
+    below `budget`, allocations fail. After a failure, half of the live tensors are freed.
     """
     if limit is not None:
         recorder.set_limit(limit)
     dice = random.Random(seed)
     side = [torch.cuda.Stream() for _ in range(streams)]
     live: list[torch.Tensor] = []
-    favourites = [int(math.exp(dice.uniform(0, math.log(largest)))) for _ in range(40)]
+    frequent_sizes = [int(math.exp(dice.uniform(0, math.log(largest)))) for _ in range(40)]
     for number in range(operations):
         if number % empty_every == empty_every - 1:
             recorder.empty_cache()
-        held = sum(tensor.nbytes for tensor in live)
-        if live and (held > budget or dice.random() < 0.44):
+        allocated = sum(tensor.nbytes for tensor in live)
+        if live and (allocated > budget or dice.random() < 0.44):
             for _ in range(dice.choice((1, 1, 1, 2, 8))):
                 if live:
                     live.pop(dice.randrange(len(live)))
             continue
         size = (
-            dice.choice(favourites)
+            dice.choice(frequent_sizes)
             if dice.random() < 0.6
             else int(math.exp(dice.uniform(0, math.log(largest))))
         )
@@ -285,7 +284,7 @@ def random_sizes(
 
 
 def overlapped_loader(recorder: Recorder) -> None:
-    """Batches copied on a side stream and handed over with record_stream, as a prefetching loader does."""
+    """Copy batches on a side stream and use them on the main stream with record_stream, as a prefetching loader does."""
     step = conv_step()
     step(8)
     copies = torch.cuda.Stream()
@@ -302,7 +301,7 @@ def overlapped_loader(recorder: Recorder) -> None:
 
 
 def error_texts(recorder: Recorder, limit: int | None) -> None:
-    """The exact words of several failures: far too large, a little too large, and after memory filled up."""
+    """Cause failures to record their messages: far too large, slightly too large, and after memory is full."""
     if limit is not None:
         recorder.set_limit(limit)
     total = recorder.limit or torch.cuda.mem_get_info()[0]
@@ -328,7 +327,7 @@ TRANSFORMER_BATCHES = [8, 13, 5, 16, 9, 12]
 CONV_BATCHES = [16, 24, 9, 40, 33, 12, 48, 20, 27, 44]
 
 CASES: dict[str, tuple[str, Callable[[Recorder], None]]] = {
-    # name: (PYTORCH_CUDA_ALLOC_CONF, what to do)
+    # name: (PYTORCH_CUDA_ALLOC_CONF, workload)
     "expandable_transformer": (
         "expandable_segments:True",
         lambda r: train(r, transformer_step, TRANSFORMER_BATCHES),
@@ -410,7 +409,7 @@ CASES: dict[str, tuple[str, Callable[[Recorder], None]]] = {
 
 
 def record(name: str, folder: Path) -> str:
-    """Runs in the case's own process: records it, writes the file, says how much there was."""
+    """Record a case in its own process, write the file, and return a summary line."""
     conf, work = CASES[name]
     torch.manual_seed(0)
     recorder = Recorder()
@@ -455,7 +454,7 @@ def main(arguments: list[str]) -> int:
         print(record(arguments[2], folder))
         return 0
     chosen = arguments[1:] or list(CASES)
-    # Those that fill the whole device, or quote how much of it is free, must have it to themselves.
+    # Cases that fill the whole device, or whose messages contain the free memory, need the device to themselves.
     alone = [name for name in chosen if name.startswith("error_")]
     together = [name for name in chosen if name not in alone]
     with concurrent.futures.ThreadPoolExecutor(6) as pool:

@@ -1,4 +1,4 @@
-"""Real runs on a real GPU: the history alone, then `legroom run`."""
+"""Scripts on a real GPU, first with only the CUDA history, then with `legroom run`."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ def test_the_history_of_a_run_agrees_with_torch(name: str, tmp_path: Path) -> No
     run = runs.watch(name, tmp_path)
     wrong = [
         f"{what}: {figures}"
-        for what, right, figures in (*runs.sound(run), *runs.CHECKS[name](run))
+        for what, right, figures in (*runs.agreement(run), *runs.CHECKS[name](run))
         if not right
     ]
     assert not wrong, run.output

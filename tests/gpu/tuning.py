@@ -1,11 +1,12 @@
-"""Studies on a real GPU: trials share it, none runs out of memory, and other programs are not affected.
+"""Checks studies on a real GPU. Trials share the GPU, no trial runs out of memory, and other programs are not affected.
 
     python -m tests.gpu.tuning [FOLDER] [--engine ray [--address auto]]
 
-The first study has small trials (several share the GPU), a batch that needs more memory than the GPU has (it is split), and widths whose
-parameters alone are too large (rejected before they start). The second runs next to a program that uses 60 GiB. In the third, such a program
-starts after the first trial. On a cluster (`--address`), only the first study runs, because Ray reports the free memory there. It prints the
-trials and one line per check, and writes FOLDER/tuning.json. Without a GPU, it is skipped.
+The first study has small trials that share the GPU, a batch that is split because it needs more memory than the GPU has,
+and widths that are rejected because their parameters alone are too large. The second study runs while another program
+uses 60 GiB. In the third study, such a program starts after the first trial. On a cluster (`--address`), only the first
+study runs, because Ray reports the free memory of a cluster. The program prints the trials and one line per check, and
+writes FOLDER/tuning.json. Without a GPU, it does nothing.
 """
 
 import argparse
@@ -32,9 +33,9 @@ from legroom.tuning.trial.records import TrialRecord, TrialState
 
 SPACE = {"width": [1024, 4096, 8192, 131072], "batch_size": [4096, 65536, 3 << 19]}
 LARGE = {"width": 4096, "batch_size": 3 << 19}
-"""About 97 GiB unsplit: it fits the GPU, but not next to the other program."""
+"""A configuration that needs about 97 GiB unsplit. It fits the GPU, but not together with the other program."""
 HELD = 60
-"""GiB of the other program."""
+"""The memory of the other program in GiB."""
 HOLDER = f"""
 import pathlib, sys, time, torch
 folder = pathlib.Path(sys.argv[1])
@@ -46,7 +47,7 @@ while not (folder / "enough").exists():
 assert int(tensor[::4096].min()) == 1
 (folder / "lived").touch()
 """
-"""Another program. It is not a child of this process, so that it is not treated as a trial."""
+"""The other program. It is not a child of this process, so it is not treated as a trial."""
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
@@ -104,20 +105,20 @@ Checks = list[tuple[str, bool, str]]
 
 
 class Where(TypedDict):
-    """Where trials run."""
+    """The engine and the cluster on which trials run."""
 
     engine: str
     address: str | None
 
 
 def alone(where: Where) -> tuple[Study, Checks]:
-    """The whole grid, with the GPU to itself."""
+    """Run the whole grid without another program on the GPU."""
     study = search(where, SPACE, parallel=4)
     return study, list(checks(study))
 
 
 def next_to_program(where: Where) -> tuple[Study, Checks]:
-    """Another program uses its memory from the start."""
+    """Run a study while another program uses memory from the start."""
     notes = Notes()
     with Holder() as holder:
         holder.start()
@@ -127,7 +128,7 @@ def next_to_program(where: Where) -> tuple[Study, Checks]:
 
 
 def program_starts_later(where: Where) -> tuple[Study, Checks]:
-    """Another program starts when the first trial has ended: the second was admitted before, and no longer fits."""
+    """Run a study in which another program starts after the first trial. The second trial was already admitted and no longer fits."""
     with Holder() as holder:
         notes = Notes(lambda record: holder.start() if record.state is TrialState.FINISHED else None)
         space = {"width": [4096], "batch_size": [65536, 3 << 19]}
@@ -256,7 +257,7 @@ def gib(size: int | None) -> str:
 
 
 def fullest(trials: list[TrialRecord]) -> tuple[int, int]:
-    """The maximum number of parallel trials, and their maximum total memory."""
+    """Return the maximum number of parallel trials, and their maximum total memory."""
     most, bytes_ = 0, 0
     for trial in trials:
         parallel = [t for t in trials if (t.started or 0) <= (trial.started or 0) < (t.ended or 0)]

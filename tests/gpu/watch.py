@@ -1,8 +1,8 @@
-"""Runs a script on the real GPU with its CUDA history watched, and nothing else of Legroom's.
+"""Runs a script on a real GPU and records only its CUDA history.
 
     python -m tests.gpu.watch CAPTURE SCRIPT [FOLDER]
 
-writes a capture; with FOLDER, each reading of the history as a file, for the unit tests.
+The program writes a capture. With FOLDER, it also writes every snapshot of the history to a file, for the unit tests.
 """
 
 import runpy
@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.gpu import readings
+from tests.gpu import history_snapshots
 
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.observe.cuda import history
@@ -21,7 +21,7 @@ from legroom.observe.cuda.history_events import DeviceHistory
 
 def main(capture: str, script: str, folder: str | None = None) -> int:
     if folder is not None:
-        _record_readings(Path(folder), Path(script).stem)
+        _save_snapshots(Path(folder), Path(script).stem)
     sys.argv = [script]
     code = 0
     writer = CaptureWriter(Path(capture), run={"script": script}, force=True)
@@ -34,12 +34,12 @@ def main(capture: str, script: str, folder: str | None = None) -> int:
             code = 1
         started = time.perf_counter()
         recorded.finish()
-        print(f"reading at the end took {time.perf_counter() - started:.3f} s", file=sys.stderr)
+        print(f"reading the history at the end took {time.perf_counter() - started:.3f} s", file=sys.stderr)
     writer.close()
     return code
 
 
-def _record_readings(folder: Path, stem: str) -> None:
+def _save_snapshots(folder: Path, stem: str) -> None:
     original = DeviceHistory.read
     number = 0
 
@@ -47,13 +47,17 @@ def _record_readings(folder: Path, stem: str) -> None:
         nonlocal number
         number += 1
         settings = options["settings"].as_dict()
-        reading = {**options, "trace": trace, "segments": segments, "settings": settings}
+        snapshot = {**options, "trace": trace, "segments": segments, "settings": settings}
         records = [
             m for m in options["records"] if not (hasattr(m, "event") and not hasattr(m.event, "step"))
         ]
         if options["failure"] is None:
-            readings.save(
-                folder / f"{stem}_{number}.json.gz", reading, self.markers, records, Path(__file__).parents[2]
+            history_snapshots.save(
+                folder / f"{stem}_{number}.json.gz",
+                snapshot,
+                self.markers,
+                records,
+                Path(__file__).parents[2],
             )
         return original(self, trace, segments, **options)
 

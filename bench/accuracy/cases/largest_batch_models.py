@@ -148,7 +148,7 @@ def volume_net() -> Spec:
 
 @model
 def sick_plants() -> Spec:
-    """A nine-layer residual network on 256-pixel images."""
+    """Return a nine-layer residual network on 256-pixel images."""
 
     def twice(width: int) -> nn.Module:
         return Residual(*conv_norm(width, width), *conv_norm(width, width))
@@ -245,7 +245,7 @@ def _in_time(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: 
 
 @model
 def hearts_in_detail() -> Spec:
-    """A 1D ResNet-18 on twelve-lead ECGs at 500 Hz, multi-label."""
+    """Return a 1D ResNet-18 on twelve-lead ECGs at 500 Hz, multi-label."""
 
     def block(inputs: int, outputs: int, stride: int) -> nn.Module:
         layers = _in_time(inputs, outputs, 7, stride) + _in_time(outputs, outputs, 7)[:-1]
@@ -269,7 +269,7 @@ def _conv_group_norm(inputs: int, outputs: int) -> list[nn.Module]:
 
 @model
 def wounds() -> Spec:
-    """A U-Net with group norms on 320-pixel images."""
+    """Return a U-Net with group norms on 320-pixel images."""
     widths = (24, 48, 96, 192, 384)
     down = [
         sequential([nn.AvgPool2d(2)] if a > 3 else [], _conv_group_norm(a, b), _conv_group_norm(b, b))
@@ -284,7 +284,7 @@ def wounds() -> Spec:
 
 @model
 def sounds_of_a_city() -> Spec:
-    """A CNN on log-mel spectrograms of ten seconds, multi-label (PANNs)."""
+    """Return a CNN on log-mel spectrograms of ten seconds, multi-label (PANNs)."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((1, 64, 128, 256, 512)):
         layers += [
@@ -313,7 +313,7 @@ def questions_from_texts() -> Spec:
 
 @model
 def hotel_reviews() -> Spec:
-    """A two-layer bidirectional GRU over 220 tokens, mean-pooled."""
+    """Return a two-layer bidirectional GRU over 220 tokens, mean-pooled."""
     read = Recurrent(nn.GRU, 200, 192, num_layers=2, bidirectional=True, dropout=0.3)
     model = sequential(nn.Embedding(30000, 200, padding_idx=0), read, Select("mean"), mlp(384, 96, 5))
     return Spec(model, parts.padded_texts(30000, 220, 5), classification_loss)
@@ -321,7 +321,7 @@ def hotel_reviews() -> Spec:
 
 @model
 def insurance() -> Spec:
-    """A five-layer MLP with norms and dropout on 80 columns."""
+    """Return a five-layer MLP with norms and dropout on 80 columns."""
     layers: list[nn.Module] = []
     for inputs, outputs in ((80, 512), (512, 512), (512, 512), (512, 256), (256, 128)):
         layers += [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.SiLU(), nn.Dropout(0.25)]

@@ -39,7 +39,7 @@ class Attention(nn.Module):
 def transformer_layer(
     width: int, heads: int, *, causal: bool = False, few: int = 0, inner: int = 0, drop: float = 0.0
 ) -> nn.Sequential:
-    """A pre-norm transformer layer: attention and a two-layer MLP, each with a residual connection."""
+    """Return a pre-norm transformer layer: attention and a two-layer MLP, each with a residual connection."""
     inner = inner or 4 * width
     look = [nn.LayerNorm(width), Attention(width, heads, causal=causal, few=few), nn.Dropout(drop)]
     think = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width), nn.Dropout(drop)]
@@ -150,7 +150,7 @@ def conv1d_norm(
 
 
 def bottleneck(inputs: int, inner: int, outputs: int, stride: int = 1, *, groups: int = 1) -> Residual:
-    """A residual bottleneck block."""
+    """Return a residual bottleneck block."""
     layers = [*conv_norm(inputs, inner, 1), *conv_norm(inner, inner, 3, stride, groups=groups)]
     short = None
     if inputs != outputs or stride > 1:

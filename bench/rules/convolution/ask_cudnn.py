@@ -58,7 +58,7 @@ from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, 
 
 H200 = find_gpu("h200")
 Answer = tuple[int, int, dict[int, int]]
-"""The number of bytes of workspace, engine, knobs."""
+"""The workspace bytes, the engine and the knobs."""
 
 
 class WithHandle(Cudnn):
@@ -88,7 +88,7 @@ class WithHandle(Cudnn):
         operation: ConvOperation,
         c: Convolution,
     ) -> tuple[int, ...]:
-        """A real GPU reports the size of its kernels' partial sums."""
+        """Return only the workspace size, because a real GPU includes the partial sums of its kernels."""
         return (taken.workspace,)
 
     def _device_attributes(
@@ -283,8 +283,8 @@ def survey(cudnn: Cudnn, part: str, seed: int, seconds: float, out: Path) -> int
 def answer_of(
     cudnn: Cudnn, question: ConvQuery, c: Convolution, operation: ConvOperation
 ) -> tuple[int, tuple[int | None, dict[int, int]]]:
-    """Return the number of bytes, engine and knobs; no engine if cuDNN does not say or the size is unknown. Kernels that need a GPU
-    count."""
+    """Return the workspace bytes, the engine and the knobs. The engine is None if cuDNN does not report it or if the
+    size is unknown. Kernels that need a GPU are included."""
     taken, passed_over = cudnn.select_kernel(question, operation)
     sizes = cudnn.sizes_of(taken, passed_over, question, operation, c) if taken else ()
     if not taken or not sizes:

@@ -51,11 +51,11 @@ class Answered(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """Whether its layer is in the held-out tenth."""
+        """True if its layer is in the held-out tenth."""
         return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
 
     def formula(self, place: int) -> str:
-        """The label."""
+        """Return the label."""
         engine, knobs = self.engines[place]
         settings = {int(name): value for name, value in knobs.items()}
         return formula_for(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])

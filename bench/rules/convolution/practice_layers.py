@@ -291,7 +291,7 @@ def _transposed(rng: random.Random) -> Layer:
 
 
 def _inner(rng: random.Random) -> Layer:
-    """The middle of residual, U-shaped and dense networks, at the sizes that any image size leads to."""
+    """Return the middle of residual, U-shaped and dense networks, at the sizes that any image size leads to."""
     side = max(3, rng.choice(PICTURES) // rng.choice((1, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 32)))
     width = rng.choice(
         (16, 24, 32, 32, 48, 64, 64, 64, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 640, 768, 1024)

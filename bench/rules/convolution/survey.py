@@ -90,7 +90,7 @@ def survey(out: Path, part: str, seconds: float, survey_round: int) -> int:
 
 
 def benchmarked(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
-    """A few layers of two well-known networks."""
+    """Return a few layers of two well-known networks."""
     if survey_round > 2:
         return []
     layers = sorted(
@@ -384,7 +384,7 @@ def drawn_at_random(count: int) -> list[tuple[Layer, int, str, bool]]:
 
 
 def measure(layer: Layer, batch: int, name: str, last: bool) -> list[int | None]:
-    """Return the workspace bytes of the three operations; None if one failed."""
+    """Return the workspace bytes of the three operations, or None if one failed."""
     torch.backends.cudnn.allow_tf32 = not name.endswith("_strict")
     dtype = getattr(torch, name.removesuffix("_strict"))
     shape = (

@@ -1,4 +1,4 @@
-"""Trains a small convolutional network for a few steps, as anyone would."""
+"""Trains a small convolutional network for a few steps, as in a tutorial."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Keeps the features of every batch, and with them each batch's graph."""
+"""Retains the features of every batch, which keep the graph of that batch alive."""
 
 import torch
 from torch import nn

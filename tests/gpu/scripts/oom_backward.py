@@ -1,4 +1,4 @@
-"""The gradients of large weights do not fit beside them: memory runs out in the backward pass."""
+"""Weights and gradients do not fit together, so memory runs out in the backward pass."""
 
 import torch
 from torch import nn

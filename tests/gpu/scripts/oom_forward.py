@@ -1,4 +1,4 @@
-"""Too large a batch: memory runs out in the forward pass."""
+"""Trains with a batch that is too large, so memory runs out in the forward pass."""
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ class Net(nn.Module):
 
 model = Net().cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for rows in (1024, 1024, 16384):
-    x = torch.randn(rows, 2048, device="cuda")
+for samples in (1024, 1024, 16384):
+    x = torch.randn(samples, 2048, device="cuda")
     loss = model(x).mean()
     loss.backward()
     optimizer.step()

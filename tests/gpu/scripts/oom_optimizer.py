@@ -1,4 +1,4 @@
-"""Adam's state does not fit beside weights and gradients; the script goes on with plain SGD."""
+"""Adam's state does not fit together with weights and gradients. The script continues with SGD."""
 
 import torch
 from torch import nn
@@ -27,4 +27,4 @@ if caught:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(3):
         step()
-    print("went on")
+    print("continued")

@@ -299,7 +299,7 @@ def experts_choose_words() -> Spec:
 
 @case("adamw", "amp_bf16", 28, ema=True)
 def soft_experts_for_patches() -> Spec:
-    """A vision transformer on 160-pixel images with 16-pixel patches."""
+    """Return a vision transformer on 160-pixel images with 16-pixel patches."""
     enter = [nn.Conv2d(3, 384, 16, 16), nn.Flatten(2), Transpose()]
     layers = _with_experts(384, 8, _SoftExperts, 8, 13, causal=False)
     model = sequential(enter, *layers, nn.LayerNorm(384), Transpose(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(384, 70))  # fmt: skip
@@ -356,7 +356,7 @@ def each_series_is_a_word() -> Spec:
 
 @case("adamw", "amp_fp16", 90)
 def pieces_foretell_pieces() -> Spec:
-    """Each patch of 32 values predicts the 96 values after it (as TimesFM)."""
+    """Return a model in which each patch of 32 values predicts the next 96 values (TimesFM)."""
     layers = [transformer_layer(320, 5, causal=True, drop=0.1) for _ in range(8)]
     model = sequential(nn.Unflatten(1, (-1, 32)), mlp(32, 320, 320, act=nn.SiLU), *layers, nn.Linear(320, 96))
 

@@ -39,7 +39,7 @@ def mugs_from_noise() -> Spec:
 
 @case("radam", "fp32", 14)
 def consistent_in_one_step() -> Spec:
-    """A consistency model on 48-pixel images with an EMA teacher."""
+    """Return a consistency model on 48-pixel images with an EMA teacher."""
     now = DiffusionUNet(3, 48, (1, 2, 2, 3))
     slow = copy.deepcopy(now)
     freeze(slow)

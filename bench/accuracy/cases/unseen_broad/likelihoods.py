@@ -174,7 +174,7 @@ def _sinkhorn_cost(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -
 
 @case("rmsprop", "fp32", 1600)
 def heaps_of_sand() -> Spec:
-    """A generator of points, trained with the transport cost to the batch."""
+    """Return a generator of points, trained with the transport cost to the batch."""
 
     def loss(model: nn.Module, code: Tensor, points: Tensor) -> Tensor:
         return _sinkhorn_cost(model(code), points)

@@ -128,7 +128,7 @@ def scales_within_a_block() -> Spec:
 
 @case("adam", "amp_fp16", 15, channels_last=True, clip=True)
 def gardens_from_drones() -> Spec:
-    """A U-Net with a ResNet-50 encoder, eight classes."""
+    """Return a U-Net with a ResNet-50 encoder, eight classes."""
     up = [
         sequential(conv_norm(a + b, c), conv_norm(c, c))
         for a, b, c in ((2048, 1024, 256), (256, 512, 128), (128, 256, 64), (64, 64, 32))
@@ -266,7 +266,7 @@ def slow_and_fast_frames() -> Spec:
 
 @case("adamw", "bf16", 3, accumulate=4)
 def hippocampi() -> Spec:
-    """A 3D U-Net with 5 × 5 × 5 kernels and residual connections, all in bfloat16 (V-Net)."""
+    """Return a 3D U-Net with 5 × 5 × 5 kernels and residual connections, all in bfloat16 (V-Net)."""
     widths = (16, 32, 64, 128)
 
     def residual_block(width: int) -> Residual:

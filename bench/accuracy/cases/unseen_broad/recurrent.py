@@ -31,7 +31,7 @@ case = CASES.case
 
 @case("adam", "amp_bf16", 44, clip=True)
 def notes_of_nurses() -> Spec:
-    """A three-layer bidirectional LSTM tagger over 190 tokens."""
+    """Return a three-layer bidirectional LSTM tagger over 190 tokens."""
     read = Recurrent(nn.LSTM, 150, 208, num_layers=3, bidirectional=True, dropout=0.25)
     model = sequential(nn.Embedding(21000, 150), nn.Dropout(0.2), read, nn.Linear(416, 23))
     return Spec(model, batch_of(integers(21000, 190), integers(23, 190)), token_loss)
@@ -39,21 +39,21 @@ def notes_of_nurses() -> Spec:
 
 @case("adam_fused", "amp_fp16", 72, clip=True)
 def letters_of_programs() -> Spec:
-    """A two-layer GRU character model with 97 symbols."""
+    """Return a two-layer GRU character model with 97 symbols."""
     model = sequential(nn.Embedding(97, 128), Recurrent(nn.GRU, 128, 576, num_layers=2), nn.Linear(576, 97))
     return Spec(model, tokens(97, 241), lambda m, ids, _: token_loss(m, ids[:, :-1], ids[:, 1:]))
 
 
 @case("nadam", "fp32", 26)
 def narrow_between_frames() -> Spec:
-    """A three-layer LSTM with projections, one label per speech frame."""
+    """Return a three-layer LSTM with projections, one label per speech frame."""
     model = sequential(Recurrent(nn.LSTM, 80, 640, num_layers=3, proj_size=160), nn.Linear(160, 46))
     return Spec(model, batch_of(normal(420, 80), integers(46, 420)), token_loss)
 
 
 @case("rmsprop", "fp32", 110, clip=True)
 def rectified_recurrence() -> Spec:
-    """A two-layer ReLU RNN over 360 time steps."""
+    """Return a two-layer ReLU RNN over 360 time steps."""
     read = Recurrent(nn.RNN, 12, 288, num_layers=2, nonlinearity="relu")
     return Spec(
         sequential(read, Select("last"), nn.Linear(288, 10)),
@@ -64,7 +64,7 @@ def rectified_recurrence() -> Spec:
 
 @case("adam", "fp32", 520, evaluate=True)
 def water_of_wells() -> Spec:
-    """A two-layer LSTM over 120 days, seven days ahead."""
+    """Return a two-layer LSTM over 120 days, seven days ahead."""
     read = Recurrent(nn.LSTM, 14, 112, num_layers=2, dropout=0.2)
     return Spec(
         sequential(read, Select("last"), mlp(112, 56, 7)), with_targets(120, 14, outputs=(7,)), mse_loss

@@ -52,7 +52,7 @@ def _with_target_copy(model: nn.Module) -> nn.ModuleDict:
 
 @case("adam", "fp32", 192, clip=True)
 def noise_on_the_weights() -> Spec:
-    """A DQN with noisy layers on four stacked 80-pixel screens."""
+    """Return a DQN with noisy layers on four stacked 80-pixel screens."""
     see = [
         nn.Conv2d(4, 32, 8, 4),
         nn.ReLU(),
@@ -244,7 +244,7 @@ class _EnsembleLinear(nn.Module):
 
 @case("adamw", "fp32", 2048)
 def seven_models_of_one_world() -> Spec:
-    """A probabilistic ensemble of seven dynamics models."""
+    """Return a probabilistic ensemble of seven dynamics models."""
     widths = (32, 400, 400, 400, 400)
     layers = [part for a, b in itertools.pairwise(widths) for part in (_EnsembleLinear(7, a, b), nn.SiLU())]
     model = sequential(*layers, _EnsembleLinear(7, 400, 2 * 26))

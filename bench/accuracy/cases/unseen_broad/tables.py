@@ -149,7 +149,7 @@ def waves_for_numbers() -> Spec:
 
 @case("sgdm", "bf16", 9500)
 def cells_swapped_between_rows() -> Spec:
-    """A denoising autoencoder: one value in seven is swapped with another sample's."""
+    """Return a denoising autoencoder. One value in seven is replaced by the value of another sample."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         swapped = torch.where(torch.rand_like(x) < 0.15, x[torch.randperm(len(x), device=x.device)], x)
@@ -282,6 +282,6 @@ def songs_as_pictures() -> Spec:
 
 @case("lion", "fp32", 8000)
 def one_of_all_shops() -> Spec:
-    """A bag of seventy search terms predicts one of 3,000 shops."""
+    """Return a model that predicts one of 3,000 shops from a bag of seventy search terms."""
     model = sequential(nn.EmbeddingBag(110000, 80, mode="mean"), mlp(80, 320, 3000))
     return Spec(model, batch_of(integers(110000, 70), integers(3000)), classification_loss)

@@ -122,7 +122,7 @@ def minutes_of_meetings() -> Spec:
 
 @case("adamw", "amp_bf16", 16)
 def from_any_into_any() -> Spec:
-    """A small M2M-100."""
+    """Return a small M2M-100."""
     config = huggingface().M2M100Config(
         vocab_size=48000, d_model=512, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=2048, decoder_ffn_dim=2048,
         encoder_attention_heads=8, decoder_attention_heads=8, encoder_layerdrop=0.0, decoder_layerdrop=0.0, use_cache=False,
@@ -133,7 +133,7 @@ def from_any_into_any() -> Spec:
 
 @case("adamw", "tf32", 10)
 def bert_learns_to_write() -> Spec:
-    """A small BERT encoder and a BERT decoder with cross-attention."""
+    """Return a small BERT encoder and a BERT decoder with cross-attention."""
     size = transformer_sizes(512, 5, vocab_size=24000)
     read, write = huggingface().BertConfig(**size), huggingface().BertConfig(**size, use_cache=False)
     config = huggingface().EncoderDecoderConfig.from_encoder_decoder_configs(read, write)

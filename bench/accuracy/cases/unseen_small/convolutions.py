@@ -50,7 +50,7 @@ case = CASES.case
 
 @case("sgdm", "fp32", 7, accumulate=4)
 def leaves_by_sevens() -> Spec:
-    """A residual network on 76-pixel images, batches of seven, four micro-batches per step."""
+    """Return a residual network on 76-pixel images, batches of seven, four micro-batches per step."""
     widths = (3, 96, 96, 192, 192, 384)
     blocks = [basic_block(a, b, 2 if a == b else 1) for a, b in itertools.pairwise(widths)]
     return Spec(
@@ -161,7 +161,7 @@ def edges_of_nuclei() -> Spec:
 
 @case("sgdm", "tf32", 6)
 def fields_and_rivers() -> Spec:
-    """A U-Net with a ResNet-18 encoder on six bands."""
+    """Return a U-Net with a ResNet-18 encoder on six bands."""
     body = resnet_stages("resnet18")
     body[0][0] = nn.Conv2d(6, 64, 7, 2, 3, bias=False)
     up = [sequential(conv_norm(a + b, b)) for a, b in itertools.pairwise((512, 256, 128, 64, 64))]
@@ -171,7 +171,7 @@ def fields_and_rivers() -> Spec:
 
 @case("adam", "amp_bf16", 10)
 def centres_of_cars() -> Spec:
-    """A ResNet-34 with transposed convolutions that predicts center maps (CenterNet)."""
+    """Return a ResNet-34 with transposed convolutions that predicts center maps (CenterNet)."""
     grown: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise((512, 256, 128, 64)):
         grown += [nn.ConvTranspose2d(inputs, outputs, 4, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]  # fmt: skip
@@ -266,7 +266,7 @@ def four_times_sharper() -> Spec:
 
 @case("adam", "fp32", 38)
 def twelve_leads() -> Spec:
-    """A 1D residual network with kernels of 15 on twelve-lead ECGs of ten seconds."""
+    """Return a 1D residual network with kernels of 15 on twelve-lead ECGs of ten seconds."""
 
     def block(inputs: int, outputs: int) -> Residual:
         short = sequential(conv1d_norm(inputs, outputs, 1, 4)[:-1])
@@ -339,7 +339,7 @@ def spots_in_lungs() -> Spec:
 
 @case("sgdm", "amp_bf16", 3)
 def four_scans_of_a_head() -> Spec:
-    """A 3D U-Net over four scan modalities."""
+    """Return a 3D U-Net over four scan modalities."""
     widths = (20, 40, 80, 160)
     down = [sequential(_conv3d_norm(a, b, 1 if a == 4 else 2), _conv3d_norm(b, b)) for a, b in itertools.pairwise((4, *widths))]  # fmt: skip
     up = [sequential(_conv3d_norm(a + b, b)) for a, b in itertools.pairwise(widths[::-1])]

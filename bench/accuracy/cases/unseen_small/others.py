@@ -36,7 +36,7 @@ case = CASES.case
 
 @case("adam", "fp32", 90, evaluate=True)
 def moods_of_messages() -> Spec:
-    """A bidirectional LSTM over 160 tokens."""
+    """Return a bidirectional LSTM over 160 tokens."""
     read = Recurrent(nn.LSTM, 128, 224, bidirectional=True)
     model = sequential(nn.Embedding(25000, 128), read, nn.Dropout(0.3), Select("mean"), nn.Linear(448, 7))
     return Spec(model, parts.padded_texts(25000, 160, 7), classification_loss)
@@ -44,7 +44,7 @@ def moods_of_messages() -> Spec:
 
 @case("sgd", "fp32", 30, clip=True)
 def encyclopedia_word_by_word() -> Spec:
-    """A two-layer LSTM language model with 18,000 words."""
+    """Return a two-layer LSTM language model with 18,000 words."""
     read = Recurrent(nn.LSTM, 512, 512, num_layers=2, dropout=0.5)
     model = sequential(
         nn.Embedding(18000, 512), nn.Dropout(0.5), read, nn.Dropout(0.5), nn.Linear(512, 18000)
@@ -55,7 +55,7 @@ def encyclopedia_word_by_word() -> Spec:
 
 @case("adamw", "amp_bf16", 260)
 def load_of_a_grid() -> Spec:
-    """A three-layer GRU over two weeks of hours that predicts the next day."""
+    """Return a three-layer GRU over two weeks of hours that predicts the next day."""
     model = sequential(Recurrent(nn.GRU, 18, 144, num_layers=3), Select("last"), nn.Linear(144, 24))
     return Spec(model, parts.with_targets(336, 18, outputs=(24,)), mse_loss)
 
@@ -218,7 +218,7 @@ def who_cites_whom() -> Spec:
 
 @case("adam", "fp32", 24000)
 def spread_by_steps() -> Spec:
-    """An MLP whose outputs are propagated over ten steps (APPNP)."""
+    """Return an MLP whose outputs are propagated over ten steps (APPNP)."""
 
     class APPNP(nn.Module):
         def __init__(self) -> None:

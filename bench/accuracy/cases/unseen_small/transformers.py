@@ -58,7 +58,7 @@ def frozen_words() -> Spec:
 
 @case("adamw", "tf32", 30)
 def own_masked_words() -> Spec:
-    """A small BERT masked language model from scratch."""
+    """Return a small BERT masked language model from scratch."""
     model = huggingface().BertForMaskedLM(
         huggingface().BertConfig(**transformer_sizes(320, 5, vocab_size=20000))
     )
@@ -76,7 +76,7 @@ def questions_find_answers() -> Spec:
 
 @case("adamw", "amp_bf16", 40, clip=True)
 def plays_by_letter() -> Spec:
-    """A six-layer character GPT with 65 symbols (nanoGPT)."""
+    """Return a six-layer character GPT with 65 symbols (nanoGPT)."""
     layers = [transformer_layer(384, 6, causal=True, drop=0.2) for _ in range(6)]
     model = sequential(
         TokenEmbedding(65, 384, 256), *layers, nn.LayerNorm(384), nn.Linear(384, 65, bias=False)
@@ -116,7 +116,7 @@ def qwen_computed_again() -> Spec:
 
 @case("adamw", "amp_fp16", 5)
 def opt_on_recipes() -> Spec:
-    """A small OPT with a smaller vocabulary."""
+    """Return a small OPT with a smaller vocabulary."""
     sizes = {"vocab_size": 24000, "hidden_size": 640, "num_hidden_layers": 8, "ffn_dim": 2560, "num_attention_heads": 10}  # fmt: skip
     return causal_lm("OPT", 400, **sizes, word_embed_proj_dim=640)
 
@@ -131,7 +131,7 @@ def headlines_for_articles() -> Spec:
 
 @case("adamw", "amp_fp16", 21)
 def patches_at_176() -> Spec:
-    """A small vision transformer from scratch on 176-pixel images."""
+    """Return a small vision transformer from scratch on 176-pixel images."""
     enter = PatchEmbedding(nn.Conv2d(3, 384, 16, 16), 121, 384)
     layers = [transformer_layer(384, 6, drop=0.1) for _ in range(12)]
     model = sequential(enter, *layers, nn.LayerNorm(384), Select("first"), nn.Linear(384, 53))
@@ -140,7 +140,7 @@ def patches_at_176() -> Spec:
 
 @case("sgdm", "fp32", 14)
 def last_layers_of_patches() -> Spec:
-    """A vision transformer in which only the last two layers are trained."""
+    """Return a vision transformer in which only the last two layers are trained."""
     model = with_new_head("vit_b_16", 17, frozen=True)
     for layer in list(model.encoder.layers)[-2:]:
         layer.requires_grad_(True)

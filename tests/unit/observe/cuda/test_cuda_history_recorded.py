@@ -4,7 +4,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from tests.gpu import readings
+from tests.gpu import history_snapshots
 
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Alloc, Category, Event, Phase
@@ -13,22 +13,22 @@ from legroom.observe.cuda.history_events import DeviceHistory
 from legroom.observe.cuda.torch_api import workspace_sizes
 from legroom.units import MiB
 
-FOLDER = Path(__file__).parents[3] / "data" / "cuda_readings"
+FOLDER = Path(__file__).parents[3] / "data" / "cuda_history_snapshots"
 SCRIPTS = Path(__file__).parents[3] / "gpu" / "scripts"
 
 
 def events_of(name: str) -> list[Event]:
-    reading = readings.load(FOLDER / f"h200_{name}.json.gz")
-    history = DeviceHistory(0, reading.new_markers(), count(1), workspace_sizes((9, 0), {}))
-    told = history.read(
-        reading.trace,
-        reading.segments,
-        started=reading.started,
-        records=reading.records,
-        settings=AllocatorSettings.from_dict(reading.settings),
-        after_gap=reading.after_gap,
+    snapshot = history_snapshots.load(FOLDER / f"h200_{name}.json.gz")
+    history = DeviceHistory(0, snapshot.new_markers(), count(1), workspace_sizes((9, 0), {}))
+    events = history.read(
+        snapshot.trace,
+        snapshot.segments,
+        started=snapshot.started,
+        records=snapshot.records,
+        settings=AllocatorSettings.from_dict(snapshot.settings),
+        after_gap=snapshot.after_gap,
     )
-    return [event for _, event in told]
+    return [event for _, event in events]
 
 
 def line(script: str, text: str) -> int:

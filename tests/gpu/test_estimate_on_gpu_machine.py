@@ -1,4 +1,4 @@
-"""`legroom estimate` on a machine that has a GPU: it is not used, and does not get in the way."""
+"""`legroom estimate` works on a machine with a GPU, and does not use the GPU."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ def test_a_script_is_traced_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["verdict"] == "fits"
-    assert told["mode"] == "fake"
-    assert told["steps"] == 2
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "fits"
+    assert report["mode"] == "fake"
+    assert report["steps"] == 2

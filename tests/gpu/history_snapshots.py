@@ -1,6 +1,6 @@
-"""One reading of a CUDA history as a file: what the allocator told, and what had been noted beside it.
+"""Saves snapshots of the CUDA allocator history, together with the markers of the recorder.
 
-Recorded on a real GPU by `watch`, replayed without one by the unit tests. Paths are made independent of the machine.
+`watch` records snapshots on a real GPU. The unit tests replay them without a GPU. Paths do not depend on the machine.
 """
 
 import gzip
@@ -18,13 +18,13 @@ from legroom.observe.cuda.history_events import LoaderBatch, PendingEvent, TickR
 from legroom.observe.cuda.markers import Marker, Markers
 
 PROJECT = "/home/someone/project"
-"""Stands for the folder that the script ran in."""
+"""Replaces the folder of the script in all paths."""
 _TORCH = "<torch>"
 
 
 @dataclass
-class Reading:
-    """The arguments of `DeviceHistory.read`, and the marks that its stamps refer to."""
+class HistorySnapshot:
+    """The arguments of `DeviceHistory.read`, and the markers to which the metadata of its entries refers."""
 
     trace: list[dict[str, Any]]
     segments: list[dict[str, Any]]
@@ -35,7 +35,7 @@ class Reading:
     after_gap: bool
 
     def new_markers(self) -> Markers:
-        """Markers as they were when the reading was made, with the entries stamped as they stamp."""
+        """Return the markers at the time of the snapshot. The metadata of the entries is set to refer to these markers."""
         stamps: list[str] = []
         markers = Markers()
         markers.start(stamps.append)
@@ -53,9 +53,9 @@ class Reading:
 
 
 def save(
-    path: Path, reading: Mapping[str, Any], markers: Markers, records: Sequence[TickRecord], project: Path
+    path: Path, snapshot: Mapping[str, Any], markers: Markers, records: Sequence[TickRecord], project: Path
 ) -> None:
-    """Write one reading, with each stack once."""
+    """Write one snapshot. Each stack is stored only once."""
     stacks: dict[str, int] = {}
 
     def packed(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,27 +63,27 @@ def save(
         kept = {key: value for key, value in item.items() if key in _KEPT}
         return kept | {"stack": stacks.setdefault(json.dumps(frames), len(stacks))}
 
-    def stamped(entry: Mapping[str, Any]) -> dict[str, Any]:
+    def with_mark(entry: Mapping[str, Any]) -> dict[str, Any]:
         mark = markers.read(entry.get("user_metadata") or "", entry["time_us"])
         return packed(entry) | {"mark": mark and [mark.tick, mark.activity, mark.module]}
 
     data = {
-        "trace": [stamped(entry) for entry in reading["trace"]],
+        "trace": [with_mark(entry) for entry in snapshot["trace"]],
         "segments": [
             packed(segment) | {"blocks": [packed(block) for block in segment["blocks"]]}
-            for segment in reading["segments"]
+            for segment in snapshot["segments"]
         ],
         "marks": markers._markers,
         "moments": [_plain(record) for record in records],
-        "settings": reading["settings"],
-        "began": reading["started"],
-        "after_gap": reading["after_gap"],
+        "settings": snapshot["settings"],
+        "began": snapshot["started"],
+        "after_gap": snapshot["after_gap"],
         "stacks": [json.loads(stack) for stack in stacks],
     }
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
 
 
-def load(path: Path) -> Reading:
+def load(path: Path) -> HistorySnapshot:
     data = json.loads(gzip.decompress(path.read_bytes()))
     torch_folder = str(Path(torch.__file__).parent)
     stacks = [
@@ -97,7 +97,7 @@ def load(path: Path) -> Reading:
     def unpacked(item: dict[str, Any]) -> dict[str, Any]:
         return item | {"frames": stacks[item["stack"]]}
 
-    return Reading(
+    return HistorySnapshot(
         trace=[unpacked(entry) for entry in data["trace"]],
         segments=[
             unpacked(segment) | {"blocks": [unpacked(block) for block in segment["blocks"]]}
