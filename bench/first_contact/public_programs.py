@@ -177,7 +177,7 @@ def check_run(trial: Trial, done: Outcome, reference: dict[str, Any]) -> str:
     document = done.document
     if done.code != 0 or document is None:
         if reference["code"] not in (0, None) and reference["error"] == done.last_line:
-            return f"refused: python fails too, {done.last_line}"
+            return f"python fails too: {done.last_line}"
         return f"wrong: {done.last_line}"
     if trial.program.gpu != (document["peak_allocated_bytes"] > 0):
         return f"wrong: peak of {document['peak_allocated_bytes']} bytes"
@@ -214,10 +214,11 @@ def _source(place: str) -> str:
         return ""
 
 
-def check_estimate(done: Outcome, too_small: float) -> str:
+def check_estimate(done: Outcome, too_small: float, reference: dict[str, Any]) -> str:
     document = done.document
     if document is None:
-        return f"refused: {done.last_line}"
+        fails = reference["code"] not in (0, None) and "The script failed" in done.last_line
+        return "python fails too" if fails else f"refused: {done.last_line}"
     if document["verdict"] != "fits":
         return f"wrong: {document['verdict']} instead of fits"
     return (
@@ -296,7 +297,7 @@ def _try_sizes(trial: Trial, row: dict[str, Any], allocated: int, reserved: int)
     changed = done.changed
     if done.document is not None and _workspace(done.document) > WORKSPACES:
         done = trial.legroom("estimate", "--gpu", _size(1.1 * (reserved + _workspace(done.document))))
-    row["estimate"] = check_estimate(done, too_small)
+    row["estimate"] = check_estimate(done, too_small, row["python"])
     row["files"] = str(len(changed | done.changed))
     if done.document is not None:
         row["peak"] = compare_peak(done.document, allocated)

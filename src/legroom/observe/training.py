@@ -1,7 +1,7 @@
 """Counts the steps of a training loop with torch's hooks on optimizers and loaders.
 
 A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
-are counted. In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
+are counted, until another optimizer steps twice in between (layers that are trained one after the other). In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
 again. In a program that never trains (inference), a step is a batch after which a model was called. Batches alone are
 not counted, because some batches are prefetched. accelerate prefetches one batch, and the Trainer of transformers
 prefetches all batches of an accumulated step.
@@ -61,6 +61,8 @@ class TrainingClock:
         self._model_was_called = False
         self._went_backward = False
         self._counting_optimizer: weakref.ref[torch.optim.Optimizer] | None = None
+        self._others: set[int] = set()
+        """The `id`s of other optimizers that stepped since the last counted step."""
         self._step_started = time.perf_counter()
         self._handles: list[Any] = []
         self._original_next: Callable[[Any], Any] | None = None
@@ -119,10 +121,14 @@ class TrainingClock:
         self._this_thread.in_optimizer = False
         if self._on_optimizer is not None:
             self._on_optimizer(optimizer, True)
-        if self._counting_optimizer is None or self._counting_optimizer() is None:
+        counting = None if self._counting_optimizer is None else self._counting_optimizer()
+        if counting is None or id(optimizer) in self._others:
             self._counting_optimizer, self.without_optimizer = weakref.ref(optimizer), False
-        if self._counting_optimizer() is optimizer:
-            self._end_step()
+        elif counting is not optimizer:
+            self._others.add(id(optimizer))
+            return
+        self._others.clear()
+        self._end_step()
 
     def _wrap_loaders(self) -> None:
         """Wrap `__next__` of DataLoader iterators. Without torch's private iterator class, inputs are only recognized when a

@@ -491,6 +491,7 @@ class TracingProcess:
         self.trace.keep_device(device)
         trace = finish(self.trace, self.device, with_uncertainty=self._with_uncertainty)
         trace.batch_size = self._batch_size
+        trace.is_finished = outcome == "finished"
         trace.trains = trace.trains and (self._evaluation_ends is None or trace.steps > 0)
         if outcome in ("traced", "finished") and not trace.trains:
             trace.notes.append(
@@ -503,7 +504,7 @@ class TracingProcess:
             "batch_size": trace.batch_size, "uncertain_bytes": trace.uncertain_bytes, "alternatives": trace.alternatives,
             "optional": sorted(trace.optional), "values_substituted": trace.values_substituted, "differing_versions": trace.differing_versions, "notes": trace.notes,
             "batches": self._batches, "validation_starts": trace.validation_starts, "reserved": self.device.devices[device].allocator.peak_reserved,
-            "first_batch": trace.first_batch, "is_partial": trace.is_partial, "is_own_failure": self._is_own_failure,
+            "first_batch": trace.first_batch, "is_settled": trace.is_settled, "is_finished": trace.is_finished, "is_partial": trace.is_partial, "is_own_failure": self._is_own_failure,
         }  # fmt: skip
         if self._path is None:
             self._pipe.send({"event": "ended", **result})

@@ -150,6 +150,8 @@ class TracedScript:
             notes=result["notes"],
             validation_starts=result["validation_starts"],
             first_batch=result["first_batch"],
+            is_settled=result["is_settled"],
+            is_finished=result["is_finished"],
             is_partial=result["is_partial"],
         )
 

@@ -57,6 +57,10 @@ class Trace:
 
     first_batch: int | None = None
     """The position in `events` at the first batch, if the time limit allowed only one training step."""
+    is_settled: bool = True
+    """Whether every optimizer that stepped during the last step had stepped before (see `TrainingClock`)."""
+    is_finished: bool = False
+    """Whether the script ended during the trace, so everything after the last step is part of it."""
     is_partial: bool = False
     """True if the trace was stopped before a training step was complete."""
 
@@ -89,12 +93,17 @@ class Trace:
             elif type(event) is Step and event.device == device:
                 ends.append(len(requests))
         if len(ends) >= 2:
-            # Without a validation, the remaining events are only the frees at the end of the trace.
-            validation = requests[ends[-1] :] if self.validation_starts is not None else []
+            # Unless the script went on, the remaining events are only the frees at the end of the trace.
+            goes_on = self.is_finished or self.validation_starts is not None
+            rest = requests[ends[-1] :] if goes_on else []
             del requests[ends[-1] :]
-            repeated, last = _repeated(requests[ends[-2] :], self._signatures(), REPEATED_STEPS)
+            last_step, last = requests[ends[-2] :], dict[int, int]()
+            if self.is_settled:
+                repeated, last = _repeated(last_step, self._signatures(), REPEATED_STEPS)
+            else:
+                repeated = _second_step(last_step, max(self._signatures()))
             requests.extend(repeated)
-            requests.extend(request._replace(id=last.get(request.id, request.id)) for request in validation)
+            requests.extend(request._replace(id=last.get(request.id, request.id)) for request in rest)
         elif ends and self.first_batch is not None:
             repeated = _second_step(requests[first_batch : ends[0]], max(self._signatures()))
             requests[ends[0] : ends[0]] = repeated
@@ -175,7 +184,7 @@ class Trace:
 
 
 def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
-    """Return the requests of a second step if only the first step was traced.
+    """Return the requests of a second step if only the first step of an optimizer was traced.
 
     These are the requests that the first step frees again. All other memory (gradients, optimizer state) is already
     allocated when the second step starts, so the peak of the second step is higher.

@@ -51,6 +51,7 @@ def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -
     recorder = device.recorder
     trace.steps = recorder.clock.step
     trace.trains = recorder.clock.trains
+    trace.is_settled = recorder.clock.is_settled
     trace.alternatives = recorder.allocations.alternatives
     trace.optional = recorder.allocations.optional
     if with_uncertainty:

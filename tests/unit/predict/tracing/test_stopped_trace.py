@@ -131,3 +131,33 @@ def test_the_last_traced_step_has_no_first_step_of_an_optimizer(
     assert trace.steps == steps
     assert result.by_category["optimizer state"] >= 4 * (1024 * 1024 * 4)
     assert result.peak_requested == sum(result.by_category.values())
+
+
+@pytest.mark.slow
+def test_two_steps_count_the_state_of_a_second_optimizer_once(tmp_path: Path) -> None:
+    with traced(tmp_path, TWO_OPTIMIZERS.format(every=1).replace("range(20)", "range(2)")) as script:
+        trace = script.trace()
+    result = estimate_from_trace(trace)
+    assert trace.steps == 2
+    assert result.peak_requested == sum(result.by_category.values())
+
+
+ONE_AFTER_THE_OTHER = """
+import torch
+layers = [torch.nn.Linear(256, 256).cuda() for _ in range(3)]
+optimizers = [torch.optim.Adam(layer.parameters()) for layer in layers]
+for layer, optimizer in zip(layers, optimizers):
+    for _ in range(2):
+        layer(torch.randn(8, 256, device="cuda")).sum().backward()
+        optimizer.step()
+after = torch.zeros(64 * 2**20, dtype=torch.uint8, device="cuda")
+"""
+
+
+@pytest.mark.slow
+def test_layers_trained_one_after_the_other_and_the_end_of_the_script_are_included(tmp_path: Path) -> None:
+    with traced(tmp_path, ONE_AFTER_THE_OTHER) as script:
+        trace = script.trace()
+    result = estimate_from_trace(trace)
+    assert trace.steps == 4, "two steps of the first layer, the second step of each other layer"
+    assert 64 * MiB < result.peak_requested < 70 * MiB + result.by_category["workspace"]
