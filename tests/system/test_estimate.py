@@ -243,7 +243,7 @@ for batch in DataLoader(rows, batch_size=4, collate_fn={padded}):
 """
     notes = notes_of(answer_of(estimate(tmp_path, script)))
     assert notes == [
-        "Batches differ in shape. Batches that are larger than the traced ones need more memory; use `--steps 20` to trace more batches"
+        "Batches differ in shape. Batches that are larger than the traced batches need more memory. Use `--steps 20` to trace more batches"
     ]
 
 

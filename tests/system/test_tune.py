@@ -109,7 +109,10 @@ def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path
             ["train.py:train", "space.toml", "--search", "anneal"],
             "Unknown search `anneal`. Choose random, grid",
         ),
-        (["train.py:fit", "space.toml"], "train.py has no function `fit`. Its functions are: train."),
+        (
+            ["train.py:fit", "space.toml"],
+            "train.py has no function `fit`. The file defines these functions: train.",
+        ),
         (["absent.py:train", "space.toml"], "The script `absent.py` does not exist."),
         (["train.py:train", "absent.toml"], "The space file `absent.toml` does not exist."),
         (["train.py:train", "space.toml", "--mode", "best"], "Unknown mode `best`. Choose min or max."),

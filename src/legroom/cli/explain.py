@@ -20,7 +20,7 @@ def explain(
         str,
         typer.Argument(
             metavar="FILE|-|CODE|TEXT",
-            help="Log file or capture, - for standard input, a code such as LG710, or the error message.",
+            help="A log file, a capture, `-` for standard input, a code such as LG710, or an error message.",
         ),
     ],
     checks: Annotated[

@@ -79,7 +79,7 @@ def launch(
     ] = None,
     wait: Annotated[
         float,
-        typer.Option("--wait", min=1, metavar="SECONDS", help="How long to wait for the other machines."),
+        typer.Option("--wait", min=1, metavar="SECONDS", help="Time to wait for the other machines."),
     ] = 600,
     max_restarts: Annotated[
         int,

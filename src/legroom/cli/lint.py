@@ -24,7 +24,7 @@ def lint(
         list[str] | None,
         typer.Argument(
             metavar="PATHS",
-            help="Files, directories or notebooks to check; - for standard input.",
+            help="Files, directories or notebooks to check. Use `-` for standard input.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def lint(
     if not paths:
         raise UsageError("No files given. Example: `legroom lint .`")
     if find_spec("libcst") is None:
-        raise MissingExtra("libcst, required by `legroom lint`,", "lint")
+        raise MissingExtra("libcst", "lint")
     from legroom.diagnose.lint.engine import lint_paths, lint_standard_input
 
     rule_options = {"select": select or [], "ignore": ignore or []}

@@ -17,7 +17,7 @@ def report(
         typer.Option(
             "--compare",
             metavar="OTHER",
-            help="Also show what changed since this capture.",
+            help="Also show the changes since this capture.",
             show_default=False,
         ),
     ] = None,

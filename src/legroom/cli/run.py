@@ -57,8 +57,8 @@ def run(
         bool,
         typer.Option(
             "--blocking",
-            help="Synchronize after every CUDA operation and check indices, so that a device-side assert "
-            "shows the line that caused it. This makes the script slow.",
+            help="Synchronize after every CUDA operation and check indices. A device-side assert then shows "
+            "the line that caused it. The script runs slowly.",
         ),
     ] = False,
     format: FormatOption = Format.TEXT,

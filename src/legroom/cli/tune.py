@@ -18,7 +18,7 @@ Text = str | None
 
 def tune(
     function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function.", show_default=False)],
-    space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="The search space. Its [study] table may set the options below.", show_default=False)],
+    space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="The search space. The [study] table may set the options below.", show_default=False)],
     metric: Annotated[Text, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report().", show_default=False)] = None,
     mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric.", show_default="min")] = None,
     search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
@@ -27,7 +27,7 @@ def tune(
     gpu: Annotated[Text, typer.Option(metavar="NAME|SIZE[,...]", help="Virtual GPUs, for example 8GiB,4GiB or t4, or cpu to use no GPU. By default, the GPUs of this machine are used.", show_default=False)] = None,
     time_budget: Annotated[Text, typer.Option(metavar="TIME", help="Stop the search after this time, for example 20min or 2h.", show_default=False)] = None,
     storage: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the study.", show_default="FUNCTION-study")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in that directory.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in the storage directory.")] = False,
     engine: Annotated[Text, typer.Option(metavar="NAME", help="Engine that runs the trials: ray, or local (processes on this machine).", show_default="ray if installed")] = None,
     address: Annotated[Text, typer.Option(metavar="ADDRESS", help="Address of a Ray cluster.", show_default=False)] = None,
     parallel: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of trials that run at the same time.", show_default=False)] = None,

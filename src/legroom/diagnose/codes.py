@@ -62,7 +62,7 @@ def find_page(code: str) -> CodePage:
     """Return the page of a code. The code may be in upper or lower case."""
     page = all_pages().get(code.strip().upper())
     if page is None:
-        raise UsageError(f"unknown code {code}. Codes range from LG101 to {max(all_pages())}.")
+        raise UsageError(f"Unknown code {code}. Codes range from LG101 to {max(all_pages())}.")
     return page
 
 

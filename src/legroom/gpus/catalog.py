@@ -145,13 +145,13 @@ def real_gpu(
 def _invalid(value: str) -> UsageError:
     if "," in value:
         return UsageError(
-            f"`{value}` lists several GPUs. Give only one GPU; `legroom launch` accepts several."
+            f"`{value}` lists several GPUs. Give only one GPU. `legroom launch` accepts several GPUs."
         )
     names = [gpu.name for gpu in GPUS]
     close = difflib.get_close_matches(_normalized(value), names, n=3) or ["t4", "rtx4090", "h200"]
     which = ", ".join(f"`{name}`" for name in close)
     number = " To select a real GPU, set `CUDA_VISIBLE_DEVICES`." if value.strip().isdecimal() else ""
-    shown = f"`{value}`" if value.strip() else "An empty text"
+    shown = f"`{value}`" if value.strip() else "An empty string"
     return UsageError(
         f"{shown} is not a valid GPU. Use a size (`8GiB`, `8GiB:sm90`) or a name ({which}, ...).{number}"
     )

@@ -309,8 +309,8 @@ class Ledger:
     def _failure(self, number: int) -> "_Failure":
         if not 0 <= number < len(self._ooms):
             raise UsageError(
-                f"There is no out-of-memory event {number}. The number of these events in the "
-                f"run is {len(self._ooms)}."
+                f"There is no out-of-memory event {number}. The number of out-of-memory events in the run is "
+                f"{len(self._ooms)}."
             )
         return self._ooms[number]
 

@@ -16,8 +16,8 @@ from legroom.log import log
 from legroom.observe.virtual.patching import replaced, table
 
 IN_EAGER_MODE = (
-    "`torch.compile` has no effect: without a GPU, `legroom run` runs compiled functions in eager mode. On a "
-    "GPU, they run compiled."
+    "`torch.compile` has no effect: without a GPU, `legroom run` runs compiled functions in eager mode. On "
+    "a GPU, `torch.compile` works as usual."
 )
 
 

@@ -2,8 +2,9 @@
 estimate does not need torch."""
 
 BENCHMARK = (
-    "`cudnn.benchmark` is on. In the first step, cuDNN tests kernels that use up to all free memory, so the peak may reach the "
-    "capacity of the GPU. Kernels that do not fit are skipped, so they do not affect whether the run fits."
+    "`cudnn.benchmark` is enabled. In the first step, cuDNN tests kernels that use up to all free memory, "
+    "so the peak may reach the capacity of the GPU. Kernels that do not fit are skipped, so they do not "
+    "affect whether the run fits."
 )
 """Source: `generate_and_filter_plans` in ATen/native/cudnn/Conv_v8.cpp, which halves the requested workspace until the
 allocation succeeds, and skips kernels that need more memory. Measured on an H200: ResNet-18 with batch size 64 needs
@@ -13,7 +14,7 @@ the limit.
 
 COMMUNICATION = (
     "NCCL uses memory outside PyTorch on every GPU. The estimate includes 556 MiB for NCCL, which was "
-    "measured on an H200 with one rank. More ranks or channels may need more."
+    "measured on an H200 with one rank. More ranks or channels may need more memory."
 )
 COMMUNICATION_EXCLUDED = (
     "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. If the GPU is given as "

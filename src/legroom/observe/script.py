@@ -266,7 +266,7 @@ def _load_file(name: str) -> CodeType:
 def _load_folder(name: str) -> CodeType:
     spec = _spec_in_folder(name)
     if spec is None or spec.loader is None:
-        raise UsageError(f"`{name}` contains no `__main__.py`. Give the path of a script in it.")
+        raise UsageError(f"`{name}` contains no `__main__.py`. Give the path of a script.")
     return _from_spec(spec, package="")
 
 
@@ -339,12 +339,13 @@ def _check_file(name: str) -> None:
         raise UsageError(f"Script `{name}` not found. {hint}")
     if path.suffix == ".ipynb":
         raise UsageError(
-            f"`{name}` is a notebook. Convert it with `jupyter nbconvert --to script`, or use `legroom.VirtualGPU(...)` in a cell."
+            f"`{name}` is a notebook. Convert the notebook with `jupyter nbconvert --to script`, or use "
+            "`legroom.VirtualGPU(...)` in a cell."
         )
     if not os.access(path, os.R_OK):
         raise UsageError(f"No permission to read `{name}`.")
     if not _is_plain_file(name) and _spec_in_folder(name) is None:
-        raise UsageError(f"`{name}` is a folder without a `__main__.py`. Give the path of a script in it.")
+        raise UsageError(f"`{name}` is a folder without a `__main__.py`. Give the path of a script.")
 
 
 def _check_module(name: str) -> None:

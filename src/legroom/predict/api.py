@@ -61,8 +61,8 @@ def max_batch(
     trace = traced.trace()
     if trace.batch_size is None:
         raise UsageError(
-            "The batch size cannot be changed, because no batch was passed. Pass the batch as an argument; "
-            "the first dimension of its tensors is the batch size."
+            "The batch size cannot be changed, because no batch was passed. Pass the batch as an argument. "
+            "The first dimension of its tensors must be the batch size."
         )
     return traced.search(trace, multiple_of=multiple_of, safe=safe).largest
 

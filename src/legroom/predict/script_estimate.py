@@ -121,7 +121,7 @@ def estimate_script(
             f"but only {format_size(available)} is available.",
             output=first.output,
         )
-    waiting.start("the script needs real values; running the script on the CPU instead")
+    waiting.start("the script needs real values, so Legroom runs the script on the CPU instead")
     reason = f"{first}, so Legroom ran the script with real values on the CPU"
     try:
         return job.run("cpu", start_tracing(script, gpu, mode="cpu", steps=steps), notes=(reason,))
@@ -221,7 +221,7 @@ class _ScriptJob:
             return finish
 
         def by_loader(size: int) -> Trace:
-            self.show_progress(f"searching the largest batch size: {size}")
+            self.show_progress(f"searching for the largest batch size: {size}")
             pending = ahead.pop(size, None) or traced.start(size, with_uncertainty=False)
             return pending.result(deadline - time.monotonic())
 
@@ -291,7 +291,7 @@ class _ScriptJob:
         another value of the setting."""
 
         def trace_at(size: int) -> Trace:
-            self.show_progress(f"searching the largest batch size: {setting.text_with(size)}")
+            self.show_progress(f"searching for the largest batch size: {setting.text_with(size)}")
             trace = check.trace(setting, size)
             trace.batch_size = size
             return trace

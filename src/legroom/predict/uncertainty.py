@@ -89,8 +89,8 @@ def version_note(differing: Mapping[str, str]) -> str:
     measured = f"torch {RULES_VERSION.torch} and cuDNN {RULES_VERSION.cudnn} on an {RULES_VERSION.gpu}"
     found = " and ".join(f"{library} {version}" for library, version in differing.items())
     return (
-        f"The CUDA rules were measured with {measured}; {found} {'is' if len(differing) == 1 else 'are'} installed, so the safe "
-        f"bound is {version_margin(differing):.0%} higher"
+        f"The CUDA rules were measured with {measured}, but {found} {'is' if len(differing) == 1 else 'are'} "
+        f"installed, so the safe bound is {version_margin(differing):.0%} higher"
     )
 
 

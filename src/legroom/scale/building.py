@@ -285,7 +285,7 @@ class Builder:
     def _batch(self, strategy: str) -> Any:
         if self.options.batch is None:
             raise UsageError(
-                f"strategy='{strategy}' needs batch= (one batch, with the target last) to split the model: "
+                f"strategy='{strategy}' needs one batch, with the target last, to split the model. Use "
                 "legroom.parallel(model, optimizer, batch=(x, y))."
             )
         return self.options.batch

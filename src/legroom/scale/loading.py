@@ -169,13 +169,13 @@ def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) ->
     active = sum(share > 0 for share in shares)
     if batch_size < active:
         raise UsageError(
-            f"batch_size={batch_size} is less than one sample for each of {active} ranks. `batch_size` is the total over all ranks."
+            f"batch_size={batch_size} is too small: each of the {active} ranks needs at least one "
+            "sample. `batch_size` is the total over all ranks."
         )
     for name in ("sampler", "batch_sampler", "generator"):
         if name in options:
             raise UsageError(
-                f"run.loader() sets {name}= itself, so that every sample is used once over all ranks. Omit "
-                f"{name}=."
+                f"run.loader() sets {name}= itself to use every sample once over all ranks. Omit {name}=."
             )
 
 

@@ -50,7 +50,8 @@ def evaluate(
         )
     if function is not None and not callable(function):
         raise UsageError(
-            f"evaluate() expects a function of a batch as its third argument, not a {type(function).__name__}."
+            "evaluate() expects a function that takes a batch as its third argument, not a "
+            f"{type(function).__name__}."
         )
     device = _device(model)
     function = function or (lambda *batch: _outputs(model, batch))

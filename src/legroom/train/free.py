@@ -70,7 +70,8 @@ class FreeResult:
             ]
         elif self.allocated_after:
             lines.append(
-                "No variable retains the remaining memory. A thread, a library or a C++ object retains it."
+                "No variable retains the remaining memory. A thread, a library or a C++ object retains "
+                "this memory."
             )
         if self.hint:
             lines.append(self.hint)

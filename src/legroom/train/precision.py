@@ -166,7 +166,9 @@ class Precision:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state. If the state is for another format, only the number of steps is loaded."""
         if not isinstance(state, dict) or state.get("precision") not in DTYPES:
-            raise UsageError("This is not a state of legroom.precision. Pass the result of state_dict().")
+            raise UsageError(
+                "The argument is not the state of legroom.precision. Pass the result of state_dict()."
+            )
         self._steps = int(state.get("steps", 0))
         scaler = state.get("scaler")
         if self.scaler is not None and scaler:

@@ -51,7 +51,7 @@ class StudyStore:
         try:
             import optuna
         except ModuleNotFoundError:
-            raise MissingExtra("Optuna, which stores the study,", "tune") from None
+            raise MissingExtra("Optuna", "tune") from None
         self._optuna = optuna
         self.folder = folder
         exists = (folder / FILE).exists()
@@ -181,7 +181,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[TrialRecord]]:
     try:
         import optuna
     except ModuleNotFoundError:
-        raise MissingExtra("Optuna, which stores the study,", "tune") from None
+        raise MissingExtra("Optuna", "tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / FILE}")
     try:

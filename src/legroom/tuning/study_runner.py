@@ -459,7 +459,7 @@ class StudyRunner:
         how = (
             ""
             if self.job.function.takes_trial
-            else " The local engine does not receive `ray.tune.report`; use `engine='ray'`, which does."
+            else " The local engine does not receive `ray.tune.report`. Use `engine='ray'` instead."
         )
         raise UsageError(
             f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric.{how}"

@@ -55,7 +55,7 @@ def test_a_code_shows_its_page(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["explain", "LG000"], "unknown code LG000"),
+        (["explain", "LG000"], "Unknown code LG000"),
         (
             ["explain", "no.log"],
             "no.log does not exist. Give the path of a log, a code such as LG710, or - for standard input.",

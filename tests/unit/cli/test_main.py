@@ -59,7 +59,7 @@ def test_python_m_legroom_is_the_same_command():
             "`8 bananas` is not a valid GPU. Use a size (`8GiB`, `8GiB:sm90`) or a name",
         ),
         (["run", "--gpu", "0", "x.py"], "`0` is not a valid GPU."),
-        (["run", "--gpu", "8GiB,", "x.py"], "An empty text is not a valid GPU"),
+        (["run", "--gpu", "8GiB,", "x.py"], "An empty string is not a valid GPU"),
         (["run", "--nonsense", "x.py"], "No such option: --nonsense"),
         (["run", "--format", "xml", "x.py"], "Invalid value for '--format'"),
         (["frobnicate"], "No such command 'frobnicate'"),

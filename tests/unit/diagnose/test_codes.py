@@ -47,7 +47,7 @@ def test_code_is_case_insensitive() -> None:
 
 
 def test_unknown_code_is_rejected() -> None:
-    with pytest.raises(UsageError, match="unknown code LG999. Codes range from LG101 to"):
+    with pytest.raises(UsageError, match="Unknown code LG999. Codes range from LG101 to"):
         find_page("LG999")
 
 

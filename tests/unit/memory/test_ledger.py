@@ -220,7 +220,7 @@ def test_the_state_and_the_holders_at_an_oom() -> None:
 def test_an_unknown_oom_is_an_error() -> None:
     with pytest.raises(
         UsageError,
-        match=r"There is no out-of-memory event 0\. The number of these events in "
+        match=r"There is no out-of-memory event 0\. The number of out-of-memory events in "
         r"the run is 0\.",
     ):
         Ledger().at_oom()

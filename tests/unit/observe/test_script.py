@@ -212,11 +212,11 @@ def test_argv_path_and_main_are_restored(write):
     [
         ("missing.py", False, "Script `missing.py` not found. Check the path, or run a module with `-m`."),
         ("train", False, "Script `train` not found. Did you mean `train.py`?"),
-        ("empty", False, "`empty` is a folder without a `__main__.py`. Give the path of a script in it."),
+        ("empty", False, "`empty` is a folder without a `__main__.py`. Give the path of a script."),
         (
             "train.ipynb",
             False,
-            "`train.ipynb` is a notebook. Convert it with `jupyter nbconvert --to script`",
+            "`train.ipynb` is a notebook. Convert the notebook with `jupyter nbconvert --to script`",
         ),
         ("no_such_package.train", True, "No module named `no_such_package`"),
         ("a..b", True, "`a..b` is not a module name. Example: `-m package.module`."),

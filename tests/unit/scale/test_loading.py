@@ -111,7 +111,7 @@ def test_an_invalid_batch_size_is_rejected(batch_size: Any) -> None:
 
 
 def test_fewer_samples_than_ranks_are_rejected() -> None:
-    with pytest.raises(UsageError, match="less than one sample for each of 4 ranks"):
+    with pytest.raises(UsageError, match="each of the 4 ranks needs at least one sample"):
         loader(shares=(1.0,) * 4, batch_size=3)
 
 

@@ -109,7 +109,7 @@ def test_a_single_sample_that_does_not_fit_is_evaluated_on_the_cpu():
         (lambda: legroom.evaluate([], nn.Linear(2, 2)), "expects the model"),
         (
             lambda: legroom.evaluate(nn.Linear(2, 2), [torch.ones(1, 2)], 3),
-            "function of a batch as its third argument, not a int",
+            "function that takes a batch as its third argument, not a int",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_auto_selects_bfloat16_on_a_gpu_that_supports_it(gpu):
     assert (chosen.name, chosen.dtype, chosen.device_type) == ("bf16", torch.bfloat16, "cuda")
     assert chosen.scaler is None
     assert chosen.reason == (
-        "Legroom virtual GPU 0 (compute capability 8.0) supports bfloat16; it has the range of float32, so no loss scaling is needed"
+        "Legroom virtual GPU 0 (compute capability 8.0) supports bfloat16, which has the range of float32 and needs no loss scaling"
     )
 
 
@@ -248,7 +248,7 @@ def test_a_state_of_another_format_can_be_loaded():
 
 
 def test_another_state_is_rejected():
-    with pytest.raises(UsageError, match="not a state of legroom.precision"):
+    with pytest.raises(UsageError, match="not the state of legroom.precision"):
         precision("fp32", device="cpu").load_state_dict({"scale": 1.0})
 
 

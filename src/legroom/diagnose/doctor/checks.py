@@ -78,7 +78,7 @@ def torch_build(machine: Machine, torch: TorchFacts | None = None) -> DoctorChec
             Finding(
                 code="LG904",
                 message=f"torch {version} was built without CUDA, but this machine has {_count(len(machine.gpus), 'GPU')}.",
-                fix="Install the CUDA build; pytorch.org shows the command for your driver.",
+                fix="Install the CUDA build of torch. The command for your driver is on pytorch.org.",
             )
         )
     elif torch is not None and version and machine.gpus and not torch.device_count and not torch.error:
@@ -104,8 +104,8 @@ def libraries(machine: Machine, torch: TorchFacts) -> DoctorCheck:
         findings.append(
             Finding(
                 code="LG906",
-                message="torch does not find cuDNN. Convolutions are slow or fail.",
-                fix="Reinstall torch; its wheels include cuDNN.",
+                message="torch cannot find cuDNN. Convolutions are slow or fail.",
+                fix="Reinstall torch. The wheels of torch include cuDNN.",
             )
         )
     if torch.cuda and torch.device_count > 1 and not torch.nccl:
@@ -149,7 +149,7 @@ def library_path(machine: Machine) -> DoctorCheck:
                 code="LG908",
                 message=f"LD_LIBRARY_PATH contains {', '.join(found)}, which torch may load instead of its "
                 "own libraries.",
-                fix="Unset LD_LIBRARY_PATH for training; torch's wheels include these libraries.",
+                fix="Unset LD_LIBRARY_PATH for training. The wheels of torch include these libraries.",
             ),
         ),
     )
@@ -230,8 +230,8 @@ def mig(machine: Machine) -> DoctorCheck:
             Finding(
                 code="LG910",
                 message=f"GPU {which} is partitioned into MIG instances. A process can use only one instance and its memory.",
-                fix="In estimates, use the memory of one instance. `nvidia-smi -L` lists the instances; "
-                "select one with CUDA_VISIBLE_DEVICES=MIG-...",
+                fix="In estimates, use the memory of one instance. `nvidia-smi -L` lists the instances. "
+                "Select an instance with CUDA_VISIBLE_DEVICES=MIG-...",
             ),
         ),
     )
@@ -278,7 +278,10 @@ def health(machine: Machine) -> DoctorCheck:
             findings.append(
                 Finding(
                     code="LG913",
-                    message=f"GPU {gpu.index} is in exclusive or prohibited compute mode: at most one process can use it.",
+                    message=(
+                        f"GPU {gpu.index} is in exclusive or prohibited compute mode, so at most one process "
+                        "can use this GPU."
+                    ),
                     fix="Run `nvidia-smi -c DEFAULT` as administrator, or wait until the other process exits.",
                 )
             )
@@ -300,10 +303,10 @@ def host_memory(machine: Machine) -> DoctorCheck:
     value = f"{memory}; limit {format_size(host.limit)}"
     largest = max((gpu.total for gpu in machine.gpus if not isinstance(gpu.total, NotAvailable)), default=0)
     if host.limit < max(largest, 4 * GiB):
-        than = (
-            f"which is less than the GPU memory ({format_size(largest)})"
+        comparison = (
+            f"The GPU has more memory than that ({format_size(largest)})."
             if host.limit < largest
-            else "which is too little for most training"
+            else "This limit is too low for most training."
         )
         return DoctorCheck(
             name="host memory",
@@ -311,7 +314,10 @@ def host_memory(machine: Machine) -> DoctorCheck:
             findings=(
                 Finding(
                     code="LG914",
-                    message=f"The container or batch job limits host memory to {format_size(host.limit)}, {than}.",
+                    message=(
+                        f"The container or batch job limits host memory to {format_size(host.limit)}. "
+                        f"{comparison}"
+                    ),
                     fix="Raise the limit (`docker run --memory`, Slurm `--mem`), or use fewer workers and load checkpoints with `mmap=True`.",
                     bytes=host.limit,
                 ),
@@ -375,7 +381,7 @@ def allocator(machine: Machine) -> DoctorCheck:
         findings.append(
             Finding(
                 code="LG917",
-                message=f"{name} is set, but torch does not read it.",
+                message=f"{name} is set, but torch does not read this variable.",
                 fix=f"Did you mean {intended}?",
             )
         )

@@ -112,7 +112,7 @@ def explain_file(
     file = Path(path)
     try:
         if file.is_dir():
-            raise UsageError(f"{path} is a directory. Give the path of a log file in it.")
+            raise UsageError(f"{path} is a directory. Give the path of a log file.")
         with file.open("rb") as stream:
             start = stream.read(4)
             stream.seek(0)
@@ -132,7 +132,7 @@ def explain_file(
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return explain(path, here=here)
-        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}") from None
 
 
 # --- logs
@@ -164,7 +164,7 @@ def _explain_result(found: LogResult, *, is_log: bool = True) -> Explanation:
     return Explanation(
         kind="unknown",
         certainty="unsure",
-        sentence="The text ends inside a traceback, before the error message. Give the complete traceback."
+        sentence="The input ends inside a traceback, before the error message. Give the complete traceback."
         if found.is_cut
         else "No error found. Give the complete output of the program, including the last traceback.",
         earlier=earlier,
@@ -185,7 +185,10 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
     elif isinstance(getattr(builtins, name, None), type):
         sentence = f"{name}: {_PROGRAM_ERROR}"
     else:
-        sentence = "This error is unknown, but it is not about memory. The traceback shows where the error was raised."
+        sentence = (
+            "This error is unknown, but it is unrelated to memory. The traceback shows where the error was "
+            "raised."
+        )
     return Explanation(
         kind=kind,
         certainty="likely" if kind == "not-memory" else "unsure",
@@ -369,7 +372,8 @@ def _error_of_capture(file: Path) -> str:
     ending = find_ending([event for event in read_capture(file).events if isinstance(event, Annotation)])
     if not ending.error:
         raise UsageError(
-            f"the run in {file} ended without an error. Show the memory use of the run with `legroom report {file}`."
+            f"The run in {file} ended without an error. Show the memory use of the run with `legroom "
+            f"report {file}`."
         )
     return f"{ending.traceback}\n{ending.error}"
 
@@ -386,7 +390,7 @@ def _decoded(stream: _Readable, name: str, progress: Callable[[int], None]) -> I
     chunk = stream.read(_CHUNK)
     encoding = "utf-16" if chunk[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in chunk[:8192]:
-        raise UsageError(f"{name} is a binary file. Give the text that the program printed.")
+        raise UsageError(f"{name} is a binary file. Give a text file with the output of the program.")
     decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)("replace")
     done = 0
     while chunk:

@@ -31,7 +31,7 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
         yield {
             "cause": f"One operation requires {format_size(sizes.requested)}, but the whole GPU has only {format_size(limit)} (LG601).",
             "check": "Print the shapes on the line of the traceback.",
-            "fix": "Correct the shape, or compute in chunks; freeing memory does not help.",
+            "fix": "Correct the shape, or compute in chunks. Freeing memory does not help.",
         }
         return
     others = _others(sizes)
@@ -51,15 +51,21 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
     cached = _unused(sizes)
     if cached is not None and cached >= max(sizes.requested, limit // 20):
         yield {
-            "cause": f"Fragmentation: PyTorch reserves {format_size(cached)} in free blocks that are too small for {format_size(sizes.requested)}.",
-            "check": "Run again with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`; if the run "
+            "cause": (
+                f"PyTorch reserves {format_size(cached)} in free blocks, but these blocks are too small for "
+                f"{format_size(sizes.requested)} (fragmentation)."
+            ),
+            "check": "Run again with `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. If the run "
             "succeeds, fragmentation is the cause.",
-            "fix": "Keep that setting, and use fewer different tensor sizes (for example, pad to a few fixed lengths).",
+            "fix": (
+                "Keep `expandable_segments:True`, and use fewer different tensor sizes. For example, pad "
+                "batches to a few fixed lengths."
+            ),
         }
     if sizes.allocated is not None and sizes.allocated > limit // 2:
         yield {
             "cause": f"Live tensors use {format_size(sizes.allocated)} of {format_size(limit)}.",
-            "check": "`legroom run train.py` lists the tensors by line and variable; `legroom estimate "
+            "check": "`legroom run train.py` lists the tensors by line and variable. `legroom estimate "
             "train.py` shows whether a step can fit.",
             "fix": "Use a smaller batch with gradient accumulation (`legroom.Guard`), bfloat16, checkpointing or `legroom.Spill`.",
         }
@@ -106,11 +112,12 @@ _SHAPES = tuple(
         ),
         (
             r"expected input\[(?P<shape>[\d, ]+)\] to have (?P<expected>\d+) channels, but got (?P<got>\d+) channels",
-            "A convolution expects {expected} input channels but got {got}; the input shape is [{shape}].",
+            "A convolution expects {expected} input channels but got {got}. The input shape is [{shape}].",
         ),
         (
             r"size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\) at non-singleton dimension (?P<dim>\d+)",
-            "The shapes of two tensors do not match: dimension {dim} is {a} in one and {b} in the other.",
+            "The shapes of two tensors do not match: dimension {dim} has size {a} in one tensor and "
+            "size {b} in the other tensor.",
         ),
         (
             r"size mismatch for (?P<name>[\w.]+): copying a param with shape torch\.Size\(\[(?P<there>[\d, ]*)\]\) from checkpoint, "

@@ -106,7 +106,7 @@ class Notebook:
 def read_document(path: Path) -> Document:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise Unreadable(f"not checked: larger than {MAX_BYTES // 1024 // 1024} MiB")
+            raise Unreadable(f"not checked because the file is larger than {MAX_BYTES // 1024 // 1024} MiB")
         data = path.read_bytes()
     except OSError as error:
         raise Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}") from None
@@ -117,20 +117,22 @@ def parse_document(data: bytes, *, is_notebook: bool) -> Document:
     mark = codecs.BOM_UTF8 if data.startswith(codecs.BOM_UTF8) else b""
     body = data[len(mark) :]
     if b"\x00" in body[:8192]:
-        raise Unreadable("not checked: not a text file")
+        raise Unreadable("not checked because the file is not a text file")
     if is_notebook:
         try:
             raw = body.decode("utf-8")
             return Notebook(raw, tuple(code_cells(raw)), mark)
         except UnicodeDecodeError:
-            raise Unreadable("not checked: not valid UTF-8") from None
+            raise Unreadable("not checked because the file is not valid UTF-8") from None
         except NotebookError as error:
-            raise Unreadable(f"not checked: not a valid notebook: {error}") from None
+            raise Unreadable(f"not checked because the file is not a valid notebook: {error}") from None
     try:
         encoding = "utf-8" if mark else tokenize.detect_encoding(io.BytesIO(body).readline)[0]
         return PythonFile(body.decode(encoding), encoding, mark)
     except (UnicodeDecodeError, SyntaxError, LookupError):
-        raise Unreadable("not checked: not valid in its declared encoding (default: UTF-8)") from None
+        raise Unreadable(
+            "not checked because the file is not valid in its declared encoding (default: UTF-8)"
+        ) from None
 
 
 _PYTHON_2 = re.compile(r"^\s*(?:print\s+[^(=\s]|exec\s+\w|raise\s+\w+\s*,|except\s+[\w.]+\s*,\s*\w+\s*:)")

@@ -166,7 +166,7 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
         _check_syntax(document)  # Python's own parser reports the location better
         raise Unreadable(_syntax_message(document, error.raw_line)) from None
     except RecursionError:
-        raise Unreadable("not checked: nested too deeply") from None
+        raise Unreadable("not checked because the code is nested too deeply") from None
     return sorted(
         found, key=lambda pair: (pair[0].cell or 0, pair[0].line or 0, pair[0].column, pair[0].code)
     )
@@ -180,7 +180,7 @@ def _check_syntax(document: Document) -> None:
         except SyntaxError as error:
             raise Unreadable(_syntax_message(document, error.lineno or 1)) from None
         except (ValueError, RecursionError, MemoryError):
-            raise Unreadable("not checked: nested too deeply") from None
+            raise Unreadable("not checked because the code is nested too deeply") from None
 
 
 def _syntax_message(document: Document, line: int) -> str:
@@ -189,8 +189,10 @@ def _syntax_message(document: Document, line: int) -> str:
     cell, number = document.locate(line)
     where = f"line {number}" if cell is None else f"cell {cell}, line {number}"
     if any(map(looks_like_python_2, lines[max(line - 3, 0) : line + 1])):
-        return f"not checked: {where} is Python 2 code"
-    return f"not checked: syntax error at {where}" + (f": {text.strip()[:60]}" if text.strip() else "")
+        return f"not checked because {where} is Python 2 code"
+    return f"not checked because of a syntax error at {where}" + (
+        f": {text.strip()[:60]}" if text.strip() else ""
+    )
 
 
 def _is_ignored(program: Program, code: str, problem: Problem) -> bool:

@@ -141,12 +141,15 @@ _LIBRARY = "The library could not allocate its GPU workspace."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
 _FAILED = "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes."
-_ENGINE = "cuDNN found no algorithm whose workspace fits; an unsupported data type or layout causes the same message."
+_ENGINE = (
+    "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same "
+    "message."
+)
 _SYSTEM = "An allocation of host memory failed."
 _SHARED = "The shared memory (/dev/shm) through which processes exchange tensors is full."
 _KILLED = (
     "A process was killed. Either the operating system killed the process because host memory ran out, or a "
-    "user killed it."
+    "user killed the process."
 )
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
@@ -158,7 +161,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- page-locked memory
     _message(
         _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|could not allocate pinned host memory",
-        "Page-locked host memory could not be allocated: host memory, or the limit for locked memory, is used up.",
+        "Page-locked host memory could not be allocated, because host memory is full or the limit on locked memory is reached.",
     ),
     _message(
         _PINNED, "CUDA", r"in pin memory thread .{0,4000}(?:out of memory|memory allocation)|bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
@@ -241,19 +244,19 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- sounds like memory, but is not
     _message(
         _NOT, "Triton", r"out of resources?: (?:shared memory|tensor memory|threads|registers)",
-        "A kernel requires more on-chip shared memory than the GPU has. Use smaller blocks; freeing GPU memory does not help.",
+        "A kernel requires more on-chip shared memory than the GPU has. Use smaller blocks. Freeing GPU memory does not help.",
     ),
     _message(
         _NOT, "CUDA", r"too many resources requested for launch|cudaErrorLaunchOutOfResources|CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
-        "A kernel requires more registers or threads than the GPU has. The error is not about memory.",
+        "A kernel requires more registers or threads than the GPU has. The error is unrelated to memory.",
     ),
     _message(
         _NOT, "CUDA", r"illegal memory access|misaligned address|device-side assert triggered|invalid device ordinal|no kernel image",
-        "A kernel performed an invalid operation. The error does not depend on how much memory is free.",
+        "A kernel performed an invalid operation. The error does not depend on the amount of free memory.",
     ),
     _message(
         _NOT, "system", r"Too many open files",
-        "The process has too many open files. The error is not about memory.",
+        "The process has too many open files. The error is unrelated to memory.",
     ),
     # --- often memory (ambiguous)
     _message(_DISGUISED, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED|cublasCreate", _HANDLE),
@@ -275,7 +278,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_DISGUISED, "XPU", r"(?:UR_RESULT|PI)_ERROR_OUT_OF_RESOURCES|CL_OUT_OF_RESOURCES", _FAILED),
     _message(
         _DISGUISED, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED",
-        "An internal check of PyTorch failed. This usually follows a failed allocation.",
+        "An internal check of PyTorch failed, usually after a failed allocation.",
     ),
     _message(_DISGUISED, "CUDA", r"assertion '[^'\n]{0,80}cudaSuccess' failed in [^\n]{0,120}(?:Memory|alloc)", _FAILED),
     _message(_DISGUISED, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
@@ -290,6 +293,6 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(
         _DISGUISED, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
         rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
-        "The text mentions a lack of memory, but not which kind of memory.", informal=True,
+        "The message mentions a lack of memory, but does not name the kind of memory.", informal=True,
     ),
 )  # fmt: skip

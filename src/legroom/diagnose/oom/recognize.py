@@ -132,7 +132,7 @@ _PROGRAM_ERRORS = (
 """Exceptions of these types are program errors, regardless of their message. The exception that caused them may still
 be an out-of-memory error."""
 _BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
-_NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is not about memory.")
+_NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is unrelated to memory.")
 
 
 def _classify_chain(error: BaseException) -> ErrorClassification:
@@ -164,7 +164,10 @@ def _classify_group(group: BaseExceptionGroup[Any]) -> ErrorClassification:
     others = [member for member in members if member.certainty is Certainty.NOT_MEMORY]
     if others:
         if len(others) < len(members):
-            return replace(_NOT_MEMORY, reason="The group also contains an error that is not about memory.")
+            return replace(
+                _NOT_MEMORY,
+                reason=("The exception group also contains an error that is unrelated to memory."),
+            )
         return others[0]
     most_certain = min(members, key=lambda member: _BY_CERTAINTY.index(member.certainty))
     return replace(most_certain, link="group")

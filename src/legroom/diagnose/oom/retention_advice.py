@@ -85,8 +85,8 @@ def retained_by_container(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             code="LG105",
             message=f"{describe_holder(holder)} retains {format_size(holder.bytes)} on the device.",
-            fix="Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in this variable, or clear it "
-            "after use.",
+            fix="Store numbers (`.item()`) or host tensors (`.detach().cpu()`) in this variable, or clear "
+            "the variable after use.",
             **location(holder.frame),
             bytes=holder.bytes,
             saves=holder.bytes,
@@ -139,8 +139,8 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG102",
         message=f"A result created {when}on this line is still referenced by {variable}: {format_size(size)}.",
-        fix=f"Delete the variable with {delete} after its last use, or keep only what you need (`.item()`, "
-        "`.detach().cpu()`).",
+        fix=f"Delete the variable with {delete} after its last use, or store a number or a host tensor "
+        "instead (`.item()`, `.detach().cpu()`).",
         **location(frame),
         bytes=size,
         saves=size,

@@ -29,7 +29,7 @@ def operation_larger_than_device(evidence: Evidence) -> Iterator[Finding]:
         return
     yield Finding(
         code="LG601",
-        message=f"This operation alone requires {format_size(oom.requested)}; PyTorch can use at most "
+        message=f"This operation alone requires {format_size(oom.requested)}, but PyTorch can use at most "
         f"{format_size(evidence.budget)} on this device.",
         fix="Check the shapes on this line. An unintended broadcast or a wrong dimension is the usual cause. "
         "If the shapes are right, compute the result in chunks or reduce the batch size.",
@@ -96,8 +96,8 @@ def _why_unusable(oom: Oom) -> str:
     if oom.largest_free_block < oom.requested:
         return f"the largest free block is {format_size(oom.largest_free_block)}, but the request was {format_size(oom.requested)}"
     return (
-        "PyTorch keeps requests of up to 1 MiB in separate segments, and the free blocks are in segments of the other kind "
-        f"(the request was {format_size(oom.requested)})"
+        "PyTorch uses separate segments for requests of up to 1 MiB, and no segment for this kind of "
+        f"request has a free block (the request was {format_size(oom.requested)})"
     )
 
 
@@ -123,9 +123,8 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG608",
         message=f"{format_size(other)} of the device is used outside this process's PyTorch allocator.",
-        fix="Run `nvidia-smi` to see what uses this memory: another process, a notebook kernel that is still "
-        "running, or other "
-        "libraries in this process.",
+        fix="Run `nvidia-smi` to list the processes on the GPU. The user of this memory is another process, "
+        "a notebook kernel that is still running, or another library in this process.",
         bytes=other,
         saves=other - CUDA_CONTEXT,
     )
@@ -142,8 +141,8 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         message="The optimizer state, which the first optimizer step allocates, does not fit. "
         f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
         "stores two copies of the parameters).",
-        fix="Use an optimizer with less state (SGD: none, or one copy with momentum; 8-bit Adam: half a copy), or freeze "
-        "parameters that need no training.",
+        fix="Use an optimizer with less state, or freeze parameters that need no training. SGD has no "
+        "state, or one copy of the parameters with momentum. 8-bit Adam stores half a copy.",
         **location(oom.frame),
         bytes=max(state, 2 * parameters),
         saves=max(state, parameters),
@@ -199,7 +198,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     elif smaller is not None:
         change = f"Use `{smaller.text}` instead of `{evidence.batch.text}`"
     else:
-        change = "A smaller batch size is not enough; use another option"
+        change = "A smaller batch size is not enough, so use another option"
     caveat = f" {_estimate_caveat(done)}" if unfinished else ""
     yield Finding(
         code="LG603",
@@ -236,13 +235,14 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
         return
     block = _heaviest_block(activations)
-    where = f"the parts of `{block}`, which save the most activations," if block else "the model's blocks"
+    where = f"the parts of `{block}`" if block else "the model's blocks"
     yield Finding(
         code="LG604",
         message=f"Activations saved for the backward pass use {format_size(size)}.",
         fix=f"Recompute the activations in the backward pass: wrap {where} in "
         "`torch.utils.checkpoint.checkpoint(…, "
-        "use_reentrant=False)`. A step takes about a third longer.",
+        "use_reentrant=False)`. A step takes about a third longer."
+        + (f" `{block}` saves the most activations." if block else ""),
         bytes=size,
         saves=int(size * CHECKPOINTING_SAVES),
         evidence={"module": block or None},
@@ -261,8 +261,8 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             code="LG613",
             message=f"{format_size(size)} of saved activations could be moved to host memory until the backward pass.",
-            fix="Run `legroom run --spill` without changing the code, or wrap the forward pass in `with legroom.Spill():`. "
-            "The gradients stay the same; a step takes several times as long.",
+            fix="Run `legroom run --spill` without changing the code, or wrap the forward pass in `with "
+            "legroom.Spill():`. The gradients stay the same, but a step takes several times as long.",
             bytes=size,
             saves=saves,
         )
@@ -315,7 +315,7 @@ _FRACTIONS = {
 
 def _estimate_caveat(done: float) -> str:
     if done < 1:
-        return f"This is an estimate: the failure came about {done:.0%} into the forward pass."
+        return f"This is an estimate, because memory ran out after about {done:.0%} of the forward pass."
     return "The forward pass did not finish, so a smaller batch size may be required."
 
 

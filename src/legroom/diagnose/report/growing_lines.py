@@ -101,8 +101,8 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
         advice = graph_advice(owner)
     else:
         advice = (
-            f"{owner} retains the tensors created on this line. Move what you need to the host (`.cpu()`, `.item()`) "
-            "or drop the tensors before the next step."
+            f"{owner} retains the tensors created on this line. Store host tensors or numbers instead "
+            "(`.cpu()`, `.item()`), or delete the tensors before the next step."
         )
     return Leak(
         file=largest.file,

@@ -100,8 +100,9 @@ def advice_on(detected: DetectedLeak) -> tuple[str, str]:
         )
     if detected.how == "cycle":
         return "LG121", (
-            f"{name} is part of a reference cycle. Only Python's garbage collector frees cycles, and it did not run. "
-            "Break the cycle (use a weak reference or set the attribute to None), or call `gc.collect()` every few steps."
+            f"{name} is part of a reference cycle. Only Python's garbage collector frees cycles, and the "
+            "collector did not run. Break the cycle (use a weak reference or set the attribute to None), or "
+            "call `gc.collect()` every few steps."
         )
     if detected.kind == "larger":
         return "LG120", (

@@ -190,7 +190,7 @@ class Allocator:
         the next `malloc`.
         """
         if block.state != ALLOCATED:
-            raise ValueError(f"{block!r} cannot be freed: it is not allocated")
+            raise ValueError(f"{block!r} cannot be freed because it is not allocated")
         if self._is_busy:
             self._deferred_frees.append(block)
             return

@@ -58,7 +58,7 @@ class DeviceMemory:
             self.allowed = None
             return
         if self.total is None:
-            raise UsageError("A memory fraction needs a device with a capacity.")
+            raise UsageError("A memory fraction requires a device with a known capacity.")
         self.allowed = round(fraction * self.total)
 
     def allows(self, size: int) -> bool:

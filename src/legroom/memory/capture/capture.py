@@ -211,7 +211,7 @@ def _create(path: Path, *, force: bool) -> FileIO:
     with open(path, "rb") as existing:
         if existing.read(2) not in (b"", b"\x1f\x8b"):
             raise UsageError(
-                f"{path} is not a capture, so `--force` does not overwrite it. Give another path."
+                f"{path} is not a capture, so `--force` does not overwrite the file. Give another path."
             )
     return FileIO(path, "wb")
 

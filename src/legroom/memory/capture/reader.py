@@ -65,7 +65,7 @@ def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) ->
     except FileNotFoundError:
         raise CaptureError(f"{path} does not exist. Check the path.") from None
     except IsADirectoryError:
-        raise CaptureError(f"{path} is a directory. Give the path of a capture in it.") from None
+        raise CaptureError(f"{path} is a directory. Give the path of a capture.") from None
     except OSError as error:
         raise CaptureError(f"Cannot read {path}: {error.strerror or error}.") from None
 
@@ -237,8 +237,8 @@ def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
             bytes_decompressed += len(text)
             if bytes_decompressed > 64 * MiB + _MAX_RATIO * bytes_read:
                 raise CaptureError(
-                    f"{path} is too large after decompression. The file is damaged or malicious; do not use "
-                    "it."
+                    f"{path} is too large after decompression. The file is damaged or malicious. Do not use "
+                    "the file."
                 )
             yield chunk, text
             if decompressor.eof:

@@ -46,7 +46,7 @@ def _is_outside(tensor: torch.Tensor, low: float, high: float, extra: int | None
 def _fail(func: Any, args: Any, kwargs: Any, tensor: torch.Tensor, low: float, high: float) -> NoReturn:
     """Raise the exception that the CPU raises for the same operation, with the allowed range as a note."""
     found = f"{tensor.min().item()} to {tensor.max().item()}"
-    message = f"{func._opname} received values from {found}; the allowed range is {low:g} to {high:g}"
+    message = f"{func._opname} received values from {found}, but the allowed range is {low:g} to {high:g}"
     try:
         func(*_on_host(args), **_on_host(kwargs))
     except Exception as error:

@@ -250,7 +250,7 @@ def _product(left: Shape, right: Shape) -> Suggestion:
     if left[-1] == inner:
         return (
             f"the same batch dimensions: {format_shape(left[:-2])} and {format_shape(right[:-2])}",
-            "make them equal or 1",
+            "make the batch dimensions equal or 1",
         )
     expects = f"a second matrix with {left[-1]} rows, not {inner}"
     if len(right) > 1 and right[-1] == left[-1]:

@@ -43,7 +43,8 @@ _TEXTS: dict[MemoryOption, tuple[str, str]] = {
     MemoryOption.FUSED: ("nothing; the optimizer step is faster", "pass `fused=True` to the optimizer"),
     MemoryOption.FOR_LOOP: ("a slower optimizer step", "pass `foreach=False` to the optimizer"),
     MemoryOption.AUTOCAST: (
-        "precision: the forward pass rounds to 8 significant bits. Faster on Ampere and newer GPUs",
+        "lower precision: the forward pass rounds to 8 significant bits, but is faster on Ampere and "
+        "newer GPUs",
         'run the forward pass and the loss under `torch.autocast("cuda", dtype=torch.bfloat16)`',
     ),
     MemoryOption.CHECKPOINT: (

@@ -44,7 +44,7 @@ def refuse_changes(overlay: Overlay) -> None:
                 where = _physical(path, follow=event not in _ACTS_ON_LINK)
             if not overlay.is_scratch(where):
                 raise RefusedChange(
-                    f"`legroom estimate` does not change {where}, and cannot redirect this call to a "
+                    f"`legroom estimate` must not change {where}, and this call cannot be redirected to a "
                     "temporary file"
                 )
 

@@ -59,7 +59,7 @@ def refuse_programs() -> None:
         if not _changes_nothing(command):
             raise RefusedProgram(
                 f"`legroom estimate` does not start `{command}`, because the program could change files and "
-                "this system lacks Landlock, which would prevent such changes"
+                "this system does not support Landlock to prevent file changes"
             )
 
     sys.addaudithook(check)

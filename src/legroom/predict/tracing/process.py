@@ -246,8 +246,8 @@ class TracingProcess:
         else:
             self.trace.is_partial = True
             self._note(
-                f"The script did not complete a step within {seconds:.0f} seconds{at}. "
-                "The estimate covers only the part up to that point; the rest may need more memory"
+                f"The script did not complete a step within {seconds:.0f} seconds{at}. The estimate covers "
+                "only the part up to that point. The rest of the step may need more memory"
             )
         self._end("stopped")
 
@@ -307,8 +307,8 @@ class TracingProcess:
     def _compare_shapes(self, shapes: tuple[torch.Size, ...]) -> None:
         if self._sample_shapes not in (None, shapes):
             self._note(
-                "Batches differ in shape. Batches that are larger than the traced ones need more memory; "
-                f"use `--steps {10 * self.steps}` to trace more batches"
+                "Batches differ in shape. Batches that are larger than the traced batches need more memory. "
+                f"Use `--steps {10 * self.steps}` to trace more batches"
             )
         self._sample_shapes = shapes
 

@@ -132,7 +132,7 @@ class TracedScript:
         if not result["reserved"]:
             raise CannotTrace(
                 "The script used no GPU memory, so there is nothing to estimate. "
-                'Move the model to "cuda", or pass the script\'s own argument that selects the GPU.',
+                'Move the model to "cuda", or pass the argument of the script that selects the GPU.',
                 output=self._process.output,
             )
         return Trace(

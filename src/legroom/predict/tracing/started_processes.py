@@ -29,7 +29,8 @@ def first_spawned_rank_in_this_process(folder: Path, note: Note) -> Iterator[Non
             fn: Callable[..., object], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, *rest: Any, **options: Any
         ) -> Any:  # fmt: skip
             note(
-                f"The script starts {nprocs} {'process' if nprocs == 1 else 'processes'} with `spawn`. The first was traced"
+                f"The script starts {nprocs} {'process' if nprocs == 1 else 'processes'} with `spawn`. "
+                "Only the first process was traced"
             )
             ranks.enter_context(first_of_spawned_ranks(nprocs, folder))
             fn(0, *args)
@@ -70,7 +71,8 @@ def started_processes_noted(note: Note) -> Iterator[None]:
         if target is not None and not module.startswith(("torch.", "multiprocessing.")):
             name = getattr(target, "__name__", "a function")
             note(
-                f"{NOT_TRACED} (`{name}`), which are not part of the estimate. Use `legroom run --gpu` for them"
+                f"{NOT_TRACED} (`{name}`), which are not part of the estimate. Use `legroom run --gpu` "
+                "to include these processes"
             )
         plain_start(process)
 

@@ -213,7 +213,8 @@ def _rendezvous_error(plan: LaunchPlan, error: Exception) -> LegroomError:
         )
     if isinstance(error, RendezvousClosedError):
         return LegroomError(
-            f"The launch at {plan.rendezvous} has ended, or has all its nodes already. Restart all nodes together."
+            f"The launch at {plan.rendezvous} has ended, or already has all its nodes. Restart all nodes "
+            "together."
         )
     return LegroomError(
         f"Cannot connect to {plan.rendezvous}. Start the node with that address first, and check that the port is open."

@@ -55,7 +55,10 @@ def predict_ranks(
     if not gpus:
         return []
     if plan.strategy in IN_ONE_PROCESS:
-        error = f"strategy {plan.strategy} uses several GPUs in one process, which cannot be traced; run the script with --gpu instead"
+        error = (
+            f"strategy {plan.strategy} uses several GPUs in one process, which cannot be traced. Run the "
+            "script with --gpu instead"
+        )
         return [RankPrediction(rank=0, gpu=gpus[0], estimate=None, error=error)]
     progress(f"tracing {plan.nproc} ranks separately")
     with tempfile.TemporaryDirectory(prefix="legroom-") as messages, ThreadPoolExecutor(processors()) as pool:

@@ -184,8 +184,8 @@ class PipelinedModel(nn.Module):
         if self._output:
             return self._output.pop()
         raise UsageError(
-            "This model is split over several ranks. Call the model once in the function passed to run.step "
-            "or run.evaluate, and nowhere else."
+            "This model is split over several ranks. Call the model exactly once, in the function passed to "
+            "run.step or run.evaluate."
         )
 
     def capture_arguments(

@@ -65,7 +65,7 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
     if estimate.mode == "fake" and estimate.trace.values_substituted:
         count = format_count(estimate.trace.values_substituted, "value")
         yield Text(
-            f"The script read {count} computed by the model; the estimate used placeholders (1 or False).",
+            f"The script read {count} computed by the model. The estimate used placeholders (1 or False).",
             style="dim",
         )
     yield Text("To run the script on a virtual GPU of the same size:")
@@ -102,8 +102,8 @@ def _batch(result: ScriptEstimate) -> str:
     size, largest = estimate.batch_size, estimate.max_batch_size
     if size is None:
         return (
-            "Only this batch size was traced: the script has no DataLoader and no argument for its batch "
-            "size."
+            "Only this batch size was traced, because the script has no DataLoader and no argument for the "
+            "batch size."
         )
     if result.search is None:
         return f"The script was traced with batch size {size}."
@@ -112,7 +112,7 @@ def _batch(result: ScriptEstimate) -> str:
     if largest is None:
         return f"Not even batch size {min(result.search.tried)} fits (current: {size})."
     if largest > 0.99 * MAX_BATCH:
-        return f"Even batch size {largest} fits (current: {size}); larger batch sizes were not traced."
+        return f"Even batch size {largest} fits (current: {size}). Larger batch sizes were not traced."
     change = f" {result.batch_change}." if result.batch_change else ""
     if not result.search.is_complete:
         over = result.search.smallest_too_large

@@ -143,7 +143,7 @@ def _mismatch(mismatch: ShapeMismatch) -> Iterator[RenderableType]:
     layer = clean(f"{mismatch.kind} {mismatch.layer}".strip())
     where = f" ({format_location(mismatch.file, mismatch.line)})" if mismatch.file else ""
     if mismatch.expects:
-        message = f"Shape mismatch in {layer}{where}: got {mismatch.got}, expects {mismatch.expects}."
+        message = f"Shape mismatch in {layer}{where}: expected {mismatch.expects}, got {mismatch.got}."
     else:
         message = f"{layer} failed{where} with input {mismatch.got}."
     yield Text(message, style="bold red")

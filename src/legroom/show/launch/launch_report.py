@@ -119,7 +119,7 @@ def _cause_parts(
     elif cause.lost_connection and plan.nodes[1] > 1:
         yield Text(
             f"The connection to other nodes was lost{_after(cause, last)}. The first failure was on another "
-            "node; see the output of the launch on that node.",
+            "node. See the output of the launch on that node.",
             style="bold red",
         )
     else:

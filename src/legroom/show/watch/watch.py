@@ -71,8 +71,8 @@ class Watched(Generic[Item]):
     ) -> None:
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise UsageError(
-                f"watch() requires an iterable such as a DataLoader, got {type(loader).__name__}. "
-                "Example: `for batch in legroom.watch(loader):`"
+                f"watch() requires an iterable such as a DataLoader, not {type(loader).__name__}. Example: "
+                "`for batch in legroom.watch(loader):`"
             )
         self.leaks: list[Leak] = []
         self._loader = loader

@@ -236,7 +236,7 @@ class Checkpoints:
             problems: list[str] = []
             found = catalog.list_checkpoints(self.folder, problems)
             for problem in problems:
-                log.warning("%s Skipping it.", problem)
+                log.warning("%s Skipping this checkpoint.", problem)
             return found
         if which == "best":
             if self._metric is None:

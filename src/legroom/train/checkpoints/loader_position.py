@@ -97,7 +97,7 @@ class ResumableLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not {"epoch", "batches", "start", "generators"} <= set(state):
-            raise UsageError("This is not a state of a loader. Pass the result of state_dict().")
+            raise UsageError("The argument is not the state of a loader. Pass the result of state_dict().")
         self.epoch, self._batches = int(state["epoch"]), 0
         self._resume_state = state if state["batches"] else None
         for generator, saved in zip(_generators(self.inner), state["generators"], strict=False):

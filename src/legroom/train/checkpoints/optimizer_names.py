@@ -55,8 +55,8 @@ def state_by_index(
             f"The {label} in the checkpoint has no state for {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
             + (f" (closest: {closest})" if closest else "")
-            + ". Create the optimizer with the same parameters, or do not track the optimizer to start with "
-            "a new state."
+            + ". Create the optimizer with the same parameters, or start with a new state: do not track the "
+            "optimizer."
         )
     return {
         **saved,

@@ -70,7 +70,8 @@ def _spill(model: nn.Module, device: torch.device) -> Fallback:
     spill = Spill()
     return Fallback(
         "spill",
-        "keeps activations in host memory until the backward pass; same gradients, but slower because of the copies",
+        "keeps activations in host memory until the backward pass. The gradients stay the same, but the "
+        "copies make the step slower",
         lambda: spill,
     )
 
@@ -78,7 +79,8 @@ def _spill(model: nn.Module, device: torch.device) -> Fallback:
 def _checkpoint(model: nn.Module, device: torch.device) -> Fallback:
     return Fallback(
         "checkpoint",
-        "recomputes the activations of each block in the backward pass; same gradients, about a third slower",
+        "recomputes the activations of each block in the backward pass. The gradients stay the same, "
+        "but a step takes about a third longer",
         lambda: checkpoint_blocks(model),
     )
 
@@ -89,7 +91,8 @@ def _autocast(
     def fallback(model: nn.Module, device: torch.device) -> Fallback:
         return Fallback(
             name,
-            f"runs the forward pass in {name}, as allowed by fallbacks=; gradients differ because of rounding",
+            f"runs the forward pass in {name}, as allowed by fallbacks=. The gradients differ because of "
+            "rounding",
             lambda: torch.autocast(device.type, dtype=dtype),
         )
 

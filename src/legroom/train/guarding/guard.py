@@ -422,7 +422,7 @@ class Guard:
             error = self._does_not_fit(subject, failure, phase)
             self._ranks.abort(str(error))
             raise error
-        log.warning("%s did not fit. Trying %s: %s.", subject, fallback.name, fallback.cost)
+        log.warning("%s did not fit. Trying %s, which %s.", subject, fallback.name, fallback.cost)
         if self._coupling == "no-split":
             return batch_size
         self.sizer = MicroBatchSizer(max_size=self._max_micro_batch_size)

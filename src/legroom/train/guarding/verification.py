@@ -39,8 +39,9 @@ class GradientComparison:
     def __str__(self) -> str:
         result = "equal up to rounding" if self.equal else "NOT equal"
         return (
-            f"The gradients of the whole batch ({self.batch_size} samples) and of {len(self.split)} micro-batches are {result}. "
-            f"Largest relative difference: {self.max_difference:.1e} ({self.parameter}); loss: {self.loss_difference:.1e}."
+            f"The gradients of the whole batch ({self.batch_size} samples) and of {len(self.split)} "
+            f"micro-batches are {result}. The largest relative difference is {self.max_difference:.1e} "
+            f"({self.parameter}). The losses differ by {self.loss_difference:.1e}."
         )
 
 

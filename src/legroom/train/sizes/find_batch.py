@@ -222,8 +222,9 @@ class _Search:
         capacity = self.trials.capacity()
         oom_count = sum(not trial.fits for trial in done)
         reason = (
-            f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of {format_size(capacity)}. "
-            f"{len(done)} sizes were run; {oom_count or 'none'} of them ran out of memory."
+            f"A batch size of {best.batch_size} uses {format_size(best.peak_reserved)} of "
+            f"{format_size(capacity)}. {len(done)} sizes were tested, and {oom_count or 'none'} of them ran "
+            "out of memory."
         )
         if best.batch_size >= self.max_size:
             reason += " This is the maximum allowed size."
@@ -245,8 +246,8 @@ class _Search:
     def _nothing_fits(self, size: int) -> str:
         samples = "A single sample" if size == 1 else f"A batch of {size}"
         return (
-            f"{samples} does not fit into {format_size(self.trials.capacity())}. Run `legroom run` to see what uses the memory, "
-            "and `legroom estimate` for options that save memory."
+            f"{samples} does not fit into {format_size(self.trials.capacity())}. Run `legroom run` to see "
+            "the memory use by line and variable, and `legroom estimate` to list options that save memory."
         )
 
 
@@ -338,7 +339,7 @@ def _as_step(step: Any, loss_fn: Callable[..., torch.Tensor] | None) -> Callable
         )
     if guard_step is not None and loss_fn is None:
         raise UsageError(
-            "A Guard requires the loss function too. Use legroom.find_batch(guard, batch, loss_fn=...)."
+            "With a Guard, also pass the loss function: legroom.find_batch(guard, batch, loss_fn=...)."
         )
 
     def run(batch: Any) -> object:

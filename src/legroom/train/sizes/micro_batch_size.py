@@ -182,8 +182,8 @@ class MicroBatchSizer:
             self._limit = change.old
             self._choose(
                 change.old,
-                f"tried micro-batches of {micro}, which did not fit; {change.old} fit before; "
-                f"next attempt after {self._wait} steps",
+                f"micro-batches of {micro} did not fit, so micro-batches of {change.old} are used again; the "
+                f"next attempt follows after {self._wait} steps",
             )
         else:
             self._limit, reason = self._after_failure(micro, failure, phase, progress)
@@ -282,7 +282,7 @@ class MicroBatchSizer:
         if available is None or needed is None:
             return max(
                 1, micro // 2
-            ), "half the size, because the error does not state how much memory was missing"
+            ), "half the size, because the error does not show how much memory was missing"
         fraction = 1.0 if phase == "backward" else min(1.0, max(0.05, progress or UNKNOWN_PROGRESS))
         size = int(micro * MARGIN * available * fraction / needed)
         position = f" {fraction:.0%} into the forward pass" if progress and phase == "forward" else ""

@@ -141,7 +141,8 @@ def param_groups(
     non_empty = [group for group in groups.values() if group["params"]]
     if not non_empty:
         raise UsageError(
-            "All parameters of the model are frozen. Select the trainable ones: freeze(model, trainable=...)."
+            "All parameters of the model are frozen. Select the trainable parameters: freeze(model, "
+            "trainable=...)."
         )
     return non_empty
 

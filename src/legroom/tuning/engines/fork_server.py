@@ -129,7 +129,7 @@ class ForkedProcess:
         except OSError:
             raise ServerGone(
                 "The process that starts trials was killed, possibly because the machine ran out of memory. "
-                "Completed trials are saved; continue with resume."
+                "Completed trials are saved. Resume the study to continue."
             ) from None
         number = 0
         with contextlib.suppress(EOFError, OSError):  # the server has exited: the next receive reports it

@@ -229,7 +229,7 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
         raise UsageError(f"Parameter `{name}`: step must be above zero, and is only allowed with uniform.")
     if points is not None and (not isinstance(points, int) or points < 1 or kind == "int_log2"):
         raise UsageError(
-            f"Parameter `{name}`: points, the number of grid points of a range, must be 1 or more."
+            f"Parameter `{name}`: `points` is the number of grid points of a range, and must be 1 or more."
         )
     if kind in ("uniform", "log"):
         return FloatRange(float(low), float(high), kind == "log", step, points)

@@ -146,11 +146,13 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
-            f"The space file `{path}` does not exist. Create it with a line such as `lr = {{log = [1e-4, 1e-1]}}`."
+            f"The space file `{path}` does not exist. Create the file with a line such as `lr = {{log = "
+            "[1e-4, 1e-1]}`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"The space file `{path}` cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}."
+            f"The space file `{path}` cannot be read: "
+            f"{getattr(error, 'strerror', None) or 'the file is not UTF-8 text'}."
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
@@ -185,7 +187,8 @@ def _check_condition(
         missing = [value for value in values if value not in domain.options]
         if missing:
             raise UsageError(
-                f"Parameter `{name}` requires {other} = {missing[0]!r}, which is not one of its choices."
+                f"Parameter `{name}` requires {other} = {missing[0]!r}, which is not one of the choices "
+                f"of `{other}`."
             )
 
 

@@ -66,7 +66,7 @@ class TestSizes:
             "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 15.78 GiB total capacity; 8.00 GiB already "
             "allocated; 200.00 MiB free; 14.50 GiB reserved in total by PyTorch)"
         )
-        assert "Fragmentation" in explanation.causes[0].cause
+        assert "(fragmentation)" in explanation.causes[0].cause
         assert "expandable_segments" in explanation.causes[0].check
 
     def test_request_larger_than_the_gpu_is_the_only_cause(self) -> None:
@@ -88,11 +88,11 @@ class TestShapes:
             ),
             (
                 "RuntimeError: Given groups=1, weight of size [8, 3, 3, 3], expected input[1, 4, 32, 32] to have 3 channels, but got 4 channels instead",
-                "A convolution expects 3 input channels but got 4; the input shape is [1, 4, 32, 32].",
+                "A convolution expects 3 input channels but got 4. The input shape is [1, 4, 32, 32].",
             ),
             (
                 "RuntimeError: The size of tensor a (10) must match the size of tensor b (8) at non-singleton dimension 1",
-                "The shapes of two tensors do not match: dimension 1 is 10 in one and 8 in the other.",
+                "The shapes of two tensors do not match: dimension 1 has size 10 in one tensor and size 8 in the other tensor.",
             ),
         ],
     )
@@ -186,7 +186,7 @@ class TestLogs:
             'step 1\nstep 2\nTraceback (most recent call last):\n  File "train.py", line 3, in main\n    loss.ba'
         )
         assert explanation.kind == "unknown"
-        assert explanation.sentence.startswith("The text ends inside a traceback, before the error message")
+        assert explanation.sentence.startswith("The input ends inside a traceback, before the error message")
 
     @pytest.mark.parametrize(
         ("text", "code"),
@@ -279,7 +279,7 @@ class TestLogs:
     @pytest.mark.parametrize(
         ("content", "sentence"),
         [
-            (b"\x7fELF\0\0\0\1", "is a binary file. Give the text"),
+            (b"\x7fELF\0\0\0\1", "is a binary file. Give a text file"),
             (None, "does not exist. Give the path of a log, a code"),
         ],
     )

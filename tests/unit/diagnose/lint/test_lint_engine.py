@@ -102,18 +102,21 @@ def test_diff_does_not_change_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"import torch\ndef f(:\n", "not checked: syntax error at line 2: def f(:"),
-        (b"def f(:\n", "not checked: syntax error at line 1: def f(:"),
-        (b"import torch\nprint 'hello'\n", "not checked: line 2 is Python 2 code"),
-        (b"try:\n    pass\nexcept ValueError, error:\n    pass\n", "not checked: line 3 is Python 2 code"),
-        (b"\x7fELF\x00\x01\x02", "not checked: not a text file"),
+        (b"import torch\ndef f(:\n", "not checked because of a syntax error at line 2: def f(:"),
+        (b"def f(:\n", "not checked because of a syntax error at line 1: def f(:"),
+        (b"import torch\nprint 'hello'\n", "not checked because line 2 is Python 2 code"),
+        (
+            b"try:\n    pass\nexcept ValueError, error:\n    pass\n",
+            "not checked because line 3 is Python 2 code",
+        ),
+        (b"\x7fELF\x00\x01\x02", "not checked because the file is not a text file"),
         (
             b"import torch  # \xff\xfe\n",
-            "not checked: not valid in its declared encoding (default: UTF-8)",
+            "not checked because the file is not valid in its declared encoding (default: UTF-8)",
         ),
         (
             b"# coding: no-such\nimport torch\n",
-            "not checked: not valid in its declared encoding (default: UTF-8)",
+            "not checked because the file is not valid in its declared encoding (default: UTF-8)",
         ),
     ],
     ids=[
@@ -159,7 +162,9 @@ def test_file_without_permission_is_reported(tmp_path: Path) -> None:
 def test_deep_nesting_is_reported(tmp_path: Path) -> None:
     (tmp_path / "deep.py").write_text("import torch\nx = " + "-" * 600 + "1\n")
     report = lint_paths([str(tmp_path)])
-    assert [error.message for error in report.file_errors] == ["not checked: nested too deeply"]
+    assert [error.message for error in report.file_errors] == [
+        "not checked because the code is nested too deeply"
+    ]
 
 
 def test_empty_directory_is_reported(tmp_path: Path) -> None:
@@ -170,7 +175,7 @@ def test_empty_directory_is_reported(tmp_path: Path) -> None:
 def test_missing_path_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nowhere.py does not exist"):
         lint_paths([str(tmp_path / "nowhere.py")])
-    with pytest.raises(UsageError, match="empty path"):
+    with pytest.raises(UsageError, match="The path is empty"):
         lint_paths([""])
 
 
@@ -294,14 +299,14 @@ def test_notebook_fix_changes_only_its_line(tmp_path: Path, indent: int) -> None
 def test_syntax_error_in_a_cell_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.ipynb").write_text(notebook("import torch\n", "def f(:\n"))
     (error,) = lint_paths([str(tmp_path)]).file_errors
-    assert error.message == "not checked: syntax error at cell 3, line 1: def f(:"
+    assert error.message == "not checked because of a syntax error at cell 3, line 1: def f(:"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"cells": 3}', "", "[" * 100_000])
 def test_invalid_notebook_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.ipynb").write_text(text)
     (error,) = lint_paths([str(tmp_path)]).file_errors
-    assert error.message.startswith("not checked: not a valid notebook: ")
+    assert error.message.startswith("not checked because the file is not a valid notebook: ")
 
 
 def test_findings_are_in_file_order(tmp_path: Path) -> None:

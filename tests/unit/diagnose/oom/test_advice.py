@@ -445,7 +445,7 @@ def test_progress_of_the_forward_pass_scales_the_batch_size(make_run):
     finding = run.advice()["LG603"]
     assert finding.evidence["fraction"] == pytest.approx(0.75 * 0.25, abs=0.001)
     assert "`--batch-size 48`" in finding.fix
-    assert "about 25% into the forward pass" in finding.fix
+    assert "about 25% of the forward pass" in finding.fix
 
 
 @pytest.mark.parametrize("fraction", [-0.5, 1.0, 2.0])

@@ -280,7 +280,7 @@ def test_group_of_memory_errors_is_oom():
 def test_group_with_another_error_is_not_oom():
     result = classify(ExceptionGroup("workers", [oom(), KeyError("label")]))
     assert not result.is_memory
-    assert "also contains an error that is not about memory" in result.reason
+    assert "also contains an error that is unrelated to memory" in result.reason
 
 
 def test_exception_with_broken_str_is_not_memory():

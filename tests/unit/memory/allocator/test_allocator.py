@@ -305,7 +305,7 @@ class TestFraction:
             Allocator(GiB).set_memory_fraction(1.5)
 
     def test_a_device_without_a_size_rejects_a_fraction(self) -> None:
-        with pytest.raises(UsageError, match="needs a device with a capacity"):
+        with pytest.raises(UsageError, match="requires a device with a known capacity"):
             Allocator().set_memory_fraction(0.5)
 
 

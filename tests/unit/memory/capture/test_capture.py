@@ -388,7 +388,7 @@ def test_force_overwrites_a_capture(tmp_path: Path) -> None:
 def test_force_does_not_overwrite_a_script(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n")
-    with pytest.raises(UsageError, match="is not a capture, so `--force` does not overwrite it"):
+    with pytest.raises(UsageError, match="is not a capture, so `--force` does not overwrite the file"):
         CaptureWriter(path, run={}, force=True)
     assert path.read_text() == "import torch\n"
 

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from legroom.observe.dispatch.index_checks import IndexChecks
 
 OUT_OF_RANGE: list[tuple[str, Callable[[], object], str]] = [
-    ("embedding", lambda: F.embedding(torch.tensor([1, 9]), torch.zeros(5, 2)), "values from 1 to 9; the allowed range is 0 to 4"),
-    ("label", lambda: F.cross_entropy(torch.zeros(2, 3), torch.tensor([0, 3])), "values from 0 to 3; the allowed range is 0 to 2"),
+    ("embedding", lambda: F.embedding(torch.tensor([1, 9]), torch.zeros(5, 2)), "values from 1 to 9, but the allowed range is 0 to 4"),
+    ("label", lambda: F.cross_entropy(torch.zeros(2, 3), torch.tensor([0, 3])), "values from 0 to 3, but the allowed range is 0 to 2"),
     ("label -1", lambda: F.cross_entropy(torch.zeros(2, 3), torch.tensor([0, -1])), "values from -1 to 0"),
-    ("gather", lambda: torch.zeros(2, 3).gather(1, torch.tensor([[3], [0]])), "values from 0 to 3; the allowed range is 0 to 2"),
-    ("index", lambda: torch.zeros(4)[torch.tensor([0, 4])], "values from 0 to 4; the allowed range is -4 to 3"),
+    ("gather", lambda: torch.zeros(2, 3).gather(1, torch.tensor([[3], [0]])), "values from 0 to 3, but the allowed range is 0 to 2"),
+    ("index", lambda: torch.zeros(4)[torch.tensor([0, 4])], "values from 0 to 4, but the allowed range is -4 to 3"),
     ("probabilities", lambda: F.binary_cross_entropy(torch.tensor([1.5]), torch.tensor([1.0])), "the allowed range is 0 to 1"),
 ]  # fmt: skip
 

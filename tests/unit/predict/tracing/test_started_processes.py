@@ -33,7 +33,7 @@ def test_the_first_spawned_rank_runs_here_in_a_group_of_the_full_size(tmp_path: 
         mp.spawn(train, args=(4,), nprocs=2)
         assert mp.start_processes(seen.append, nprocs=2, join=False).join()
     assert seen == [(0, 4), 0]
-    assert notes == ["The script starts 2 processes with `spawn`. The first was traced"] * 2
+    assert notes == ["The script starts 2 processes with `spawn`. Only the first process was traced"] * 2
 
 
 def test_an_error_of_the_spawned_rank_is_raised_where_it_occurred(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_layer_with_the_wrong_input_is_named_with_the_edit(
     result = legroom.summary(nn.Sequential(nn.Identity(), layer), given)
     assert result.mismatch is not None
     assert (result.mismatch.layer, result.mismatch.expects, result.mismatch.edit) == ("1", expects, edit)
-    assert repr(result).startswith(f"Shape mismatch in {type(layer).__name__} 1: got ")
+    assert repr(result).startswith(f"Shape mismatch in {type(layer).__name__} 1: expected ")
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_a_configuration_that_never_fits_does_not_count_as_a_trial() -> None:
 def test_importance_at_chance_level_is_described_as_such() -> None:
     text = page(study(trial(0), trial(1), importance={"lr": 0.0, "batch_size": 0.0}))
     assert (
-        "No parameter explains more of the variation of loss on its own than expected by chance, with 2 trials"
+        "With 2 trials, no parameter on its own explains more of the variation of loss than expected by chance"
         in text
     )
     assert 'class="bars"' not in text

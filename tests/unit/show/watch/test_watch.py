@@ -105,7 +105,7 @@ def test_watch_does_not_keep_a_batch_alive() -> None:
 
 
 def test_an_object_that_is_not_iterable_is_rejected() -> None:
-    with pytest.raises(UsageError, match=r"watch\(\) requires an iterable such as a DataLoader, got int"):
+    with pytest.raises(UsageError, match=r"watch\(\) requires an iterable such as a DataLoader, not int"):
         legroom.watch(3)  # type: ignore[arg-type]
 
 

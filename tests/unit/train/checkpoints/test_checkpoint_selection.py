@@ -96,7 +96,8 @@ def test_a_folder_that_is_not_a_checkpoint_is_skipped_with_a_warning(tmp_path, c
     checkpoints.track(model=nn.Linear(2, 2))
     assert checkpoints.resume() == 0
     assert (
-        "step-00000009 is not a checkpoint: the folder contains no legroom.json. Skipping it." in caplog.text
+        "step-00000009 is not a checkpoint: the folder contains no legroom.json. Skipping this checkpoint."
+        in caplog.text
     )
     with pytest.raises(CheckpointError, match="is not a checkpoint: the folder contains no legroom.json"):
         checkpoints.resume("step-00000009")

@@ -153,7 +153,7 @@ class TestAfterAFailure:
     def test_halves_without_memory_figures(self) -> None:
         sizer = MicroBatchSizer()
         assert sizer.failed(64, 64) == 32
-        assert "does not state how much" in sizer.choice.reason
+        assert "does not show how much" in sizer.choice.reason
 
     def test_returns_zero_if_a_single_sample_fails(self) -> None:
         assert MicroBatchSizer().failed(64, 1) == 0

@@ -37,8 +37,8 @@ def library_paths() -> list[str]:
     if setting not in ("", "on"):
         if not Path(setting).is_file():
             raise UsageError(
-                f"{SETTING}={setting!r} is not valid: there is no such file. Set {SETTING} to `on`, `off`, "
-                f"or the path of {CUDNN}."
+                f"{SETTING}={setting!r} is not valid, because the file does not exist. Set {SETTING} to "
+                f"`on`, `off`, or the path of {CUDNN}."
             )
         return [setting, *products]
     found = [*_loaded(CUDNN), *_packaged("cudnn", CUDNN), *_on_linker_path()]

@@ -357,7 +357,7 @@ _active: Streams | None = None
 def _required() -> Streams:
     if _active is None:
         raise Unsupported(
-            "This stream belongs to a virtual GPU that is no longer active. Create a new stream inside `with "
+            "The virtual GPU of this stream is no longer active. Create a new stream inside `with "
             "VirtualGPU(...)`."
         )
     return _active

@@ -13,9 +13,12 @@ from legroom.errors import Unsupported
 from legroom.observe.virtual.patching import Replacement, optional_module, table
 
 GRAPHS = (
-    "A virtual GPU does not support CUDA graphs. Run the step without a graph; the step uses the same memory."
+    "A virtual GPU does not support CUDA graphs. Run the step without a graph. The step uses the same memory."
 )
-POOLS = "A virtual GPU does not support private memory pools. Remove `torch.cuda.MemPool`; allocations then use the default pool."
+POOLS = (
+    "A virtual GPU does not support private memory pools. Remove `torch.cuda.MemPool` to use the default "
+    "pool."
+)
 EXPORT = "A virtual GPU cannot export a model. Move the model and its inputs to the CPU first: `torch.export.export(model.cpu(), ...)`."
 
 

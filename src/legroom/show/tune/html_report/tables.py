@@ -72,13 +72,16 @@ def importance_bars(study: StudyFigures) -> str:
         return "<p>Not available: too few trials have a value, or every parameter has the same value in all trials.</p>"
     if max(study.importance.values()) < MIN_SHOWN_IMPORTANCE:
         count = format_count(sum(trial.value is not None for trial in study.trials), "trial")
-        return f"<p>No parameter explains more of the variation of {escape(study.metric)} on its own than expected by chance, with {count}.</p>"
+        return (
+            f"<p>With {count}, no parameter on its own explains more of the variation of "
+            f"{escape(study.metric)} than expected by chance.</p>"
+        )
     rows = "".join(
         f'<span>{escape(name)}</span><i style="width:{share * 100:.1f}%"></i><span class="number">{share:.0%}</span>'
         for name, share in study.importance.items()
     )
     return (
-        f"<p>The share of the variation in the rank of {escape(study.metric)} that each parameter explains on its own. Interactions of parameters are not included.</p>"
+        f"<p>The bars show the fraction of the variation in the rank of {escape(study.metric)} that each parameter explains on its own. Interactions of parameters are not included.</p>"
         f'<div class="bars">{rows}</div>'
     )
 
@@ -88,7 +91,7 @@ def memory_text(study: StudyFigures) -> str:
         return "There are no memory figures, because the search ran without a real or virtual GPU."
     sizes = " and ".join(format_size(capacity) for capacity in study.capacities)
     where = f", on {'GPUs' if len(study.capacities) > 1 else 'a GPU'} of {sizes}" if sizes else ""
-    return f"The predicted upper bound and the measured peak of each trial{where}."
+    return f"The chart shows the predicted upper bound and the measured peak of each trial{where}."
 
 
 def memory_legend(study: StudyFigures) -> str:

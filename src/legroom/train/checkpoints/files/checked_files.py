@@ -68,7 +68,7 @@ def read_file(path: Path, expected: Checksum) -> memoryview:
     """Memory-map a file (copy-on-write) after checking its checksums. Raises CheckpointError if the file is damaged."""
     contents = _map(path)
     if len(contents) != expected.size:
-        raise _damaged(path, f"the file has {len(contents)} of {expected.size} bytes")
+        raise _damaged(path, f"the file has {len(contents)} bytes instead of {expected.size}")
     if _sums(contents, expected.head) != expected.sums:
         raise _damaged(path, "the contents have changed since the file was written")
     return contents

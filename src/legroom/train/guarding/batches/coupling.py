@@ -121,8 +121,8 @@ def coupled_loss_finding(probe: ReductionProbe, micro_batches: int) -> Finding:
     return Finding(
         code="LG612",
         message=f"The batch is split into {micro_batches} micro-batches, but the loss is neither a mean nor "
-        f"a sum over samples: it is {together:.6g} for two samples together, and {first:.6g} and "
-        f"{second:.6g} for each sample alone. The gradients therefore differ from the gradients of the "
+        f"a sum over samples. The loss of two samples is {together:.6g}, but the losses of the single "
+        f"samples are {first:.6g} and {second:.6g}. The gradients therefore differ from the gradients of the "
         "whole batch.",
         fix="If the loss is a mean over other elements, such as tokens, pass a function that counts these "
         "elements: Guard(..., "

@@ -45,7 +45,7 @@ def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -
     if isinstance(result, torch.Tensor):
         if result.numel() != 1:
             raise UsageError(
-                f"weight= returned a tensor of shape {tuple(result.shape)}. The function must return one "
+                f"The function weight= returned a tensor of shape {tuple(result.shape)}. It must return one "
                 "number, such as the number of tokens."
             )
         result = result.item()
@@ -53,8 +53,8 @@ def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -
         return float(result)
     except (TypeError, ValueError):
         raise UsageError(
-            f"weight= returned a {type(result).__name__}. The function must return one number, such as the "
-            "number of tokens."
+            f"The function weight= returned a {type(result).__name__}. It must return one number, such as "
+            "the number of tokens."
         ) from None
 
 

@@ -121,8 +121,8 @@ class DispatchScheduler(FIFOScheduler):
         # Exceptions of the function are handled in the worker. Ray does not tell the scheduler why a worker died.
         end = TrialExit(
             state=TrialState.FAILED,
-            reason="The process exited without a result. It was killed, possibly because the machine ran out "
-            "of memory",
+            reason="The process exited without a result. The process was killed, possibly because the "
+            "machine ran out of memory",
         )
         with self._shared.record_error():
             self._shared.dispatcher.ended(self._shared.numbers[trial.trial_id], end)

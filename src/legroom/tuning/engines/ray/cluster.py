@@ -19,7 +19,7 @@ _PRELOADED = {"RAY_preload_python_modules": "ray.tune,legroom.tuning.engines.ray
 with the first trial."""
 _HELP = ray_cluster.RayHelp(
     address="address=",
-    no_cluster="correct address=, or omit it to start Ray on this machine",
+    no_cluster="correct address=, or omit address= to start Ray on this machine",
     no_ray="use engine='local', which does not need Ray",
 )
 

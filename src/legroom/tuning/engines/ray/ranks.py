@@ -126,6 +126,9 @@ def _receive(reference: Any, rank: int) -> ReportMessage | TrialExit:
     try:
         message: ReportMessage | TrialExit = ray.get(reference)
     except RayError:
-        reason = f"The process of rank {rank} exited without a result. It was killed, possibly because the machine ran out of memory"
+        reason = (
+            f"The process of rank {rank} exited without a result. The process was killed, possibly because "
+            "the machine ran out of memory"
+        )
         return TrialExit(state=TrialState.FAILED, reason=reason)
     return message

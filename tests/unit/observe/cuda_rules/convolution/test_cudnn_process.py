@@ -214,7 +214,7 @@ def test_a_file_that_does_not_exist_is_an_error(setting, tmp_path):
         check_setting()
 
     assert str(error.value) == (
-        "LEGROOM_CUDNN='yes' is not valid: there is no such file. Set LEGROOM_CUDNN to `on`, `off`, or the "
+        "LEGROOM_CUDNN='yes' is not valid, because the file does not exist. Set LEGROOM_CUDNN to `on`, `off`, or the "
         "path of libcudnn.so.9."
     )
 

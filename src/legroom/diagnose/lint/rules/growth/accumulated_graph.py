@@ -265,7 +265,7 @@ def _stored(program: Program, store: StoreFact) -> Problem:
         remedy = f"Store {{}} without its graph: add `{suffix}`"
     parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
     if not parts:
-        edits, remedy = [], "Store only what you need: numbers or detached tensors"
+        edits, remedy = [], "Store only numbers or detached tensors"
     what = _describe(program, parts)
     action = "accumulates" if store.how in {"augment", "assign"} else "stores"
     return Problem(
@@ -298,7 +298,7 @@ def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
             yield Problem(
                 node=result,
                 message=f"`{store.target}` stores the result of every step with its autograd graph",
-                help=f"Add `{suffix}`" + ("" if can_edit else " in the function that yields it"),
+                help=f"Add `{suffix}`" + ("" if can_edit else " in the generator function"),
                 edits=tuple(append_to(program, result, suffix))
                 if can_edit and program.value(result).kind is ValueKind.GRAPH
                 else (),

@@ -53,20 +53,20 @@ def check(program: Program) -> Iterator[Problem]:
             )
             if (program.imports.qualified(called) or "") not in _CACHES:
                 continue
-            reason = _reason(program, function, decorator.decorator)
-            if reason:
-                yield _problem(decorator.decorator, function, reason)
+            retained = _retained(program, function, decorator.decorator)
+            if retained:
+                yield _problem(decorator.decorator, function, retained)
     for function, node, maker in _wrapped(program):
-        reason = _reason(program, function, maker)
-        if reason:
-            yield _problem(node, function, reason)
+        retained = _retained(program, function, maker)
+        if retained:
+            yield _problem(node, function, retained)
 
 
-def _problem(node: cst.CSTNode, function: Function, reason: str) -> Problem:
+def _problem(node: cst.CSTNode, function: Function, retained: str) -> Problem:
     return Problem(
         node=node,
-        message=f"The cache of `{function.name}` {reason}",
-        help="Use a dict whose keys are plain values and that you can clear, or register a buffer",
+        message=f"The cache of `{function.name}` retains {retained}",
+        help="Use a dict with plain keys and clear the dict regularly, or register a buffer",
     )
 
 
@@ -85,15 +85,15 @@ def _wrapped(program: Program) -> Iterator[tuple[Function, cst.Call, cst.BaseExp
             yield function, call.node, call.node.func
 
 
-def _reason(program: Program, function: Function, decorator: cst.BaseExpression) -> str:
+def _retained(program: Program, function: Function, decorator: cst.BaseExpression) -> str:
     is_method = function.class_name is not None and function.parameters[:1] == ("self",)
     if is_method and program.is_module_class(function.class_name):
-        return "retains the module and the arguments and results of its calls"
+        return "the module, and the arguments and results of every call"
     given = any(value.is_tensor for site in function.call_sites for value in site.values.values())
     if (_takes_tensors(function) or given) and not _is_limited(decorator):
-        return "retains every tensor that it is called with"
+        return "every tensor argument"
     if _returns_tensors(program, function) and (is_method or _is_unlimited(decorator)):
-        return "retains every tensor that it returns" + (", and `self`" if is_method else "")
+        return "every returned tensor" + (" and `self`" if is_method else "")
     return ""
 
 

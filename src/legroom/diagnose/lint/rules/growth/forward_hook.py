@@ -89,9 +89,9 @@ def check(program: Program) -> Iterator[Problem]:
         )
         yield Problem(
             node=store.expression,
-            message=f"The hook adds to `{store.target}` in every pass, and nothing clears it",
+            message=f"The hook adds to `{store.target}` in every pass, but the container is never cleared",
             help="Keep only the last value, or clear the container after each step"
-            + ("" if detached else "; detach stored tensors"),
+            + ("" if detached else ". Detach stored tensors"),
             edits=()
             if detached
             else tuple(append_to(program, store.expression, ".detach()"))
@@ -161,8 +161,8 @@ def _lambda(program: Program, call: CallFact, given: cst.Lambda) -> Iterator[Pro
             continue
         yield Problem(
             node=each,
-            message=f"The hook adds to `{target}` in every pass, and nothing clears it",
-            help="Keep only the last value, or clear the container after each step; detach stored tensors",
+            message=f"The hook adds to `{target}` in every pass, but the container is never cleared",
+            help="Keep only the last value, or clear the container after each step. Detach stored tensors",
         )
 
 
@@ -175,7 +175,7 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
         return
     yield Problem(
         node=call.node,
-        message=f"The hook adds to `{target}` in every pass, and nothing clears it",
+        message=f"The hook adds to `{target}` in every pass, but the container is never cleared",
         help="Keep only the last value, or clear the container after each step",
     )
 

@@ -61,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             node=stored[0],
             message=f"`{store.target}` stores the exception with its traceback, which keeps every tensor in its frames alive",
-            help="Store the text of the exception (`str(error)`)"
+            help="Store the message of the exception (`str(error)`)"
             + ("" if retains_more else ", or the exception without its traceback"),
             edits=tuple(
                 edit

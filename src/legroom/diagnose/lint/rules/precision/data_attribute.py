@@ -63,8 +63,8 @@ def check(program: Program) -> Iterator[Problem]:
             edits = (Edit(start, end, "detach()"),)
         yield Problem(
             node=node.attr,
-            message=f"`{dotted(node) or '.data'}` bypasses autograd, which does not notice changes to the "
-            "tensor",
+            message=f"`{dotted(node) or '.data'}` bypasses autograd, so autograd does not detect changes to "
+            "the tensor",
             help="Use `.detach()` to read the tensor, or `with torch.no_grad():` to change it",
             edits=edits,
         )

@@ -48,6 +48,6 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             node=shuffle,
             message="A DataLoader with a sampler and `shuffle=True` raises a ValueError",
-            help="Remove `shuffle=True`; the sampler determines the order",
+            help="Remove `shuffle=True`, because the sampler determines the order",
             edits=(remove_argument(program, call.node, shuffle),),
         )
