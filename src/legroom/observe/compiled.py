@@ -22,8 +22,9 @@ IN_EAGER_MODE = (
 
 
 def not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. Without torch's
-    private function, the compiler warns about code that it cannot trace."""
+    """Prevent the compiler from tracing a hook that a compiled function (an optimizer step) calls. Without the private
+    function of torch, the compiler warns about code that it cannot trace.
+    """
     disable: Any = getattr(torch, "_disable_dynamo", None)
     if disable is None:
         return hook

@@ -68,14 +68,14 @@ class Outcome:
 
 
 Describe = Callable[[BaseException, bool], tuple[str, str]]
-"""A function of `(exception, hooked)` that shows an uncaught exception while it is handled. It returns the exception in
-one line and as a rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will also show the
-exception.
+"""A function of `(exception, hooked)` that shows an uncaught exception while it is handled. The function returns the
+exception in one line and as a rendered traceback. `hooked` means that the script has set `sys.excepthook`, which will
+also show the exception.
 """
 
 
 def execute(script: Script, *, uncaught: Describe) -> Outcome:
-    """Run `script` as `__main__` (see `installed`) until it ends.
+    """Run `script` as `__main__` (see `installed`) until the script ends.
 
     `uncaught` is called with an uncaught exception of the script, before the exception is dropped. If the script has
     set `sys.excepthook`, the hook is called afterwards. Raises `UsageError` for a module that cannot be run.
@@ -314,8 +314,8 @@ def _first_path(script: Script) -> str:
 
 
 def _is_plain_file(name: str) -> bool:
-    """Return whether the script is source or byte code (in a file or a pipe), not a folder or zip file that the import
-    system searches.
+    """Return whether the script is source or byte code in a file or a pipe. A folder or zip file, which the import
+    system searches, is not a plain file.
     """
     return pkgutil.get_importer(name) is None
 

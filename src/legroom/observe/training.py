@@ -3,8 +3,8 @@
 A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
 are counted, until another optimizer steps twice in between (layers that are trained one after the other). In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
 again. In a program that never trains (inference), a step is a batch after which a model was called. Batches alone are
-not counted, because some batches are prefetched. accelerate prefetches one batch, and the Trainer of transformers
-prefetches all batches of an accumulated step.
+not counted, because some batches are prefetched. For example, accelerate prefetches one batch, and the Trainer of
+transformers prefetches all batches of an accumulated step.
 """
 
 import gc
@@ -51,8 +51,9 @@ class TrainingClock:
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         """Every optimizer that has stepped."""
         self.is_settled = True
-        """Whether all optimizers that stepped during the last counted step had stepped before. The first step of an
-        optimizer allocates its state, so such a step is not typical."""
+        """Whether all optimizers of the last counted step had also stepped in an earlier step. The first step of an
+        optimizer allocates its state, so the first step is not typical.
+        """
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer

@@ -3,21 +3,21 @@
 The allocator's history is read after the run, so the whole lifetime of a block is known. The categories are checked in
 this order:
 
-- A *recorded* category (`address_owners`) is certain: parameter, gradient, optimizer state, buffer, input. When memory
-  runs out, Legroom also finds the holder of each block of the forward pass (`apply_holder_categories`): a graph, a
-  variable, or a running call. Blocks that were freed while the exception propagated are ignored, because the program
-  itself did not free these blocks.
-- *Workspace*: the first block with the size of a cuBLAS or cuBLASLt workspace that has no other owner and is never
+- A *recorded* category (`address_owners`) is certain. The recorded categories are parameter, gradient, optimizer state,
+  buffer and input. When memory runs out, Legroom also finds the holder of each block of the forward pass
+  (`apply_holder_categories`): a graph, a variable, or a running call. Blocks that were freed while the exception
+  propagated are ignored, because the program itself did not free these blocks.
+- A *workspace* is the first block with the size of a cuBLAS or cuBLASLt workspace that has no other owner and is never
   freed. Each stream has one such block for the forward pass and one for the backward pass. A workspace is recognized by
-  its size. A tensor of exactly that size would be mistaken for a workspace if similar code allocates it before the
-  first matrix product and never frees it.
-- *Activation*: allocated outside the backward pass and freed in the backward pass by the autograd engine. A block that
-  is not freed yet is an activation if it was allocated in a forward pass with gradients that no backward pass has
+  its size. A tensor of exactly the same size would be mistaken for a workspace if it is allocated before the first
+  matrix product and never freed.
+- An *activation* is allocated outside the backward pass and freed in the backward pass by the autograd engine. A block
+  that is not freed yet is an activation if it was allocated in a forward pass with gradients that no backward pass has
   followed. The category also includes blocks that a checkpoint recomputes and that the engine frees.
-- *Result*: allocated by the forward pass, and freed by the program after a backward pass. A variable retained the
+- A *result* is allocated by the forward pass, and freed by the program after a backward pass. A variable retained the
   block, even if the graph also retained the block.
-- *Input*: allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
-- *Temporary*: all other blocks.
+- An *input* is allocated outside any pass, with exactly the size of a tensor in the last batch of the loader.
+- All other blocks are *temporary*.
 
 Blocks that the engine's threads allocate have no Python stack. A gradient belongs to the module of its parameter, and
 to the line that last called this module. Other blocks of a backward pass belong to the next block with a known location

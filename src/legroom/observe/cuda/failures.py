@@ -122,7 +122,7 @@ class FailureObserver:
 
 
 def _script_frame() -> FrameType | None:
-    """Return the frame of the script, on this thread or otherwise on the main thread."""
+    """Return the frame of the script on this thread, or on the main thread if this thread has no such frame."""
     if threading.current_thread() is threading.main_thread():
         return sys._getframe(1)
     return sys._current_frames().get(threading.main_thread().ident or 0)

@@ -1,9 +1,9 @@
 """Records a run on a real GPU from the history of the CUDA allocator.
 
-Little work is done while the script runs. The allocator records its actions with Python stacks in a ring buffer. Calls
-of modules and optimizers mark these entries with the step, phase and module (`markers`, `module_markers`), and a few
-addresses are recorded (`address_owners`). No tensor is kept alive, and the device is never synchronized. At the end of
-each step, the allocator's statistics are read once.
+The recording does little work while the script runs. The allocator records its actions with Python stacks in a ring
+buffer. Calls of modules and optimizers mark these entries with the step, phase and module (`markers`,
+`module_markers`), and a few addresses are recorded (`address_owners`). No tensor is kept alive, and the device is never
+synchronized. At the end of each step, the allocator's statistics are read once.
 
 The ring is read and converted to events (`history_events`) only in three cases:
 
@@ -109,7 +109,7 @@ class CudaHistory:
         self._rings: dict[int, _Ring] = {}
         self._numbers = count(1)
         self._entries = FIRST_ENTRIES
-        """The length of the rings."""
+        """The current length of the rings."""
         self._next_entries = FIRST_ENTRIES
         """The length of the rings after the next reading."""
         self._max_per_step = 0

@@ -2,7 +2,7 @@
 
 The history is a ring buffer, so the history of a long run contains only the last entries. The state before the history
 is derived from the current state. The initial state contains the blocks that are alive now but were not allocated in
-the history. It also contains the blocks that were freed but not allocated in the history.
+the history. The initial state also contains the blocks that were freed but not allocated in the history.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class InitialBlock(NamedTuple):
     """
     stream: int
     frames: Sequence[Mapping[str, Any]]
-    """The stack of its allocation."""
+    """The stack of the block's allocation."""
 
 
 class InitialState(NamedTuple):

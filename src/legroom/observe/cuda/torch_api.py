@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 Observer = Callable[[int, int, int, int], None]
-"""Device, requested bytes, bytes that this process may use, free bytes."""
+"""A function that receives the device, the requested bytes, the bytes that this process may use, and the free bytes."""
 
 
 class AllocatorStats(NamedTuple):
@@ -96,7 +96,7 @@ class CudaApi:
         torch.cuda.memory._record_memory_history("all", **self._options)
 
     def snapshot(self, entries: int) -> dict[str, Any]:
-        """Return all blocks, and the history since the last call. From now on, the last `entries` entries are
+        """Return all blocks, and the history since the last call. From this call on, the last `entries` entries are
         recorded.
         """
         with _without_compiler_import():
@@ -161,8 +161,8 @@ class CudaApi:
             attach(observer)
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
-        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. These are the failures that
-        reach the script. Returns a function that stops these calls, or None if watching is impossible.
+        """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. Such errors reach the
+        script. Returns a function that stops these calls, or None if watching is impossible.
         """
         error = torch.OutOfMemoryError
         original = error.__init__

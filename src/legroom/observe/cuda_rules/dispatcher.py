@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 COMPOSITE = ("AutogradCPU", "CPU")
-"""Dispatch keys for the kernel of a composite operation: with gradients and without."""
+"""Dispatch keys for the kernel of a composite operation, with and without gradients."""
 
 MAY_REPLACE = (
     {"allow_override": True}
@@ -36,7 +36,9 @@ class Overrides:
         self._unregistered: set[str] = set()
 
     def put(self, name: str, kernel: Callable[..., Any], *keys: str) -> None:
-        """Make `name` (`dropout`, `softmax.int`) run `kernel`. Does nothing if torch has no such operation."""
+        """Make `name` (`dropout`, `softmax.int`) run `kernel`. This method does nothing if torch has no such
+        operation.
+        """
         if overload(name) is None:
             return
         for key in keys:
@@ -73,16 +75,17 @@ class Overrides:
 
 
 def overload(name: str) -> Any:
-    """Return the aten operation `name` or `name.overload`; None if this version of torch has none."""
+    """Return the aten operation `name` or `name.overload`, or None if this version of torch does not have it."""
     base, _, variant = name.partition(".")
     packet = getattr(torch.ops.aten, base, None)
     return getattr(packet, variant or "default", None)
 
 
 def _allow_replacement(kernel: str) -> set[str]:
-    """Remove `kernel` from torch's list of kernels written in Python, which older versions refuse to replace.
+    """Remove `kernel` from torch's list of kernels written in Python. Older versions of torch refuse to replace kernels
+    in this list.
 
-    Returns the removed entries, which `close` restores. Versions without such a list are not changed.
+    Returns the removed entries, which `close` restores. Versions of torch without such a list are not changed.
     """
     if MAY_REPLACE:
         return set()

@@ -1,8 +1,8 @@
 """The memory plan of an operation: the memory that it allocates and frees on CUDA, step by step.
 
 The order matters as much as the sizes. The caching allocator serves each request from the blocks that are free at that
-moment. An operation that allocates scratch memory before its result therefore leaves different free blocks than an
-operation that allocates scratch memory after its result.
+moment. Therefore an operation that allocates scratch memory before its result leaves different free blocks than an
+operation that allocates it after the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,8 @@ class ScratchAlloc(NamedTuple):
     """Allocate scratch memory. A `ScratchFree` with the same name frees the memory. Otherwise, the memory is freed at
     the end of the operation.
 
-    At the end, scratch memory is freed in reverse order, as C++ destroys the variables of a function.
+    At the end of the operation, scratch memory is freed in reverse order, because C++ destroys the variables of a
+    function in this order.
     """
 
     name: str

@@ -51,7 +51,7 @@ class CudaRules:
         self._accumulation = accumulation.Accumulation()
         self._fake_checks = FakeTensorChecks()
         self.notes: dict[str, None] = {}
-        """Remarks for the report of an estimate, in the order of their discovery."""
+        """Remarks for the report of an estimate, in the order in which they were added."""
         self._installed = False
         self._uses_cudnn = False
         cudnn_process()  # starts here, so that the forks of a traced script share it

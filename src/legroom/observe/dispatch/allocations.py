@@ -124,7 +124,7 @@ class DeviceAllocations:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run started."""
+        """The number of seconds since the run started."""
         return _now() - self._started
 
     def allocate(
@@ -172,7 +172,7 @@ class DeviceAllocations:
     def allocate_workspace(
         self, nbytes: int, device: int, location: OpLocation, func: Any
     ) -> tuple[int, Any]:
-        """Allocate a kernel's workspace. Returns its number and block for `free_workspace`.
+        """Allocate a kernel's workspace. Returns the number and the block of the workspace, for `free_workspace`.
 
         For a size of 0, no block is allocated, but an event is still emitted, because another size may be possible
         (`alternatives`).

@@ -36,7 +36,7 @@ class CallContext(threading.local):
     """
     category: Category | None = None
     call: tuple[Any, Any, Any] | None = None
-    """The torch function that the program called, its arguments and keyword arguments, while it runs."""
+    """The torch function that the program is calling, with its arguments and keyword arguments."""
     backward_device: int = HOST
     """The device of the last backward operation."""
 

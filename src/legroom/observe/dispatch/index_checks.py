@@ -63,12 +63,12 @@ def _on_host(value: Any) -> Any:
 
 
 def _embedding(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """embedding(weight, indices)"""
+    """Return the bounds for `embedding(weight, indices)`."""
     yield args[1], 0, args[0].shape[0] - 1, None
 
 
 def _nll_loss(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """nll_loss_forward(input, target, weight, reduction, ignore_index)"""
+    """Return the bounds for `nll_loss_forward(input, target, weight, reduction, ignore_index)`."""
     values, target = args[0], args[1]
     classes = values.shape[1] if values.dim() > 1 else values.shape[0]
     ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
@@ -76,14 +76,14 @@ def _nll_loss(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
 
 
 def _gather(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """gather(self, dim, index) and similar operations"""
+    """Return the bounds for `gather(self, dim, index)` and similar operations."""
     values, dimension, index = args[0], args[1], args[2]
     if isinstance(index, torch.Tensor) and values.dim():
         yield index, 0, values.shape[dimension] - 1, None
 
 
 def _index(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """index(self, [indices]): negative indices count from the end"""
+    """Return the bounds for `index(self, [indices])`. Negative indices count from the end."""
     for dimension, index in enumerate(args[1]):
         if index is None:
             continue
@@ -94,13 +94,13 @@ def _index(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
 
 
 def _binary_cross_entropy(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """binary_cross_entropy(input, target)"""
+    """Return the bounds for `binary_cross_entropy(input, target)`."""
     yield args[0], 0, 1, None
     yield args[1], 0, 1, None
 
 
 def _multinomial(args: Sequence[Any], kwargs: Any) -> Iterator[Bounds]:
-    """multinomial(weights): weights must not be negative, NaN or infinite"""
+    """Return the bounds for `multinomial(weights)`. Weights must not be negative, NaN or infinite."""
     yield args[0], 0, torch.finfo(args[0].dtype).max, None
 
 

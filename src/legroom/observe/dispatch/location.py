@@ -1,6 +1,6 @@
 """The location of the running operation: the user's line, the module and the training phase.
 
-The location of a backward operation is that of the corresponding forward operation.
+A backward operation has the location of its forward operation.
 """
 
 import sys

@@ -253,8 +253,8 @@ class Recorder:
         self._record_results(func, args, kwargs, new or [], out, plan)
 
     def _is_view_of_host(self, args: Sequence[Any], key: int) -> bool:
-        """Return whether the unknown storage `key` belongs to the first argument, which is then in host memory. In a
-        sparse tensor, indices and values have different storages.
+        """Return whether the unknown storage `key` belongs to the first argument. In that case, the first argument is
+        in host memory. In a sparse tensor, indices and values have different storages.
         """
         if not self._ignores_aliases or self.context.target != INHERIT or not args:
             return False

@@ -18,8 +18,9 @@ class AllocatedBlock(Protocol):
 
 
 class LiveStorage(weakref.ref):  # type: ignore[type-arg]
-    """A weak reference to a storage on a device, with the known facts about the storage. The reference and the facts
-    are in a single object to save memory, because there are many storages."""
+    """A weak reference to a storage on a device, with the known properties of the storage. The reference and the
+    properties are in a single object to save memory, because there are many storages.
+    """
 
     __slots__ = ("block", "category", "device", "frame", "id", "key", "nbytes", "phase", "step")
     block: AllocatedBlock | None

@@ -1,9 +1,9 @@
 """Device tensors without data: operations on them compute shapes only and use no memory.
 
-Device tensors are fake; host tensors are real, so data loading, sampling and logging run as usual. When the host reads
-a small device tensor that does not depend on the model, it gets the real values (`known_values`). When the host reads
-any other device tensor, it gets a placeholder. In this case, `.item()` returns 1, `all()`, `equal()` and `allclose()`
-return True, other Boolean values are False, and `.cpu()` returns ones.
+Device tensors are fake. Host tensors are real, so data loading, sampling and logging run as usual. When the host reads
+a small device tensor that does not depend on the model, the real values are returned (`known_values`). When the host
+reads any other device tensor, a placeholder is returned. In this case, `.item()` returns 1, `all()`, `equal()` and
+`allclose()` return True, other Boolean values are False, and `.cpu()` returns ones.
 
 Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
 creates in its constructor are fake from the beginning. All parameters and buffers that a module registers are fake too.
@@ -287,7 +287,7 @@ def is_factory(func: Any) -> bool:
 
 
 def _is_in_module_constructor(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether the operation is a factory of a large tensor, called in the constructor of a module."""
+    """Return whether the operation creates a large tensor in the constructor of a module."""
     if id(func) not in _FACTORIES or _requested_bytes(args, kwargs) < SMALL:
         return False
     frame = sys._getframe(3)

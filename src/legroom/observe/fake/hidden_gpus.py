@@ -13,7 +13,7 @@ def hide_real_gpus() -> None:
     """Make torch find no real GPU in this process, without changing the environment variables of the script.
 
     Autograd starts one thread per GPU at the first backward pass, and a process with such threads cannot continue after
-    a fork. PyTorch counts the GPUs only once. This function makes torch count the GPUs while none is visible. The
+    a fork. PyTorch counts the GPUs only once. This function makes torch count the GPUs while no GPU is visible. The
     function has no effect if torch has already counted the GPUs. Without torch's private counting function, a CUDA
     build on a machine with a GPU cannot trace in forks.
     """

@@ -59,7 +59,7 @@ class ShapeCache:
 
 
 class _TensorMeta(NamedTuple):
-    """The metadata of one tensor of a result."""
+    """The metadata of one result tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]

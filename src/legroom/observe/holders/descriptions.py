@@ -70,7 +70,9 @@ class HolderPath(NamedTuple):
     is_attribute: bool
     """Whether `stored_as` is an attribute."""
     how: str
-    """`container`, `variable`, `cache`, `exception`, `closure`, `generator`, `cycle` or `unknown`."""
+    """The kind of holder: `container`, `variable`, `cache`, `exception`, `closure`, `generator`, `cycle` or
+    `unknown`.
+    """
     described: str
     """The type and length of the named object, for example `list, 412 items`."""
     length: int
@@ -116,7 +118,7 @@ NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), 
 
 
 class _Step(NamedTuple):
-    """Describes how one object references the next one."""
+    """Describes how one object references the next object."""
 
     text: str
     attribute: str = ""

@@ -58,18 +58,19 @@ class HolderSurvey(NamedTuple):
     by_variables: dict[int, int]
     """Maps storage keys to bytes, for all memory that the user's variables retain."""
     by_calls: dict[Frame, dict[int, int]]
-    """Maps the user's line to storage keys and bytes that local variables of the library functions called there
-    retain."""
+    """Maps the user's line to storage keys and bytes. Local variables of the library functions that this line called
+    retain these storages.
+    """
     lines: list[Frame]
     """The user's lines on the call stack, innermost first."""
     backward_line: Frame | None
     """The line that called the running backward pass."""
     saved: frozenset[int] = frozenset()
-    """Keys of the storages that autograd graphs reachable from these variables saved."""
+    """The keys of the storages that autograd graphs saved. The graphs can be reached from these variables."""
 
     def categories(self) -> dict[int, Category]:
         """Return the category of each storage key, derived from the holder. The category is activation if a graph saved
-        the storage. Otherwise, it is a result or a temporary tensor of the forward pass.
+        the storage. Otherwise, the storage is a result or a temporary tensor of the forward pass.
         """
         categories: dict[int, Category] = {}
         if autograd_graph.saved_tensors_are_readable():
@@ -141,8 +142,8 @@ def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
 
 
 def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
-    """Yield the tensors that are values of local variables of `frame` and its callers, or items of lists and tuples in
-    these variables.
+    """Yield the tensors in local variables of `frame` and its callers, including items of lists and tuples in these
+    variables.
     """
     while frame is not None:
         variables = frame.f_locals
@@ -201,7 +202,9 @@ def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[st
 
 
 def _clear_locals_copy(frame: FrameType, variables: Any, is_library: bool = False) -> None:
-    """Clear the copy of a function's local variables that reading `f_locals` created (not the namespace of a module or class)."""
+    """Clear the copy of a function's local variables that reading `f_locals` created. The namespace of a module or
+    class is not cleared.
+    """
     if (
         _COPIES_LOCALS
         and variables is not frame.f_globals

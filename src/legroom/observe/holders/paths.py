@@ -235,7 +235,7 @@ class _Search:
 
     def _unrooted(self, target: Any) -> HolderPath:
         """Return the path if no name references the target. Either an attribute of an instance in a reference cycle
-        references the target, or no Python object does.
+        references the target, or no Python object references it.
         """
         chain: list[Any] = []
         for item in reversed(self._seen.values()):
@@ -306,7 +306,7 @@ def _is_closure(item: Any) -> bool:
 
 
 def _class_namespace(kind: type, child: Any) -> Any:
-    """Return `child` if it is the dict of the class's attributes."""
+    """Return `child` if it is the dict that contains the attributes of the class."""
     return (
         child if isinstance(child, dict) and "__module__" in child and "__module__" in kind.__dict__ else None
     )
@@ -352,9 +352,9 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 
 def _is_in_python(referrer: Any) -> bool:
-    """Return whether a referrer is a Python object that retains the tensor. Autograd nodes do not count, because they
-    retain tensors on behalf of the tensors that own the graph. However, a list that references such a node (the `ctx`
-    of a user's function) counts.
+    """Return whether a referrer is a Python object that retains the tensor. Autograd nodes are not counted, because
+    they retain tensors on behalf of the tensors that own the graph. However, a list that references such a node (the
+    `ctx` of a user's function) is counted.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 

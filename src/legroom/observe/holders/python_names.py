@@ -46,7 +46,7 @@ class Variables:
         self.namespaces: dict[int, str] = {}
         self.names: dict[int, str | None] = {}
         self.lines: list[tuple[str, int, str]] = []
-        """File, line and function of each user frame of the calling thread, innermost first."""
+        """The file, line and function of each user frame of the calling thread, innermost first."""
         for name, module in list(sys.modules.items()):
             if isinstance(module, ModuleType):
                 self.namespaces[id(module.__dict__)] = name
@@ -108,7 +108,7 @@ def locals_of(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def attributes_of(item: Any) -> dict[str, Any] | None:
-    """Return the attributes of an instance. No code of its class runs."""
+    """Return the attributes of an instance without running code of its class."""
     if isinstance(item, (*CONTAINERS, type, ModuleType, torch.Tensor, FunctionType)):
         return None
     try:

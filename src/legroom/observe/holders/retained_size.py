@@ -5,7 +5,7 @@ vocabulary). The search must be fast, because the user waits for the report. The
 level and handles all objects of one type at once, in C. Only tensors, modules and optimizers are handled one by one.
 
 The search does not change the program. The search runs no code of the user's classes, and keeps no references after a
-`RetainedStorages` is freed. The search does not follow Legroom's own objects, because these only observe tensors that
+`RetainedStorages` is freed. The search does not follow Legroom's own objects, because they only observe tensors that
 other objects retain.
 """
 
@@ -40,14 +40,14 @@ class RetainedStorages:
     def __init__(self, measure: Measure) -> None:
         self._measure = measure
         self._without_memory: set[int] = set()
-        """`id`s of objects that retain no device memory."""
+        """The `id`s of objects that retain no device memory."""
         self._leaves: set[type] = set(_LEAVES)
         self._referents: dict[type, _Referents] = {}
         self._saved: dict[Any, dict[int, int]] = {}
         """Maps a graph node to the storages that it saved."""
         self._storages: dict[int, int] = {}
         self._results: dict[int, tuple[Any, dict[int, int]]] = {}
-        """Results by `id`, because the same object is often a variable of several functions."""
+        """The results by `id`. They are stored because the same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
         """Return a map from storage keys to bytes, for all device memory that `value` keeps alive."""
@@ -167,8 +167,9 @@ def _from_dicts(dicts: list[Any]) -> Iterable[Any]:
 
 
 def _from_referents(objects: list[Any]) -> Iterable[Any]:
-    """Follow the items of sequences and the attributes of objects (CPython stores them in a dict or in the object
-    itself)."""
+    """Follow the items of sequences and the attributes of objects. CPython stores attributes in a dict or in the object
+    itself.
+    """
     return gc.get_referents(*objects)
 
 

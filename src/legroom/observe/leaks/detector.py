@@ -44,8 +44,8 @@ GRAPHS_RETAINED = 2
 """Retained graphs of this many earlier iterations start a series of scans."""
 SCANS_WITHOUT_FINDING = 3
 SCANS_AFTER_FINDING = TENSOR_SCANS + 3
-"""The number of scans after which every kind of leak is visible. A series that found a leak continues until then,
-because there may be another leak.
+"""The number of scans after which every kind of leak is visible. A series that found a leak continues up to this number
+of scans, because there may be another leak.
 """
 LONG_SCANS = 18
 """The number of scans before the first optimizer step, when a graph must grow for longer."""
@@ -54,14 +54,16 @@ RARE_TRACE_ITERATIONS = 12
 iterations.
 """
 WARM_UP_ITERATIONS = 13
-"""A cache that still grows in every iteration after this many iterations is not filling."""
+"""A cache that still grows in every iteration after this many iterations is treated as a leak."""
 
 MAX_DELAY_EXPONENT = 6
 """The largest n for delays: after its n-th series of scans, a sign of a leak starts the next series only after 4 * 2**n
 iterations.
 """
 MAX_SCAN_FRACTION = 0.05
-"""The fraction of the run time for scans below which a sign with the largest delay starts another series."""
+"""A sign with the largest delay starts another series only while scans have used less than this fraction of the run
+time.
+"""
 
 SEVERAL_THREADS = "several threads trained at the same time, so the heap was not searched for leaks"
 
@@ -80,8 +82,9 @@ class LeakDetector:
         on_device: Callable[[torch.Tensor], bool] | None = None,
         fraction: float = 0.003,
     ) -> None:
-        """`allocated` and `on_device` are the source of device memory, if it is not the CUDA allocator. `fraction` is
-        the maximum fraction of the run time that the detector may use while nothing grows."""
+        """`allocated` and `on_device` provide the device memory, if it does not come from the CUDA allocator.
+        `fraction` is the maximum fraction of the run time that the detector may use while nothing grows.
+        """
         self.leaks: dict[tuple[object, ...], DetectedLeak] = {}
         self.iteration = 0
         self.scan_seconds = 0.0
@@ -121,7 +124,7 @@ class LeakDetector:
         """Maps the name and file of a holder to the line found by tracing."""
 
     def begin_loop(self) -> None:
-        """Start watching a new loop. Results of earlier loops do not delay its scans."""
+        """Start watching a new loop. Results of earlier loops do not delay the scans of the new loop."""
         self._next_scheduled = self.iteration + FIRST_SCAN
         self._windows_opened, self._not_before = dict.fromkeys(_SYMPTOMS, 0), dict.fromkeys(_SYMPTOMS, 0)
 
@@ -178,7 +181,8 @@ class LeakDetector:
 
     def _opens_window(self, symptom: str, iteration: int, now: float) -> bool:
         """Return whether a sign of a leak starts a series of scans. After many series, another series starts only if
-        scans have used a small fraction of the run time. For example, a heap may also grow without a leak.
+        scans have used a small fraction of the run time. This limit matters, for example, for a heap that also grows
+        without a leak.
         """
         if iteration < self._not_before[symptom]:
             return False
@@ -222,8 +226,8 @@ class LeakDetector:
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
-        """Restart at the first optimizer step, because the batches before it were parts of that step. Also restart for
-        a loop on another thread.
+        """Restart at the first optimizer step, because the earlier batches were parts of this step. A loop on another
+        thread also causes a restart.
         """
         self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()
@@ -355,8 +359,8 @@ def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:
 
 
 def _is_on_accelerator(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device, or on a virtual GPU if a virtual GPU is active. In that case, the module
-    of virtual GPUs is loaded.
+    """Return whether a tensor is on a device, or on a virtual GPU if a virtual GPU is active. The module of virtual
+    GPUs is loaded only while a virtual GPU is active.
     """
     module = sys.modules.get("legroom.observe.virtual.gpu")
     virtual = module.VirtualGPU._active if module is not None else None

@@ -1,11 +1,13 @@
 """Finds the end of each iteration of the user's loop, for the leak detector.
 
-- Training: a step of the optimizer that stepped first, or of another optimizer if the first optimizer no longer steps.
-- Evaluation: the next batch of a loader, but not between the batches of one accumulated step.
-- Manual updates without a loader: backward passes and calls of `torch.autograd.grad`. If no optimizer exists, the first
-  backward pass is included.
-- Other programs: calls of a model in evaluation mode. Calls in training mode are used only if no optimizer exists. With
-  an optimizer, such calls may be parts of one step (an unrolled network, an episode) whose backward pass comes later.
+- In training, an iteration ends with a step of the optimizer that stepped first, or of another optimizer if the first
+  optimizer no longer steps.
+- In evaluation, an iteration ends with the next batch of a loader, but not between the batches of one accumulated step.
+- In manual updates without a loader, an iteration ends with a backward pass or a call of `torch.autograd.grad`. If no
+  optimizer exists, the first backward pass is included.
+- In other programs, an iteration ends with a call of a model in evaluation mode. Calls in training mode are used only
+  if no optimizer exists. With an optimizer, such calls may be parts of one step (an unrolled network, an episode) whose
+  backward pass comes later.
 
 Only the loop of the first thread that trains is watched. Steps, batches and calls on other threads are ignored while
 that thread is alive.
@@ -299,8 +301,9 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_compile(self) -> None:
-        """Wrap `torch.compile`, to stop following calls of models when the program compiles code. Compiled code checks
-        torch's global module hooks, and torch compiles the code again when a hook is added or removed."""
+        """Wrap `torch.compile`, so that calls of models are no longer tracked when the program compiles code. Compiled
+        code checks torch's global module hooks, and torch compiles the code again when a hook is added or removed.
+        """
         compile = torch.compile
 
         @functools.wraps(compile)

@@ -56,7 +56,7 @@ class Suspect:
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
-"""Tensors whose holders are searched. During the search, Legroom must not keep references to these tensors."""
+"""The tensors whose holders are searched. During the search, Legroom must not keep references to these tensors."""
 
 
 def holder_being_built() -> HolderPath:
@@ -128,7 +128,7 @@ class HolderFinder:
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    """Return a suspect for the holder, or nothing if the source code shows that the holder is not a leak."""
+    """Return a suspect for the holder. The result is empty if the source code shows that the holder is not a leak."""
     path, usage, _ = holder
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2

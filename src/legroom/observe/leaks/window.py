@@ -6,8 +6,8 @@ A scan looks for three kinds of leaks:
 - `tensor`: Storages first seen in each of the last scans are all still alive, and their number rises each time.
 - `larger`: The tensor of a variable is larger in every scan, and the source code computes the variable from itself.
 
-For each kind, the holder of the tensors (`holders.paths`) and the line that stores the tensors
-(`source.storing_lines`) are found. A container that the source code bounds or empties is not a leak.
+For each kind of leak, the scan finds the holder of the tensors (`holders.paths`) and the line that stores the tensors
+(`source.storing_lines`). A container that the source code bounds or empties is not a leak.
 """
 
 import sys
@@ -88,7 +88,7 @@ class _Observations:
     created_in: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of a tensor to the iteration in which it was created or first found."""
     suspicious: bool = False
-    """Whether another scan is worthwhile."""
+    """Whether another scan should follow."""
 
 
 class ScanWindow:
@@ -146,8 +146,8 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Return whether no earlier kind reported this leak. A list of tensors with graphs is a leak of two kinds. The
-        kind `graph` comes first, because its numbers are more complete.
+        """Return whether this leak has not been reported as another kind of leak. A list of tensors with graphs is a
+        leak of two kinds. The kind `graph` comes first, because its numbers are more complete.
         """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)

@@ -1,7 +1,7 @@
 """Finds the batch size argument of a script, on its command line or in its argument declarations.
 
-A report can then suggest `--batch-size 96` instead of "use a smaller batch". The recognized names are common in
-training scripts. An argument without an integer value is ignored.
+With this argument, a report can suggest `--batch-size 96` instead of "use a smaller batch". The recognized names are
+common in training scripts. An argument without an integer value is ignored.
 """
 
 import re
@@ -86,7 +86,7 @@ class BatchArgument:
 
 
 def find_batch_argument(arguments: Sequence[str]) -> BatchArgument | None:
-    """Return the batch size of the training among the script's arguments."""
+    """Return the training batch size among the script's arguments."""
     found = [
         (rank, argument)
         for argument in integer_arguments(arguments)

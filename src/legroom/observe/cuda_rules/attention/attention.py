@@ -1,8 +1,8 @@
 """Attention on CUDA: the selected kernel, the tensors that it saves, and the scratch memory of its backward pass.
 
-On the CPU, attention saves matrices of queries × keys. CUDA's kernels, except the math kernel, do not. Scratch memory
-was measured on an H200 with 580 calls. The rules are exact to the byte for cuDNN and the memory-efficient kernel,
-except for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
+On the CPU, attention saves matrices of queries × keys. CUDA's kernels, except the math kernel, do not save such
+matrices. Scratch memory was measured on an H200 with 580 calls. The rules are exact to the byte for cuDNN and the
+memory-efficient kernel, except for a few alignments. The scratch memory of flash attention follows `mha_bwd` in
 ATen/native/transformers/cuda/flash_attn/flash_api.cpp.
 """
 
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 def install(overrides: Overrides, gpu: GpuSpec, release: tuple[int, int]) -> None:
     """Make `scaled_dot_product_attention` use the kernel that CUDA selects on `gpu`.
 
-    Source: `scaled_dot_product_attention` in ATen/native/transformers/attention.cpp.
+    The rule follows `scaled_dot_product_attention` in ATen/native/transformers/attention.cpp.
     """
 
     def attend(

@@ -1,9 +1,9 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
-Source: ATen/native/transformers/cuda/sdp_utils.cpp. PyTorch tries the kernels in order and uses the first kernel whose
-conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell; otherwise, flash comes first. The kernel
-determines which tensors are saved for the backward pass. The math kernel saves matrices of queries × keys; the other
-kernels save one sum per row.
+The rules follow ATen/native/transformers/cuda/sdp_utils.cpp. PyTorch tries the kernels in order and uses the first
+kernel whose conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell. On other GPUs, flash comes
+first. The kernel determines which tensors are saved for the backward pass. The math kernel saves matrices of queries ×
+keys. The other kernels save one sum per row.
 """
 
 from collections.abc import Callable
@@ -143,7 +143,7 @@ def _efficient(call: AttentionCall, gpu: GpuSpec, release: tuple[int, int]) -> b
 
 
 def _alignment(dtype: torch.dtype, gpu: GpuSpec) -> int:
-    """Return the number of elements of which the head width must be a multiple."""
+    """Return the alignment of the head width, in elements. The head width must be a multiple of this number."""
     half = dtype in (torch.float16, torch.bfloat16)
     if gpu.capability >= (8, 0):
         return 8 if half else 4

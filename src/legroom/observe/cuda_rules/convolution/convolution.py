@@ -1,10 +1,10 @@
 """Memory plans of convolutions: copies, results and cuDNN's workspaces in the order in which torch allocates them.
 
-Source: ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch allocates a
-contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the workspace. In the
-backward pass, torch keeps this copy until the end if it computes the weight gradient. PyTorch allocates the input
-gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is a sum (see
-`reductions`). PyTorch has its own kernels for contiguous depthwise convolutions.
+The rules follow ATen/native/ConvUtils.h and Convolution.cpp, cudnn/ConvShared.cpp. In the forward pass, torch
+allocates a contiguous copy of the input if needed (`input.contiguous` in `_convolution`), the result, then the
+workspace. In the backward pass, torch keeps this copy until the end if it computes the weight gradient. PyTorch
+allocates the input gradient and its workspace, the weight gradient and its workspace, then the bias gradient, which is
+a sum (see `reductions`). PyTorch has its own kernels for contiguous depthwise convolutions.
 """
 
 from math import prod
@@ -77,7 +77,7 @@ def _workspaces(
     c: Convolution, arguments: dict[str, Any], input: Any, weight: Any, output: Any, gpu: GpuSpec
 ) -> WorkspaceGuess:
     """Return the workspaces of a convolution. For depthwise convolutions that torch computes itself, the sizes come
-    from rules. For all other convolutions, they are the workspaces of cuDNN.
+    from rules. For all other convolutions, the sizes are those of cuDNN's workspaces.
     """
     if c.depthwise and not c.channels_last and input.dtype != torch.float16:
         return by_rules(c, gpu)
@@ -167,8 +167,8 @@ def _deformable_columns(call: OpCall) -> ScratchAlloc:
     """Return the columns of torchvision's deformable convolution: the pixels for every weight, for up to 32 images at
     once.
 
-    Source: torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates these columns once for each
-    of its two halves.
+    The rule follows torchvision/csrc/ops/cuda/deform_conv2d_kernel.cu. The backward pass allocates these columns once
+    for each of its two halves.
     """
     images, weight, offset = call.arguments["input"], call.arguments["weight"], call.arguments["offset"]
     batch = images.shape[0]

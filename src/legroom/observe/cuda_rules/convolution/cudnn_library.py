@@ -157,7 +157,7 @@ class DescriptorSet:
         return descriptor
 
     def descriptors(self, of: int, name: Attribute, kind: int, most: int) -> list[int]:
-        """Return the first descriptors of an attribute, at most `most` of them."""
+        """Return at most the first `most` descriptors of an attribute."""
         found = [self._new(kind) for _ in range(most)]
         buffer = (ctypes.c_void_p * most)(*found)
         return found[: min(most, self._read(of, name, AttributeType.DESCRIPTOR, buffer))]
@@ -266,8 +266,8 @@ def descriptor_set(functions: Any) -> Iterator[DescriptorSet]:
 
 @lru_cache(maxsize=1)
 def find_library() -> Any | None:
-    """Load cuDNN into this process and return its functions. cuDNN may crash, so `cudnn_process` queries cuDNN in a
-    separate process.
+    """Load cuDNN into this process and return its functions. Because cuDNN may crash, `cudnn_process` queries cuDNN in
+    a separate process.
     """
     return load_library(library_paths())
 
@@ -290,7 +290,7 @@ def load_library(paths: Sequence[str]) -> Any | None:
 
 
 def _loads_cublas(cuda: int, paths: Sequence[str]) -> bool:
-    """Return whether cuBLASLt can be loaded. cuDNN needs cuBLASLt, and aborts the process if cuBLASLt is missing."""
+    """Return whether cuBLASLt can be loaded. If cuBLASLt is missing, cuDNN aborts the process."""
     name = f"{CUBLAS_LT}.{cuda}"
     for path in (*(path for path in paths if name in path), name):
         with suppress(OSError):

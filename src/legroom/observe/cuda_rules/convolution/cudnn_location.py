@@ -11,10 +11,10 @@ from pathlib import Path
 from legroom.errors import UsageError
 
 SETTING = "LEGROOM_CUDNN"
-"""Environment variable: `on` (the default), `off`, or the path of a cuDNN library."""
+"""The environment variable that contains `on` (the default), `off`, or the path of a cuDNN library."""
 CUDNN = "libcudnn.so.9"
 CUBLAS_LT = "libcublasLt.so"
-"""cuDNN calls cuBLASLt, and aborts the process if it cannot load it."""
+"""The name of the cuBLASLt library, which cuDNN calls. If cuBLASLt cannot be loaded, cuDNN aborts the process."""
 _PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _LINKER_CACHE = Path("/etc/ld.so.cache")
 _LOADED = Path("/proc/self/maps")

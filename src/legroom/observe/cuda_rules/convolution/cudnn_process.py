@@ -47,11 +47,11 @@ class Answer(NamedTuple):
     """The reply to one query."""
 
     version: int
-    """The version as `cudnnGetVersion` returns it: 91900 for 9.19.0. 0 if no library could be loaded."""
+    """The version as `cudnnGetVersion` returns it (91900 for 9.19.0), or 0 if no library could be loaded."""
     logs_skipped_kernels: bool = False
     """The result of `cudnn_query.logs_skipped_kernels`."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """The most likely workspace size and its alternatives, for the forward pass and the two gradients; empty if cuDNN
+    """The most likely workspace size and its alternatives, for the forward pass and the two gradients. Empty if cuDNN
     returns no result.
     """
 
@@ -60,8 +60,9 @@ class CudnnProcess:
     """The connection of the traced script to the process that loads cuDNN."""
 
     def __init__(self, paths: Sequence[str], command: Sequence[str] | None = None) -> None:
-        """`command` is the command to run instead of `cudnn_worker`. The number of its socket is appended as the last
-        argument."""
+        """`command` is the command to run instead of `cudnn_worker`. The number of the socket is appended as the last
+        argument of the command.
+        """
         self._command = list(command or _worker_command(paths))
         self._version: int | None = None
         self._queries = 0
@@ -71,7 +72,7 @@ class CudnnProcess:
 
     @property
     def version(self) -> str | None:
-        """The version, such as `9.19.0`; None if no library can be queried."""
+        """The version, for example `9.19.0`, or None if no library can be queried."""
         if self._version is None:
             answer = self._ask(None)
             self._version = answer.version if answer else 0
@@ -89,8 +90,9 @@ class CudnnProcess:
         return self._ask((query, c, gpu))
 
     def close(self) -> None:
-        """Terminate the process that loads cuDNN, if this process started it. That process also ends when no connection
-        to it remains."""
+        """Terminate the process that loads cuDNN, if this process started it. The process that loads cuDNN also ends
+        when no connection to it remains.
+        """
         atexit.unregister(self.close)
         self._disconnect()
 
@@ -183,7 +185,9 @@ main(json.loads(sys.argv[2]), int(sys.argv[3]))
 
 @lru_cache(maxsize=1)
 def cudnn_process() -> CudnnProcess | None:
-    """Return the process that this trace and its forks share. None if cuDNN is not installed or is disabled."""
+    """Return the process that this trace and its forks share. The result is None if cuDNN is not installed or is
+    disabled.
+    """
     paths = library_paths()
     if not paths or sys.platform != "linux":
         return None

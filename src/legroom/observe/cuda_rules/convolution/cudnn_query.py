@@ -64,7 +64,7 @@ class KernelChoice(NamedTuple):
     engine: int
     """cuDNN's number for a family of kernels."""
     rank: int
-    """The position of the kernel in the heuristic's list; positions from `_ALL` on are in the list of fallbacks."""
+    """The position of the kernel in the heuristic's list. Positions from `_ALL` on refer to the list of fallbacks."""
     knobs: dict[int, int]
     """Maps cuDNN's number of a setting to its value."""
 
@@ -77,7 +77,7 @@ class KernelChoice(NamedTuple):
 
 
 class Cudnn:
-    """The library, for queries about one GPU."""
+    """The cuDNN library, for queries about one GPU."""
 
     def __init__(self, functions: Any, gpu: GpuSpec, description: str = "") -> None:
         """`description` is cuDNN's own description of the GPU, if it is known."""
@@ -235,8 +235,8 @@ class Cudnn:
 @lru_cache(maxsize=1)
 def logs_skipped_kernels(functions: Any) -> bool:
     """Return whether this library logs the kernels that it skips without a GPU. On a machine with a GPU, it is enough
-    if the library offers these kernels. The test is a convolution for which the library prefers such a kernel. If the
-    library does not log these kernels, its results are unreliable for convolutions that such kernels might compute.
+    if the library offers these kernels. The check uses a convolution for which the library prefers such a kernel. If
+    the library does not log these kernels, its results are unreliable for convolutions that such kernels might compute.
     """
     layer = ConvLayer("float32", False, 64, 64, (32, 32), (1, 1), (1, 1), (1, 1), 1, False, (0, 0))
     query = ConvQuery(layer, 8, (32, 32))
@@ -319,7 +319,9 @@ _FIRST_ATTRIBUTE = {
     ConvOperation.INPUT_GRADIENT: Attribute.INPUT_GRADIENT_ALPHA,
     ConvOperation.WEIGHT_GRADIENT: Attribute.WEIGHT_GRADIENT_ALPHA,
 }
-"""The first of six consecutive attributes: two factors, the convolution, weights, input and output."""
+"""The first of six consecutive attributes. The six attributes are two factors, the convolution, weights, input and
+output.
+"""
 
 
 def _tensor(descriptors: DescriptorSet, sizes: Sequence[int], layer: ConvLayer, name: int) -> int:
@@ -336,7 +338,9 @@ def _tensor(descriptors: DescriptorSet, sizes: Sequence[int], layer: ConvLayer, 
 
 
 _ALIGNMENT = 32
-"""Bytes. PyTorch checks for this alignment, and tensors from the caching allocator have it."""
+"""The alignment of tensors in bytes. PyTorch checks for this alignment, and tensors from the caching allocator have
+it.
+"""
 
 
 def _strides(sizes: Sequence[int], channels_last: bool) -> list[int]:

@@ -20,7 +20,9 @@ UNIT = 512
 """The number of bytes to which the allocator rounds sizes. Remainders are stored in this unit."""
 
 Row = tuple[int, int, int, int, int, int, int]
-"""Batch size and, for the forward pass and the two gradients, an index into `WORKSPACE_KINDS` and a remainder."""
+"""The batch size and three pairs, for the forward pass and the two gradients. Each pair is an index into
+`WORKSPACE_KINDS` and a remainder.
+"""
 
 
 class ConvLayer(NamedTuple):
@@ -137,7 +139,7 @@ class LayerFamily(NamedTuple):
     """Layers with the same dtype size, layout, number of dimensions, kernel and stride. The file has one line per family."""
 
     precision: str
-    """`half` for both 16-bit dtypes, otherwise the dtype."""
+    """The dtype, or `half` for both 16-bit dtypes."""
     channels_last: bool
     dimensions: int
     transposed: bool

@@ -2,10 +2,10 @@
 
 A convolution is a matrix product that is computed in tiles. The number of tiles computed at a time is the number of
 blocks that run at once (a wave). The tiles that remain after full waves would keep only a few SMs busy, so the depth of
-their sums is split. Each block computes the sum of one part and writes the sum to the workspace in float32. cuDNN
-reports the tile and the cluster of blocks. Without a GPU, the number of clusters that run at once is unknown, so the
-workspace that cuDNN reports has too few partial sums or none. The formula was derived from queries on a real H200. The
-formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
+their sums is split. Each block computes the sum of one part and writes the sum to the workspace in float32. The tile
+and the cluster of blocks are reported by cuDNN. Without a GPU, the number of clusters that run at once is unknown, so
+the workspace that cuDNN reports has too few partial sums or none. The formula was derived from queries on a real H200.
+The formula is exact for 95% of 32,000 random convolutions (92 to 100%, depending on tile and dtype).
 """
 
 from dataclasses import replace
@@ -61,7 +61,7 @@ def product_in_groups(c: Convolution, operation: ConvOperation) -> MatrixProduct
 
 
 def actual_operation(operation: ConvOperation, transposed: bool) -> ConvOperation:
-    """Return the operation that is computed. A transposed convolution is the input gradient of an ordinary
+    """Return the operation that cuDNN computes. A transposed convolution is the input gradient of an ordinary
     convolution.
     """
     return _TRANSPOSED.get(operation, operation) if transposed else operation
@@ -144,8 +144,8 @@ _SPLIT_COST = {
     "bfloat16": {0: 52, 1: 76, 3: 46, 4: 52, 5: 90, 6: 40, 7: 76, 9: 52},
     "float32": {0: 14, 1: 18, 3: 12, 4: 14, 5: 24, 7: 18},
 }
-"""The cost in the first wave, by dtype and tile. The cost for bfloat16 is much higher than for float16; the
-reason is unknown.
+"""The cost in the first wave, by dtype and tile. The cost for bfloat16 is much higher than for float16, for an unknown
+reason.
 """
 _SPLIT_COST_LATER = {
     "float16": {0: 3, 3: 2, 5: 5, 7: 4},

@@ -122,7 +122,7 @@ def formula_for(
     operation: ConvOperation,
 ) -> str:
     """Return the formula for a kernel with this workspace. If the formula for the number and settings of the kernel
-    results in that size, this formula is returned. Otherwise, the closest formula is returned.
+    yields the size of this workspace, this formula is returned. Otherwise, the closest formula is returned.
     """
     if size < _NEGLIGIBLE:
         return NO_BYTES

@@ -30,7 +30,7 @@ class Convolution:
     inputs: int
     outputs: int
     input_area: int
-    """Pixels of one image, in one to three dimensions."""
+    """The number of pixels of one image, in one to three dimensions."""
     output_area: int
     kernel_area: int
     stride: int
@@ -76,8 +76,8 @@ class ConvWorkspaces(NamedTuple):
 
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
     """Return the workspaces if all tensors are converted: input, weights and output with padded channels, and partial
-    sums for the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more, because of further
-    copies of the weights. Channels-last tensors are only padded.
+    sums for the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more memory, because of
+    further copies of the weights. Channels-last tensors are only padded.
     """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
@@ -178,7 +178,9 @@ def one_group(c: Convolution) -> Convolution:
 
 
 def group_width(c: Convolution) -> int:
-    """Return the number of channels per group for kernels that support groups, the same for input and output."""
+    """Return the number of channels per group for kernels that support groups. Input and output have the same
+    number.
+    """
     return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 
 

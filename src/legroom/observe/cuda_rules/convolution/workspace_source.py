@@ -26,7 +26,7 @@ class WorkspaceGuess(NamedTuple):
 
     likely: ConvWorkspaces
     others: tuple[ConvWorkspaces, ...] = ()
-    """Alternative sizes, most likely first. Empty if the sizes are certain."""
+    """Alternative sizes, most likely first. The tuple is empty if the sizes are certain."""
     crashed: bool = False
     """Whether cuDNN crashed when it was queried about this convolution."""
 
@@ -117,8 +117,8 @@ HUGE = 4
 
 
 def _may_be_gpu_only(c: Convolution, candidates: list[Vote], answered: int) -> bool:
-    """Return whether the convolution probably uses a kernel that a library without a log of skipped kernels does not
-    offer.
+    """Return whether the convolution probably uses a GPU-only kernel. A library without a log of skipped kernels does
+    not report such kernels.
     """
     return c.pointwise or any(
         one.share > MAJORITY and one.formula[0] in GPU_ONLY and one.size > answered for one in candidates[:1]

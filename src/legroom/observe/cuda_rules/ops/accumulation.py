@@ -1,13 +1,13 @@
 """Gradient accumulation in place, as in the autograd engine without a dispatch mode.
 
 If two paths of the graph lead to the same tensor (as with every residual connection), the engine adds the second
-gradient to the first. If no other object references the first gradient, the engine writes the sum into its memory
-(`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a subclass, the
-engine allocates a third tensor instead. A trace would therefore use memory that the real run does not use. The formulas
-of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written into zeros. The
-values are written in place unless a tensor belongs to a subclass (`areAnyTensorSubclassLike` in FunctionsManual.cpp).
-The engine never adds to a gradient that is a view, such as the gradient of a linear layer with a 3D input. `instead_of`
-returns the operation that would run without the mode.
+gradient to the first gradient. If no other object references the first gradient, the engine writes the sum into its
+memory (`accumulate` in torch/csrc/autograd/input_buffer.cpp). Under a dispatch mode, or if a tensor belongs to a
+subclass, the engine allocates a third tensor instead. A trace would therefore use memory that the real run does not
+use. The formulas of some gradients behave in the same way: selected values (`max`, `gather`, `x[index]`) are written
+into zeros. The values are written in place unless a tensor belongs to a subclass (`areAnyTensorSubclassLike` in
+FunctionsManual.cpp). The engine never adds to a gradient that is a view, such as the gradient of a linear layer with a
+3D input. `instead_of` returns the operation that would run without the mode.
 
 The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether another
 object references the first gradient. `Accumulation()` measures the counts of an unshared gradient with a tiny backward
@@ -41,7 +41,9 @@ _IN_A_FORMULA = {
     torch.ops.aten.div.Scalar: torch.ops.aten.div_.Scalar,
 }
 _IN_PLACE_FORMULA = "BinaryCrossEntropyWithLogitsBackward0"
-"""The node of a formula that creates a tensor and changes it in place (`binary_cross_entropy_with_logits_backward`)."""
+"""The node of a formula that creates a tensor and then changes this tensor in place
+(`binary_cross_entropy_with_logits_backward`).
+"""
 _COUNT_EQUALS = frozenset(("ScatterReduceBackward0", "IndexReduceBackward0"))
 """Nodes whose formulas count equal values in a separate tensor (`scatter_reduce_backward`)."""
 _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
@@ -81,8 +83,8 @@ class Accumulation:
         return _ADD_IN_PLACE
 
     def _changes_in_place(self, func: Any) -> bool:
-        """Return whether a formula changes its own tensor in place. The multiplication by the weights comes first and
-        creates that tensor.
+        """Return whether a formula changes its own tensor in place. The tensor is created by the multiplication with
+        the weights, which comes first.
         """
         node = current_node()
         if node is None or node.name() != _IN_PLACE_FORMULA:
@@ -172,9 +174,9 @@ def _view(call: OpCall) -> MemoryPlan | None:
     """On CUDA, the gradient of a view that was changed in place is copied. A trace would replay the view instead.
 
     The result of an instance norm is a view of the result of a batch norm. An in-place activation after the instance
-    norm changes the view and its base. PyTorch then writes the gradient of the view by strides into zeros of the size
-    of the base (`AsStridedBackward`) and frees the gradient. For tensors without data, torch replays the view backwards
-    instead. The size of the gradient is the same, but its memory is at another address.
+    norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the gradient of the
+    view into them by strides (`AsStridedBackward`), and frees the gradient. For tensors without data, torch replays the
+    view backwards instead. The size of the gradient is the same, but its memory is at another address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None
 

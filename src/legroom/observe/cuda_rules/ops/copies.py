@@ -63,7 +63,7 @@ def _in_format_of_input(*names: str) -> Rule:
 
 def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
     """Return the rule for operations that allocate the copy before the result. `channels_last` means that the kernel
-    also supports that format.
+    also supports the channels-last format.
     """
 
     def rule(call: OpCall) -> MemoryPlan | None:

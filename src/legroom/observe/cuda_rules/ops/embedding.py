@@ -1,9 +1,9 @@
 """Gradients of embeddings. The indices are sorted, and the rows are summed in segments.
 
-Source: `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices need only one
-kernel. More indices are sorted together with their positions, and split into runs of the same row and then into
-segments of ten. Every segment has a row of float32 partial sums. The sizes match measurements, except for the scratch
-memory of the sort.
+The rules follow `embedding_dense_backward_cuda` in Embedding.cu and EmbeddingBackwardKernel.cu. Up to 3072 indices
+need only one kernel. More indices are sorted together with their positions, and split into runs of the same row and
+then into segments of ten. Every segment has a row of float32 partial sums. The sizes match measurements, except for the
+scratch memory of the sort.
 """
 
 from typing import Any

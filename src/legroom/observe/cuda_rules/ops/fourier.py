@@ -1,7 +1,7 @@
 """Fourier transforms: copies of inputs that cuFFT cannot read, and the workspace of cuFFT.
 
-PyTorch makes the copies (`_exec_fft` in ATen/native/cuda/SpectralOps.cpp). cuFFT does not document when it needs a
-workspace. The rules for the workspace were fitted to 377 transforms measured on an H200
+PyTorch makes the copies (`_exec_fft` in ATen/native/cuda/SpectralOps.cpp). The documentation of cuFFT does not describe
+when a workspace is needed. The rules for the workspace were fitted to 377 transforms measured on an H200
 (`bench/rules/operations/fourier_list.py`), in one, two and three dimensions.
 """
 

@@ -1,7 +1,7 @@
 """Losses and softmax: the intermediate tensors of the computation, and the gradients.
 
-Most losses compute one value per element and then the mean or sum. Losses differ in the other tensors that exist at
-that time. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
+Most losses compute one value per element and then the mean or sum. Losses differ in the other tensors that exist during
+this computation. The sizes were measured on an H200 for each loss, with every reduction, precision and memory format.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,9 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """The result is allocated with the size of the inputs and resized later. Resizing it does not free memory. The
-    losses are stored in a second tensor."""
+    """The result is allocated with the size of the inputs and resized later. Resizing the result does not free memory.
+    The losses are stored in a second tensor.
+    """
     if not _reduces(call):
         return None
     losses = size_of(call.arguments["self"])
@@ -51,8 +52,9 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """The log sigmoid is computed and, if given, multiplied by `pos_weight`. Then the losses are computed
-    (`binary_cross_entropy_with_logits` in Loss.cpp)."""
+    """The log sigmoid is computed and multiplied by `pos_weight`, if it is given. Then the losses are computed
+    (`binary_cross_entropy_with_logits` in Loss.cpp).
+    """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
     weights = call.arguments.get("pos_weight")
@@ -110,8 +112,8 @@ class _Flat:
 def install(overrides: Overrides) -> None:
     """On CUDA, a softmax of float16 values into float32 is one kernel. The CPU converts its input first.
 
-    Source: `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. bfloat16 is converted first on both devices. Under
-    autocast, every softmax has a float32 result.
+    The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On both devices, bfloat16 is converted
+    first. Under autocast, every softmax has a float32 result.
     """
     overrides.composite("softmax.int", _to_float32(torch.ops.aten._softmax))
     overrides.composite("log_softmax.int", _to_float32(torch.ops.aten._log_softmax))

@@ -1,9 +1,9 @@
 """Indexing by masks and by indices: positions of true values, and prefix sums of the mask.
 
-Source: `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda (IndexKernel.cpp, Indexing.cu,
-Nonzero.cu). Selecting by a mask needs the positions of its true values, with an int64 for each dimension. Scattering
-needs a prefix sum of the mask, with an int64 for every element. For a batch of embeddings, this sum is larger than the
-embeddings.
+The source code of these operations is `masked_select_out_cuda_impl`, `index` and `masked_scatter_` in ATen/native/cuda
+(IndexKernel.cpp, Indexing.cu, Nonzero.cu). Selecting by a mask needs the positions of its true values, with an int64
+for each dimension. Scattering needs a prefix sum of the mask, with an int64 for every element. For a batch of
+embeddings, this sum is larger than the embeddings.
 """
 
 import math
@@ -23,7 +23,7 @@ from legroom.observe.cuda_rules.plan import (
 )
 
 TILE, TILE_BYTES, SCAN_BYTES = 896, 16, 1151
-"""A prefix sum needs 16 bytes for each tile of 896 values, and 1151 more (cub's DeviceScan on an H200)."""
+"""A prefix sum needs 16 bytes for each tile of 896 values, and 1151 additional bytes (cub's DeviceScan on an H200)."""
 
 
 def _select(call: OpCall) -> MemoryPlan:
@@ -48,7 +48,7 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
     """The gradients selected by the mask are allocated, in the shape of the source. The number of true values is
-    unknown, so it is assumed to be the size of the source.
+    unknown, so the size of the source is used instead.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
@@ -72,7 +72,7 @@ def _index(call: OpCall) -> MemoryPlan | None:
 
 
 def _true_values(tensor: Any, mask: Any, values: Any) -> int:
-    """Return the number of true values of a mask, from the number of elements that it selected."""
+    """Return the number of true values of a mask, given the number of selected elements."""
     return int(values.numel() // max(1, tensor.numel() // max(1, mask.numel())))
 
 

@@ -1,11 +1,11 @@
 """Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as products.
 
 cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends. The
-autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. Source:
-`getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a workspace is 32 MiB on Hopper and newer, 4096
-KiB × 2 + 16 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias uses cuBLASLt,
-which has its own workspace. In the measured histories, the size of the cuBLASLt workspace is 1 MiB, and it is allocated
-after the cuBLAS workspace.
+autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. The source
+code is `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a workspace is 32 MiB on Hopper and
+newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias
+uses cuBLASLt, which has its own workspace. In the measured histories, the size of the cuBLASLt workspace is 1 MiB, and
+it is allocated after the cuBLAS workspace.
 """
 
 import math
@@ -75,17 +75,17 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
 
 def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
-    """Return whether cuBLASLt is used. cuBLASLt adds a bias per column, unless there is a single column
+    """Return whether cuBLASLt is used. It adds a bias per column, unless there is a single column
     (`isInputCompliesAddmmCudaLt` in Blas.cpp).
     """
     return bool(bias.dim() == 1 and min(matrix.shape) > 1)
 
 
 def _is_readable(matrix: Any) -> bool:
-    """Return whether cuBLAS can read a matrix, or a batch of matrices, without a copy. This requires that rows or
-    columns have no gaps.
+    """Return whether cuBLAS can read a matrix, or a batch of matrices, without a copy. Rows or columns must have no
+    gaps.
 
-    Source: `prepare_matrix_for_cublas` in ATen/native/cuda/Blas.cpp.
+    The rule follows `prepare_matrix_for_cublas` in ATen/native/cuda/Blas.cpp.
     """
     if matrix.dim() < 2:
         return True
@@ -202,13 +202,13 @@ def _pdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def install_linear(overrides: Overrides) -> None:
-    """CUDA adds the bias of a linear layer in place if it cannot use a fused product.
+    """CUDA adds the bias of a linear layer in place if a fused product cannot be used.
 
-    Source: `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs (permuted
-    images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a tensor is
-    a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then use more memory
-    than the real run. With this rule, the reserved memory of LSTMs under autocast is exact. Without this rule, the
-    estimate was 20% too low.
+    The rule follows `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs
+    (permuted images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a
+    tensor is a subclass, the product is followed by `add`, which allocates a second tensor. A trace would then use more
+    memory than the real run. With this rule, the reserved memory of LSTMs under autocast is exact. Without this rule,
+    the estimate was 20% too low.
     """
     overrides.composite("linear", _linear)
 
@@ -225,9 +225,9 @@ def _linear(
 def sparse_product(call: OpCall) -> MemoryPlan | None:
     """Return the plan of a product whose first operand is sparse.
 
-    Source: `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. cuSPARSE needs indices of 32 bits and writes
-    columns, so the result is computed into a copy. A matrix that is not coalesced is coalesced in each product.
-    The rule was measured on an H200 with 12,000 and 240,000 entries.
+    The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. Because
+    cuSPARSE needs indices of 32 bits and writes columns, the result is computed into a copy. A matrix that is not
+    coalesced is coalesced in each product. The rule was measured on an H200 with 12,000 and 240,000 entries.
     """
     matrix = next(
         (

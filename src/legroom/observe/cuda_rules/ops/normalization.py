@@ -47,8 +47,8 @@ def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> An
 
 
 def _uses_cudnn(input: Any, weight: Any) -> bool:
-    """Return whether cuDNN computes the norm. bfloat16 inputs, norms without weights and weights in half precision use
-    torch's own kernel.
+    """Return whether cuDNN computes the norm. PyTorch's own kernel is used for bfloat16 inputs, norms without weights
+    and weights in half precision.
     """
     return (
         input.dtype in (torch.float32, torch.float16) and weight is not None and weight.dtype == torch.float32
@@ -142,7 +142,7 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Means and deviations are float32. For 2D inputs, they are allocated in evaluation mode too."""
+    """Means and deviations are float32. For 2D inputs, means and deviations are allocated in evaluation mode too."""
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4
@@ -254,8 +254,9 @@ def _rms_norm(
     """On CUDA, one fused kernel saves its input and one number per row. On the CPU, the norm is composed of five
     operations.
 
-    Source: `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu (torch 2.9 and
-    later). CUDA also composes the norm if weights and input have different dtypes, or if the images are channels-last.
+    The rule follows `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu
+    (torch 2.9 and later). CUDA also composes the norm if weights and input have different dtypes, or if the images are
+    channels-last.
     """
     last = input.dim() in (4, 5) and not input.is_contiguous() and input.stride(1) == 1
     if last or (weight is not None and weight.dtype != input.dtype):

@@ -1,10 +1,10 @@
 """Sums, means, norms and other reductions: the staging buffer of CUDA's reduction kernel.
 
-Source: ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one output. Each
-block writes its part to global memory, and the last block adds the parts. The buffer for these parts has room for every
-thread of a block. If the slow dimension is reduced, the buffer is `block.x` × vector width times larger than the part
-that is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more scratch memory than
-the matrix itself.
+The rules follow ATen/native/cuda/Reduce.cuh. For many inputs and few outputs, several thread blocks compute one
+output. Each block writes its part to global memory, and the last block adds the parts. The buffer for these parts has
+room for every thread of a block. If the slow dimension is reduced, the buffer is `block.x` × vector width times larger
+than the part that is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more
+scratch memory than the matrix itself.
 
 The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once matters.
 The sizes match sums measured on an H200 to the byte.
@@ -49,8 +49,8 @@ def buffers(
     accumulator: int,
     vector: int = 4,
 ) -> tuple[int, int]:
-    """Return the size in bytes of the staging buffer and of its semaphores; both are 0 if one block per output is
-    enough.
+    """Return the sizes in bytes of the staging buffer and of its semaphores. Both sizes are 0 if one block per output
+    is enough.
 
     `accumulator` is the number of bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is
     the number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
@@ -198,8 +198,8 @@ def _widened(call: OpCall, tensor: Any) -> int:
 
 
 SUM, WELFORD, INDEXED = 4, 16, 16
-"""Sizes in bytes of three kinds of partial results: a float; mean, squared distance and two counts; a value and its
-index.
+"""The sizes in bytes of three kinds of partial results. The first is a float. The second contains the mean, the squared
+distance and two counts. The third is a value with its index.
 """
 
 _VALUES_ONLY = ("aten::max", "aten::min")

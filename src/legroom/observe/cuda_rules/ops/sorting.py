@@ -1,8 +1,8 @@
 """Sorting and operations that sort: top-k, medians, permutations, sampling, membership.
 
-Source: Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to 4096
-values are sorted in place, each by one block. Longer rows are first made contiguous along the row. cub then sorts them
-together with their int64 indices.
+The rules follow Sort.cpp, TensorTopK.cu, Sorting.cpp, Randperm.cu and Distributions.cpp in ATen/native. Rows of up to
+4096 values are sorted in place, each by one block. Longer rows are first made contiguous along the row. Then cub sorts
+these rows together with their int64 indices.
 """
 
 from typing import Any
@@ -104,8 +104,9 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """One sample, or several samples without replacement, are computed as the largest probabilities divided by
-    exponential noise. Other cases use a prefix sum."""
+    """For one sample, or for several samples without replacement, the probabilities are divided by exponential noise,
+    and the largest quotients are selected. Other cases use a prefix sum.
+    """
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
         return MemoryPlan([OutputAlloc(0), ScratchAlloc("divided by noise", probabilities)])
@@ -115,8 +116,9 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """A small number of values is compared with every element at once (`isin` in TensorCompare.cpp); a large number is
-    sorted together with the elements."""
+    """A small number of values is compared with every element at once (`isin` in TensorCompare.cpp). A large number of
+    values is sorted together with the elements.
+    """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()
     if others < 10 * count**0.145:

@@ -33,7 +33,7 @@ def _softmax_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _safe_softmax(call: OpCall) -> MemoryPlan | None:
-    """Allocate masks of the scores, and of the rows, that are minus infinity."""
+    """Allocate two masks: the scores, and the rows, that are minus infinity."""
     scores = call.arguments["self"]
     rows = scores.numel() // max(1, scores.shape[call.arguments["dim"]])
     return scratch(scores.numel(), rows, 4)
@@ -91,8 +91,9 @@ def _cumulative(call: OpCall) -> MemoryPlan | None:
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """The kernel allocates a partial sum per chunk. For every tensor, the number of partial sums is that of the largest
-    tensor (`foreach_tensor_norm_cuda`)."""
+    """The kernel allocates a partial sum per chunk. Every tensor has as many partial sums as the largest tensor
+    (`foreach_tensor_norm_cuda`).
+    """
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
         return None
@@ -116,8 +117,8 @@ def _native_dropout(call: OpCall) -> MemoryPlan:
 def install(overrides: Overrides) -> None:
     """CUDA runs one fused dropout kernel that saves a boolean mask. The CPU multiplies by a mask of the input's dtype.
 
-    Source: `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole channels have no
-    fused kernel on either device.
+    The rule follows `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole
+    channels have no fused kernel on either device.
     """
     overrides.composite("dropout", _dropout)
 

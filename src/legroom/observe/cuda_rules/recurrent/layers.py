@@ -1,11 +1,11 @@
 """Memory plans of LSTM, GRU and RNN layers. CUDA makes one cuDNN call per module, while the CPU unrolls the module step
 by step.
 
-Source: ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`), and their
-gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under autocast,
-the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). For these
-operations, torch's shape functions leave the reserve empty and define no backward pass. This module defines the reserve
-and the backward pass.
+The rules follow ATen/native/cudnn/RNN.cpp. On CUDA, the weights of a module are in one buffer (`flatten_parameters`),
+and their gradients are in another buffer. The data for the backward pass is in one opaque buffer, the reserve. Under
+autocast, the weights are cast into a new buffer at every call, always to float16 (ATen/cudnn/AutocastRNN.cpp). For
+these operations, torch's shape functions leave the reserve empty and define no backward pass. This module defines the
+reserve and the backward pass.
 """
 
 import contextlib
@@ -206,8 +206,8 @@ def _pack(overrides: Overrides) -> Callable[..., Any]:
     """Run `_pack_padded_sequence` on fake tensors. The shape of the result follows from the lengths, which are on the
     host and therefore known.
 
-    Source: ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of one step are followed by
-    the rows of the next step.
+    The rule follows ATen/native/PackedSequence.cpp. Sequences are sorted, longest first. The rows of one step are
+    followed by the rows of the next step.
     """
 
     def pack(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,7 @@ class WorkspaceParts(NamedTuple):
     hidden: int
     inputs: int
     states: int
-    """States of one step, per layer."""
+    """The number of states of one step, per layer."""
     wider: tuple[tuple[float, float], ...] = ()
     """Each pair (a, b) adds a × (inputs - b × hidden) if this value is positive. These buffers are used for inputs or
     outputs.
@@ -218,8 +218,7 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
     """Return the number of values that are copied in chunks. The forward pass copies the gates of one chunk. The
-    backward pass copies all steps, with fewer copies. In training, the workspace is sized for the larger of the two
-    passes.
+    backward pass copies all steps, with fewer copies. In training, the workspace is large enough for both passes.
     """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
@@ -238,9 +237,9 @@ def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
 
 
 def persistent(layer: RecurrentLayer, *, backward: bool = False) -> bool:
-    """Return whether torch selects an algorithm that keeps the weights in registers. PyTorch always selects it for
-    small layers. On Ampere and newer GPUs, torch also selects it for a single wide layer in float16 at some batch
-    sizes.
+    """Return whether torch selects an algorithm that keeps the weights in registers. PyTorch always selects such an
+    algorithm for small layers. On Ampere and newer GPUs, torch also selects such an algorithm for a single wide layer
+    in float16 at some batch sizes.
     """
     if layer.projected or layer.rows or layer.dtype == "bfloat16":
         return False
