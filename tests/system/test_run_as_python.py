@@ -165,7 +165,7 @@ def test_the_capture_of_a_killed_run_can_be_reported(write, start, legroom, tmp_
     process.communicate(timeout=60)
     done = legroom("report", "train.legroom")
     assert done.returncode == 0
-    assert done.stdout.startswith("Incomplete capture (process killed or still running)")
+    assert done.stdout.startswith("The process was killed or is still running")
     assert "Peak memory: 4.0 MiB" in " ".join(done.stdout.split())
 
 

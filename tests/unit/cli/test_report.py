@@ -78,7 +78,7 @@ def test_a_truncated_capture_is_reported(capture, tmp_path, capfd):
     file = tmp_path / capture("a.legroom")
     file.write_bytes(file.read_bytes()[:-25])
     assert main(["report", "a.legroom"]) == 0
-    assert capfd.readouterr().out.startswith("Incomplete capture (process killed or still running)")
+    assert capfd.readouterr().out.startswith("The process was killed or is still running")
 
 
 def another_version(data: bytes) -> bytes:

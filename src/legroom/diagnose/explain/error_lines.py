@@ -15,7 +15,7 @@ _MAX_TRACEBACK = 1 << 16
 """The last line of a traceback is searched within this many characters after its first line."""
 _MAX_SHOWN = 400
 _FEW_LINES = 3
-"""A text of at most this many lines is treated as a pasted message, not as a log."""
+"""A string of at most this many lines is treated as a pasted message, not as a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

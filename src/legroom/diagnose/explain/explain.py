@@ -1,6 +1,6 @@
 """Explains an error: its kind, its possible causes, and a check and a fix for each cause.
 
-    explanation = explain(error)        # an exception or a text
+    explanation = explain(error)        # an exception or a string
     explanation = explain_file(path)    # a log of any length, or a capture
 
 `oom.recognize` decides whether an error is about memory; `log_reader` finds the error in a log. The explanation comes
@@ -91,7 +91,7 @@ class Explanation:
 def explain(
     error: BaseException | str, *, here: Callable[[str], tuple[str, ...]] | None = None
 ) -> Explanation:
-    """Explain an exception or a text. `here` is a function that returns the check results of this machine for a
+    """Explain an exception or a string. `here` is a function that returns the check results of this machine for a
     code."""
     if isinstance(error, BaseException):
         return _with_checks(_explain_exception(error), here)

@@ -96,7 +96,7 @@ def _known_variants() -> tuple[tuple[_Variant, bytes], ...]:
 
 
 def _distinct_lines(lowered: str) -> bytes:
-    """Return the distinct lines of a text after removing all digits. Most lines of a training log differ only in
+    """Return the distinct lines of a string after removing all digits. Most lines of a training log differ only in
     digits, so few lines remain to be searched."""
     lines = lowered.encode("utf-8", "replace").translate(None, _DIGITS).split(b"\n")
     return b"\n".join(dict.fromkeys(lines))

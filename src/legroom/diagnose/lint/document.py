@@ -1,4 +1,4 @@
-"""A script or notebook on disk, and its Python code. The code cells of a notebook form one text.
+"""A script or notebook on disk, and its Python code. The code cells of a notebook are joined into one program.
 
 A fix preserves the rest of the file byte for byte, including byte order mark, line endings, encoding and notebook
 format.
@@ -32,7 +32,7 @@ class Document(Protocol):
         ...
 
     def locate(self, line: int) -> tuple[int | None, int]:
-        """Return the cell that contains a line of the text, and the line within that cell. In a script, the cell is
+        """Return the cell that contains a line of the program, and the line within that cell. In a script, the cell is
         None."""
         ...
 

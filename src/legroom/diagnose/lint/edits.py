@@ -1,4 +1,4 @@
-"""Edits of a file's text. Everything outside the edited spans stays unchanged."""
+"""Edits of the source code of a file. Everything outside the edited spans stays unchanged."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def has_multiline_string(program: Program, node: cst.CSTNode) -> bool:
 
 
 def apply_edits(text: str, edits: Iterable[Edit]) -> str:
-    """Return the text with the edits applied. The edits must not overlap."""
+    """Apply the edits to the source code and return the result. The edits must not overlap."""
     starts = [0, *(found.end() for found in NEWLINE.finditer(text))]
     for edit in sorted(set(edits), reverse=True):
         begin = starts[edit.start[0] - 1] + edit.start[1]

@@ -43,7 +43,7 @@ class MessagePattern:
 
 
 def find_pattern(text: str) -> tuple[MessagePattern, str, str] | None:
-    """Return the pattern that matches in a text, the matching line, and the text around it."""
+    """Return the pattern that matches in a string, the matching line, and the text around the match."""
     lowered = text.lower()
     original = text if len(text) == len(lowered) else lowered
     for message in MESSAGE_PATTERNS:

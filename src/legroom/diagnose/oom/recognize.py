@@ -1,8 +1,8 @@
-"""Decides whether an exception or a text is an out-of-memory error, and with what certainty.
+"""Decides whether an exception or a string is an out-of-memory error, and how certain the decision is.
 
     result = classify(error)
     result.is_oom          # a device ran out of memory, so a smaller workload can succeed
-    result.requested       # the requested bytes, if the message states them
+    result.requested       # the requested bytes, if the message contains them
 
 An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory is
 free at the time of the call. Call `classify` inside `except`, before memory is freed. The result refers to no
@@ -80,9 +80,9 @@ def device_memory(index: int | None = None) -> tuple[int, int] | None:
 def classify(
     error: BaseException | str, *, free_memory: FreeMemory | None = device_memory
 ) -> ErrorClassification:
-    """Classify an exception or a text.
+    """Classify an exception or a string.
 
-    `free_memory` is called only for an ambiguous error. A text may come from another machine, so the default function
+    `free_memory` is called only for an ambiguous error. A string may come from another machine, so the default function
     is not used for texts.
     """
     if isinstance(error, str):

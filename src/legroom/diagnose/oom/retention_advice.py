@@ -153,15 +153,15 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
         return
     evaluates = _batches_since_backward(evidence)[0] >= EVALUATION_BATCHES
     when = "evaluation" if evaluates else "this forward pass"
-    before = (
-        "after training"
+    fix = (
+        "Call `optimizer.zero_grad(set_to_none=True)` after training."
         if evaluates
-        else "before the forward pass instead of after it, unless you accumulate gradients"
+        else "Call `optimizer.zero_grad(set_to_none=True)` before the forward pass, unless you accumulate gradients."
     )
     yield Finding(
         code="LG103",
         message=f"Gradients of the previous step are still alive during {when}: {format_size(size)}.",
-        fix=f"Call `optimizer.zero_grad(set_to_none=True)` {before}.",
+        fix=fix,
         bytes=size,
         saves=size,
     )

@@ -96,7 +96,7 @@ def _leak(lines: Sequence[Growth], kind: str, device: int, holders: Sequence[Hol
     largest = lines[0]
     size = sum(line.bytes for line in lines)
     holder = _holder_of(size, holders)
-    owner = holder or "A reference that outlives the step"
+    owner = holder or "A long-lived reference"
     if kind == "graph":
         advice = graph_advice(owner)
     else:
@@ -134,6 +134,6 @@ def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
 
 
 def describe_holder(holder: Holder) -> str:
-    """Return text such as `losses` (list, 412 items)."""
+    """Return a description of the holder, for example "`losses` (list, 412 items)"."""
     name, _, kind = holder.path.partition(" ")
     return f"`{name}` {kind}"

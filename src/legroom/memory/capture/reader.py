@@ -295,10 +295,10 @@ def _not_a_capture(path: Path, start: bytes) -> str:
 def _other_version(path: Path, version: Any) -> str:
     if type(version) is int and version > VERSION:
         return (
-            f"{path} was written by a newer version of Legroom (capture format {version}; this version reads "
-            f"{VERSION}). Upgrade with `pip install -U legroom`."
+            f"{path} was written by a newer version of Legroom in capture format {version}. This version "
+            f"reads format {VERSION}. Upgrade with `pip install -U legroom`."
         )
     return (
-        f"{path} was written by an older version of Legroom (this version reads capture format {VERSION}). "
-        "Record the run again."
+        f"{path} was written by an older version of Legroom. This version reads only capture format "
+        f"{VERSION}. Record the run again."
     )

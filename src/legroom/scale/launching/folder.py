@@ -71,8 +71,8 @@ def make_folder(chosen: Path | None, stem: str) -> LaunchFolder:
             return LaunchFolder(path)
     except OSError as error:
         raise UsageError(
-            f"Cannot create a folder for the output here ({error.strerror}). Pass another folder with "
-            "`--logs`."
+            f"Cannot create a folder for the output in the current directory ({error.strerror}). Pass "
+            "another folder with `--logs`."
         ) from None
 
 

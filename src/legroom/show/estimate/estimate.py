@@ -93,8 +93,9 @@ def _verdict(estimate: Estimate) -> str:
         case "uncertain":
             return f"May not fit: needs about {needs}, possibly up to {format_size(estimate.safe)}.{where}"
     over = estimate.peak_device - estimate.gpu.total
-    missing = f"{format_size(over)} too much" if over > 0 else "but the free memory is fragmented"
-    return f"Does not fit: needs {needs}, {missing}.{where}"
+    if over > 0:
+        return f"Does not fit: needs {needs}, {format_size(over)} too much.{where}"
+    return f"Does not fit: needs {needs}, but the free memory is fragmented.{where}"
 
 
 def _batch(result: ScriptEstimate) -> str:
@@ -131,7 +132,7 @@ def _options(options: tuple[PlannedOption, ...], total: int) -> Iterator[Rendera
         peak = total if frees_cache else option.peak_device
         head = Text(f"  {option.name:<{widest}}  {format_size(peak):>9}  ")
         verdict, style = _OPTION_VERDICTS[option.verdict]
-        head.append(f"{verdict}, by freeing the cache" if frees_cache else verdict, style)
+        head.append(f"{verdict} after the cache is freed" if frees_cache else verdict, style)
         yield head
         yield Padding(Text(f"{option.how[:1].upper()}{option.how[1:]}."), (0, 0, 0, 6))
         yield Padding(Text(f"Cost: {option.cost}.", style="dim"), (0, 0, 0, 6))

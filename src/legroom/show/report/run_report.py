@@ -182,7 +182,7 @@ def _format_exit(report: RunReport) -> str:
             return "Interrupted" + clean(ending.error).removeprefix("KeyboardInterrupt")
         case ExitReason.RAISED:
             return f"Failed with {clean(ending.error).partition(':')[0]}"
-    return "Incomplete capture (process killed or still running)" if report.truncated else "Ended"
+    return "The process was killed or is still running" if report.truncated else "Ended"
 
 
 def _on_rank(rank: int | None) -> str:
@@ -265,7 +265,7 @@ def _fragments(oom: OomReport) -> Iterator[RenderableType]:
     unused = event.cached + event.fragmented
     if unused and event.largest_free_block:
         yield Text(
-            f"  PyTorch's cache contains {format_size(unused)}; the largest free block is "
+            f"  PyTorch's cache contains {format_size(unused)}, but the largest free block is "
             f"{format_size(event.largest_free_block)}.",
             style="dim",
         )

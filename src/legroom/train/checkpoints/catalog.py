@@ -61,7 +61,8 @@ def read_manifest(folder: Path) -> CheckpointInfo:
         manifest: Any = json.loads(path.read_bytes())
         if manifest["format"] != FORMAT:
             raise CheckpointError(
-                f"{folder} was written by another version of Legroom (format {manifest['format']}; this version reads {FORMAT})."
+                f"{folder} was written by another version of Legroom in format {manifest['format']}. "
+                f"This version reads format {FORMAT}."
             )
         return CheckpointInfo(
             path=folder,

@@ -51,12 +51,11 @@ def state_by_index(
     missing = [name for name in by_index.values() if name not in saved_groups]
     if missing:
         closest = closest_name(missing[0], saved_groups)
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        similar = f" (closest: {closest})" if closest else ""
         raise CheckpointError(
-            f"The {label} in the checkpoint has no state for {missing[0]}"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + (f" (closest: {closest})" if closest else "")
-            + ". Create the optimizer with the same parameters, or start with a new state: do not track the "
-            "optimizer."
+            f"The {label} in the checkpoint has no state for {missing[0]}{more}{similar}. Create the optimizer with "
+            "the same parameters. To start with a new state, do not track the optimizer."
         )
     return {
         **saved,

@@ -70,8 +70,8 @@ def _spill(model: nn.Module, device: torch.device) -> Fallback:
     spill = Spill()
     return Fallback(
         "spill",
-        "keeps activations in host memory until the backward pass. The gradients stay the same, but the "
-        "copies make the step slower",
+        "Activations stay in host memory until the backward pass. The gradients are the same, but the "
+        "copies make the step slower.",
         lambda: spill,
     )
 
@@ -79,8 +79,8 @@ def _spill(model: nn.Module, device: torch.device) -> Fallback:
 def _checkpoint(model: nn.Module, device: torch.device) -> Fallback:
     return Fallback(
         "checkpoint",
-        "recomputes the activations of each block in the backward pass. The gradients stay the same, "
-        "but a step takes about a third longer",
+        "The backward pass recomputes the activations of each block. The gradients are the same, but a step "
+        "takes about a third longer.",
         lambda: checkpoint_blocks(model),
     )
 
@@ -91,8 +91,8 @@ def _autocast(
     def fallback(model: nn.Module, device: torch.device) -> Fallback:
         return Fallback(
             name,
-            f"runs the forward pass in {name}, as allowed by fallbacks=. The gradients differ because of "
-            "rounding",
+            f"The forward pass runs in {name}, as allowed by fallbacks=. The gradients differ because of "
+            "rounding.",
             lambda: torch.autocast(device.type, dtype=dtype),
         )
 

@@ -422,7 +422,7 @@ class Guard:
             error = self._does_not_fit(subject, failure, phase)
             self._ranks.abort(str(error))
             raise error
-        log.warning("%s did not fit. Trying %s, which %s.", subject, fallback.name, fallback.cost)
+        log.warning("%s did not fit. Trying %s. %s", subject, fallback.name, fallback.cost)
         if self._coupling == "no-split":
             return batch_size
         self.sizer = MicroBatchSizer(max_size=self._max_micro_batch_size)
@@ -431,10 +431,10 @@ class Guard:
 
     def _smallest_unit(self) -> str:
         if self._coupling == "no-split":
-            return "The batch, which must not be split,"
+            return "The whole batch (coupling='no-split')"
         if self._min_samples() == 1:
             return "A single sample"
-        return "The smallest micro-batch that batch normalization accepts"
+        return "A micro-batch of two samples"
 
     def _does_not_fit(self, subject: str, failure: Any, phase: str) -> DoesNotFit:
         return does_not_fit(

@@ -123,7 +123,7 @@ def test_the_largest_batch_as_an_option_just_fits() -> None:
 @pytest.mark.slow
 def test_a_run_that_fits_by_freeing_its_cache_needs_no_more_than_the_gpu_has() -> None:
     option = replace(SMALLER_BATCH, peak_device=3 << 29, verdict="fits")
-    assert "batch size 32   1.00 GiB  fits, by freeing the cache" in text_of("1GiB", options=(option,))
+    assert "batch size 32   1.00 GiB  fits after the cache is freed" in text_of("1GiB", options=(option,))
 
     now = replace(estimated("8GiB"), peak_device=9 << 30)
     assert render_to_string(render_verdict(now), width=200).startswith(

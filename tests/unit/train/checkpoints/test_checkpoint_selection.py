@@ -108,7 +108,7 @@ def test_another_format_is_rejected(tmp_path):
     path = checkpoints.last.path / "legroom.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(
-        CheckpointError, match=r"another version of Legroom \(format 2; this version reads 1\)"
+        CheckpointError, match=r"another version of Legroom in format 2\. This version reads format 1\."
     ):
         checkpoints.resume("step-00000001")
 

@@ -55,8 +55,9 @@ def check(program: Program) -> Iterator[Problem]:
         )
         yield Problem(
             node=store.expression,
-            message=f"`{store.target}` grows in every step"
-            + (", and keeps the graph of all steps alive" if with_graph else ""),
+            message=f"`{store.target}` grows in every step, and keeps the graph of all steps alive"
+            if with_graph
+            else f"`{store.target}` grows in every step",
             help="Collect detached tensors in a list and concatenate the list once, or keep only the latest "
             "elements",
             edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
