@@ -1,7 +1,7 @@
 """The command line: `main(argv) -> int` parses the arguments, runs the command and returns the exit code.
 
-Each command has its own module. Invalid input prints one line to stderr and exits with 2. Commands import torch only
-when they run, so `--help`, `--version` and usage errors are fast.
+Each command has its own module. For invalid input, one line is printed to stderr, and the exit code is 2. Commands
+import torch only when they run, so `--help`, `--version` and usage errors are fast.
 """
 
 import atexit
@@ -38,8 +38,8 @@ _CommandLineError = cast("type[Exception]", typer.BadParameter.__mro__[2])
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Without `argv`, the function acts as the main program: `legroom run` prints its report at interpreter exit, after
-    the script's threads and exit handlers. With `argv`, everything is printed before the function returns.
+    Without `argv`, the function acts as the main program. In that case, `legroom run` prints its report at interpreter
+    exit, after the script's threads and exit handlers. With `argv`, everything is printed before the function returns.
     """
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)

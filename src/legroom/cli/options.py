@@ -51,7 +51,9 @@ def script_to_run(command: str, arguments: list[str] | None, module: str | None)
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help is shorter than typer's help, with `[default: 2]` instead of `[default: (2); x>=1]`."""
+    """A command whose help is shorter than typer's help. For example, it contains `[default: 2]` instead of `[default:
+    (2); x>=1]`.
+    """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments: list[tuple[str, str]] = []
@@ -93,9 +95,9 @@ def _no_type(ctx: Any) -> None:
 class ScriptCommand(Command):
     """A command whose options end at the script, or after `-m MODULE`.
 
-    All later arguments are passed to the script. click supports options that end at the script
-    (`allow_interspersed_args`), but not options that end after `-m MODULE`. click also does not support an option with
-    an optional value before a positional argument (`--spill train.py`).
+    All later arguments are passed to the script. The click library supports options that end at the script
+    (`allow_interspersed_args`), but not options that end after `-m MODULE`. An option with an optional value before a
+    positional argument (`--spill train.py`) is not supported by click either.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -3,7 +3,7 @@
 In some containers, NVML reports the size of a GPU correctly, but reports that none of its memory is used. CUDA reports
 the correct value, but only inside a context, which uses several hundred MiB and makes forking unsafe. Therefore CUDA is
 queried in a short-lived process. The first query also checks whether NVML reports at least the memory of this context.
-If NVML reports it, CUDA is not queried again.
+If NVML reports this memory, CUDA is not queried again.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ for index in range(count.value):
 print(json.dumps(used), flush=True)
 input()
 """
-"""A program that prints the bytes in use on each GPU, including its own context. It keeps the context until it reads a
-line.
+"""A program that prints the bytes in use on each GPU, including its own context. The program keeps the context until it
+reads a line.
 """
 
 

@@ -1,8 +1,8 @@
 """The rare events of a run, for example detected leaks, gaps in the recording, and the end of the run.
 
-Each kind is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order (see
-`capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`. Slots
-would create a second version of each class, and `Annotation.__subclasses__()` would list both versions.
+Each kind of event is a frozen dataclass with typed fields. A capture file stores the class name and the fields in order
+(see `capture.lines`), so a changed class name or field requires a new capture version. The classes have no `slots`.
+Slots would create a second version of each class, and `Annotation.__subclasses__()` would list both versions.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Annotation:
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """The events from here to the next `GapEnded` are missing. Only the steps of the gap are known."""
+    """The events between this event and the next `GapEnded` are missing. Only the steps of the gap are known."""
 
     events: int | None = None
     """The number of missing events, or None if unknown."""
@@ -183,7 +183,7 @@ class RunEnded(Annotation):
 
 
 def find_ending(annotations: Sequence[Annotation]) -> RunEnded:
-    """Return the last `RunEnded`. If there is none, return a `RunEnded` whose reason is unknown."""
+    """Return the last `RunEnded`. If there is no `RunEnded`, return one whose reason is unknown."""
     for annotation in reversed(annotations):
         if isinstance(annotation, RunEnded):
             return annotation

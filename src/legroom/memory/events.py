@@ -74,11 +74,11 @@ class Alloc(NamedTuple):
     step: int
     """The number of completed optimizer steps, or of loader batches if there is no optimizer."""
     module: str
-    """The dotted path of the innermost running module, or "". For a backward operation, the path of the forward
+    """The dotted path of the innermost running module, or "". For a backward operation, this is the path of the forward
     operation's module.
     """
     frame: Frame | None
-    """The user's line. For a backward operation, the line of its forward operation."""
+    """The user's line. For a backward operation, this is the line of the forward operation."""
     op: str
     """The operation (`aten.convolution`, `aten.addmm`), or "" if unknown."""
 
@@ -110,7 +110,7 @@ class Step(NamedTuple):
 
     time: float
     step: int
-    """The number of the step, from 0."""
+    """The number of the step, starting at 0."""
     seconds: float
     device: int
     allocated: int
@@ -123,7 +123,7 @@ class Step(NamedTuple):
 
 
 class Oom(NamedTuple):
-    """An allocation failed. All sizes are bytes of the device on which the allocation failed."""
+    """An allocation failed. All sizes are in bytes and refer to the device on which the allocation failed."""
 
     time: float
     device: int

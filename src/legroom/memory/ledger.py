@@ -3,9 +3,9 @@
 A ledger is built from a complete capture or during a run. During a run, `apply` only appends the event to a list, and
 the list is processed in batches. `apply` may be called at any moment and in any thread, even during a query, because a
 storage can be freed at any moment. A long run has more events than fit into memory. With `keep_events`, a ledger keeps
-about this number of events. It keeps the newest events, and the events around the peaks, the out-of-memory events and
-the end of the last step. Totals always cover the whole run. If there are very many steps, only every second, fourth,
-eighth, and so on, of the older steps is kept.
+about this number of events. The kept events are the newest events, and the events around the peaks, the out-of-memory
+events and the end of the last step. Totals always cover the whole run. If there are very many steps, every second older
+step is dropped, repeatedly.
 
 The category of a storage may become known after its allocation. The last tag of a storage applies to its whole
 lifetime.
@@ -188,8 +188,8 @@ class Ledger:
             return self._failure(number).progress
 
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
-        """Return the memory of `device` over time in at most about `samples` samples, which include all peaks of the
-        kept events.
+        """Return the memory of `device` over time in at most about `samples` samples. The samples include all peaks of
+        the kept events.
         """
         with self._up_to_date():
             begin = self._spans[0].time

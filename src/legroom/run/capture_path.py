@@ -17,7 +17,7 @@ from legroom.units import MiB
 MAX_BYTES = 8 * MiB
 """The maximum size of a capture: about two million events, which `legroom report` reads in a few seconds."""
 MAX_NUMBER = 100_000
-"""The highest number in the name of a capture."""
+"""The highest number that is tried in the name of a capture."""
 
 
 class NoWriter:

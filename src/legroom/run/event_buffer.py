@@ -13,7 +13,7 @@ from legroom.memory.events import Event, Sink
 from legroom.memory.interrupts import delayed_interrupts
 
 MAX_PENDING = 4096
-"""The number of pending events at which `write` passes them on."""
+"""The number of pending events at which `write` passes the events on."""
 MAX_FRACTION = 0.05
 """The fraction of the run time that `step_ended` may use. The events of long steps are passed on at once, and the
 events of several short steps together.
@@ -31,7 +31,7 @@ class EventBuffer:
         self._consume = consume
         self._pending: list[Event] = []
         self.add: Sink = self._pending.append
-        """Adds an event without running Python code. The caller must call `step_ended` or `flush` often enough."""
+        """Adds an event without running Python code. The caller must call `step_ended` or `flush` regularly."""
         self._lock = Lock()
         self._owner: int | None = None
         self._next_drain = 0.0

@@ -68,8 +68,9 @@ AtExit = Callable[[Callable[[], None]], object]
 
 
 class OutcomeListener(Protocol):
-    """Receives the outcome of a run, which is then not printed to the terminal. The launcher uses a listener to report
-    for all ranks."""
+    """Receives the outcome of a run. With a listener, the outcome is not printed to the terminal. The launcher uses a
+    listener to report for all ranks.
+    """
 
     header: Mapping[str, object]
     """Values that are added to the header of the capture."""
@@ -99,7 +100,8 @@ class Recording:
     ) -> None:
         """`options` are the options of `legroom run`, for the suggested next command. `spill` is applied while the
         script runs. With `blocking`, indices are checked before each operation on a real GPU. `listener` receives the
-        outcome, which is then not printed."""
+        outcome. In that case, the outcome is not printed.
+        """
         self._script = script
         self._gpus = gpus
         self._output = output
@@ -443,7 +445,7 @@ def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
 
 
 def _guarded(work: Callable[[], None]) -> None:
-    """Run `work`. Ignore errors in Legroom, which must not change the exit code of the script."""
+    """Run `work` and ignore errors in Legroom, because such errors must not change the exit code of the script."""
     try:
         work()
     except LegroomError as error:

@@ -1,4 +1,5 @@
-"""A simulation of PyTorch's CUDA caching allocator: the same requests give the same blocks, segments, peaks and failures.
+"""A simulation of PyTorch's CUDA caching allocator. The same requests result in the same blocks, segments, peaks and
+failures.
 
 The simulation follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a
 GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
@@ -64,7 +65,8 @@ class Allocator:
     reused at the next `malloc`. Otherwise, the block can be reused only after `complete_free`.
 
     `free` may be called at any moment, even during `malloc`, because the garbage collector may free a tensor at any
-    moment. During `malloc`, the block is freed when `malloc` ends. Two threads must not allocate at the same time.
+    moment. If `free` is called during `malloc`, the block is freed when `malloc` ends. Two threads must not allocate at
+    the same time.
     """
 
     def __init__(
@@ -219,7 +221,9 @@ class Allocator:
                 self._process_deferred_frees()
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Record that `stream` also uses the block, so its memory is not reused before that stream is done."""
+        """Record that `stream` also uses the block, so the memory of the block is not reused before this stream is
+        done.
+        """
         if stream != block.stream:
             if block.stream_uses is None:
                 block.stream_uses = set()
@@ -231,7 +235,7 @@ class Allocator:
             self._complete_free(block)
 
     def complete_frees(self) -> None:
-        """Complete all pending frees, as a synchronization of the device does."""
+        """Complete all pending frees, as after a synchronization of the device."""
         with self._busy():
             self._complete_all_frees()
 
@@ -354,7 +358,7 @@ class Allocator:
         return self._statistics.num_ooms
 
     def discount_oom(self) -> None:
-        """Do not count the last failure, because the request is repeated."""
+        """Exclude the last failure from the statistics, because the request is repeated."""
         self._statistics.num_ooms -= 1
 
     @property
@@ -398,7 +402,7 @@ class Allocator:
             self.free(self._deferred_frees.pop())
 
     def _make_free(self, block: Block) -> None:
-        """Merge a freed block with adjacent free blocks, and put it into its pool."""
+        """Merge a freed block with adjacent free blocks, and put the merged block into its pool."""
         pool = block.pool
         entries = pool.free[block.stream]
         size = freed = block.size

@@ -1,6 +1,6 @@
 """The state of the caching allocator: blocks, segments and the two pools.
 
-A segment is memory that was reserved from the device at once. A segment is divided into a linked list of blocks. A pool
+A segment is memory that was reserved on the device at once. A segment is divided into a linked list of blocks. A pool
 contains its free blocks in one list per stream. Each list is sorted by (size, age of the segment, address), so the best
 fit is found by bisection. The lists have tens to a few thousand entries. At this size, lists are faster than trees.
 """
@@ -50,7 +50,7 @@ class Segment:
 
 
 class Block:
-    """A part of a segment. `malloc` returns it, and `free` accepts it."""
+    """A part of a segment. `malloc` returns a block, and `free` accepts a block."""
 
     __slots__ = (
         "address",
@@ -77,7 +77,7 @@ class Block:
         self.pool = pool
         self.segment = segment
         self.age = age
-        """The age of the block's segment, or always 0 if ties are resolved by address."""
+        """The age of the block's segment. The age is always 0 if ties are resolved by address."""
         self.requested = 0
         """The size that the program requested."""
         self.state = FREE

@@ -16,7 +16,7 @@ WIDE_GAP: Final = 414 * MiB
 """The gap below the first segment, which exists after the first kernel."""
 WIDE_GAP_START: Final = FIRST_SEGMENT_ADDRESS - WIDE_GAP
 LIBRARY_BYTES: Final = 64 * MiB
-"""The address space that cuBLAS uses for each handle, before its workspace."""
+"""The size of the address space that cuBLAS uses for each handle, before its workspace."""
 UNLIMITED_TOTAL: Final = 1 * TiB
 """The memory that is assumed for a device without a capacity, to determine the length of address ranges."""
 
@@ -94,9 +94,9 @@ class AddressSpace:
     of 32 MiB are added below all other units. After the first operation, there is a wide gap between the first segment
     and the units (`WIDE_GAP`). Early segments are therefore placed at decreasing addresses. The next several hundred
     MiB are placed at increasing addresses, and later segments at decreasing addresses again. If the first segment was
-    larger than a unit, the wide gap is divided into units from its top. cuBLAS also uses address space in these gaps.
-    Address space of other libraries and of host memory is not simulated. Ranges for expandable segments are placed at
-    increasing addresses, starting at a low address.
+    larger than a unit, the wide gap is divided into units from its top. The handles of cuBLAS also use address space in
+    these gaps. Address space of other libraries and of host memory is not simulated. Ranges for expandable segments are
+    placed at increasing addresses, starting at a low address.
     """
 
     __slots__ = ("first_was_large", "free", "highest_unit", "lowest_unit", "next_range")

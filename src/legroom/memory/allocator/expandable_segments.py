@@ -1,9 +1,9 @@
-"""Expandable segments: one long address range for each pool and stream, into which memory is mapped page by page.
+"""Expandable segments. Each pool and stream has one long address range, into which memory is mapped page by page.
 
 A segment grows by mapping pages at the lowest address at which the request fits. If there is a free block before this
-address, the pages extend it. A segment shrinks by unmapping the pages that are completely inside free blocks. A range
-is longer than the device memory (by an eighth), so it does not need to be compacted when pages in its middle are
-released.
+address, the pages extend this block. A segment shrinks by unmapping the pages that are completely inside free blocks.
+An address range is an eighth longer than the device memory, so it does not need to be compacted when pages in its
+middle are released.
 """
 
 from collections.abc import Callable

@@ -42,7 +42,7 @@ class SegmentSource:
         self.device = device
         self.segment_address = segment_address
         self.range_address = range_address
-        """A function like `segment_address` that is called with (size, stream) and returns the address of the next
+        """A function like `segment_address`. It is called with (size, stream), and returns the address of the next
         range for an expandable segment.
         """
         self.small = small

@@ -1,4 +1,4 @@
-"""Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer names like torch.
+"""Parses `PYTORCH_CUDA_ALLOC_CONF` and its newer names in the same way as torch.
 
 Only the options that affect memory are stored. Options for pinned host memory, locks and CUDA graphs are checked and
 ignored. PyTorch's parser (c10/core/AllocatorConfig.cpp) tolerates some irregular values, and this module accepts the
@@ -16,7 +16,7 @@ from legroom.units import MiB
 
 ENVIRONMENT_NAMES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The environment variables in order of precedence. The first variable that is set is used, even if it is empty.
-(Torch's documentation recommends the last name, but torch 2.13 gives it the lowest precedence.)
+PyTorch's documentation recommends the last name, but in torch 2.13 this name has the lowest precedence.
 """
 
 POWER_OF_TWO_INTERVALS: Final = 16
@@ -79,7 +79,7 @@ class AllocatorSettings:
     """The segment size for requests from 1 to 10 MiB, and the page size of large expandable segments."""
     per_process_memory_fraction: float = 1.0
     backend: str = "native"
-    """`cudaMallocAsync` uses CUDA's own memory pool, which differs from this simulation."""
+    """The backend. `cudaMallocAsync` uses CUDA's own memory pool, which differs from this simulation."""
     ties: str = "age"
     """The rule that selects one of several free blocks of equal size. "age" selects the block of the older segment
     (since torch 2.13). "address" selects the block at the lower address (before torch 2.13). The rule depends on the
@@ -133,7 +133,9 @@ class AllocatorSettings:
     def from_environment(
         cls, environ: Mapping[str, str], torch_version: str | None = None
     ) -> "AllocatorSettings":
-        """Return the settings of a process with this environment. An error names the variable."""
+        """Return the settings of a process with this environment. If a value is invalid, the error names the
+        variable.
+        """
         version = cls(ties=ties_of(torch_version)) if torch_version else cls()
         for name in ENVIRONMENT_NAMES:
             if name in environ:
@@ -183,7 +185,9 @@ def ties_of(torch_version: str) -> str:
 
 
 def _tokens(text: str) -> list[str]:
-    """Split `a:1,b:[2:3]` into a, :, 1, `,`, b, :, [, 2, :, 3, ]. White space is ignored, even inside a word."""
+    """Split a string such as `a:1,b:[2:3]` into its words and its characters `:`, `,`, `[` and `]`. White space is
+    ignored, even inside a word.
+    """
     return re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s+", "", text))
 
 

@@ -1,8 +1,8 @@
 """The statistics of `torch.cuda.memory_stats()`, counted at low cost.
 
 Each allocation and each free changes three values: the count, the bytes and the requested bytes. These operations only
-update running totals. A current value is the difference between two totals. A peak can only occur at the end of an
-increase, so peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are
+update running totals. A current value is the difference between two totals. A peak can only occur just before a
+decrease, so peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are
 stored as a `Stat`.
 """
 
@@ -177,7 +177,7 @@ class Statistics:
             self.peaks_active = [max(pair) for pair in zip(self.peaks_active, now, strict=True)]
 
     def update_inactive_peaks(self) -> None:
-        """Like `update_peaks`, for free blocks in segments that are partly in use."""
+        """Update the peaks of free blocks in segments that are partly in use. See `update_peaks`."""
         small, large = self.small, self.large
         small_count = small.inactive_up - small.inactive_down
         large_count = large.inactive_up - large.inactive_down

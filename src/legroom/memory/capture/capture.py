@@ -1,13 +1,12 @@
 """Writes a capture file: the events of a run on disk.
 
 Events are written during the run, so a run that is killed loses only its last events. The file has a maximum size, so a
-run of several days does not fill the disk. The format is gzipped JSON (`zcat run.legroom` shows it), so reading a
-capture cannot run code. `lines` describes the format. `trim` selects the events to remove when the file grows too
-large.
+run of several days does not fill the disk. The format is gzipped JSON (see `zcat run.legroom`), so reading a capture
+cannot run code. `lines` describes the format. `trim` selects the events to remove when the file grows too large.
 
-`write` is called during training, so it only appends the event to a list. One thread at a time encodes the events in
-batches. A storage can be freed at any moment, even while a batch is encoded, so `write` may also be called during the
-encoding. If the file cannot be written, training continues, and `failed` contains the reason.
+Because `write` is called during training, it only appends the event to a list. One thread at a time encodes the events
+in batches. A storage can be freed at any moment, even while a batch is encoded, so `write` may also be called during
+the encoding. If the file cannot be written, training continues, and `failed` contains the reason.
 """
 
 import errno

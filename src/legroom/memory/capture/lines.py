@@ -1,6 +1,6 @@
 """The format of a capture file: encodes events as lines of JSON, and decodes them.
 
-A capture is a series of chunks. A chunk is one gzip member of JSON lines and does not depend on other chunks:
+A capture is a series of chunks. A chunk is one gzip member of JSON lines and does not depend on other chunks.
 
 ```
 {"format": "legroom capture", "version": 2, ...}    the header

@@ -1,9 +1,8 @@
 """Reads a capture file.
 
 If the file is incomplete, for example after a crash, it is read up to its last valid line. If chunks were dropped to
-limit the size of the file, the events continue from the state at the start of the next chunk. The steps of the dropped
-chunks come between a `GapStarted` and a `GapEnded`, followed by the allocations, frees and tags that result in this
-state.
+limit the size of the file, the events continue from the state at the start of the next chunk. Between a `GapStarted`
+and a `GapEnded` come the steps of the dropped chunks, then the allocations, frees and tags that result in this state.
 
 A capture may come from an untrusted source, so every value is checked and decompression bombs are rejected.
 """
@@ -78,7 +77,7 @@ class _Reader:
         self._events: list[Event] = []
         self._dropped = 0
         self._position = 0
-        """The number of the next event of the run."""
+        """The number of the next event in the run."""
         self._in_gap = False
         self._steps_only = False
         self._known: dict[Site, Site] = {}

@@ -138,7 +138,9 @@ def line_of_function(file: str, name: str, first: int) -> int:
 
 
 def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
-    """Return whether the statement on this line is in a loop or, with `itself`, contains a comprehension."""
+    """Return whether the statement on this line is in a loop. With `itself`, also return True if the statement contains
+    a comprehension.
+    """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0):
@@ -151,7 +153,7 @@ def is_in_loop(file: str, line: int, *, itself: bool = True) -> bool:
 def built_at(file: str, line: int) -> str | None:
     """Return the name of the variable to which a statement assigns the container that it builds (`losses = [step(x) for
     x in data]`, `list(map(...))`). Until the statement ends, no name references the container. The result is "" if the
-    statement assigns no name, and None if it builds no container.
+    statement assigns no name, and None if the statement builds no container.
     """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():

@@ -70,8 +70,9 @@ class NameReader:
         removing_methods: frozenset[str] | None = None,
     ) -> None:
         """`classes` are the classes that have the attribute, with their base classes. The set is empty if the classes
-        are unknown. With `feeding`, a method is treated as storing if its name suggests this. With `is_alias`, the name
-        is another name of the object, so assignments to the name are ignored. Only `removing_methods` remove items.
+        are unknown. With `feeding`, a method is treated as storing items if its name suggests this. With `is_alias`,
+        the name is another name of the object, so assignments to the name are ignored. Only `removing_methods` remove
+        items.
         """
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []
@@ -276,7 +277,8 @@ class NameReader:
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
         """Collect the uses of another name of the same object or of its items. For items, only the methods in `only`
-        are treated as removing."""
+        are treated as methods that remove items.
+        """
         if not isinstance(alias, ast.Name) or self._is_alias:
             return
         reader = NameReader(self._file, alias.id, False, is_alias=True, removing_methods=only)

@@ -209,8 +209,9 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 def _combine(
     readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool
 ) -> NameUsage:
-    """Combine the uses into a result. `outlives_calls` means that the name is not a local variable, which is created
-    again in each call."""
+    """Combine the uses into a result. `outlives_calls` means that the name is not a local variable. A local variable is
+    created again in each call.
+    """
     statements = tuple(
         each._replace(
             only_if_missing=each.only_if_missing
@@ -225,7 +226,7 @@ def _combine(
         return [each for each in occurrences if not each.function or each.function in calls.called]
 
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
-        """Return the usage without statements that run only once, after the storing loop."""
+        """Return the usage without the statements that run only once, after the loop that stores items."""
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
         return [each for each in that_run(occurrences) if each.in_loop or each.function not in loops_once]
 

@@ -1,8 +1,8 @@
 """Records the processes that a program on virtual GPUs starts (`mp.spawn`, torchrun), each to a separate
 capture.
 
-When the process that `legroom run` started ends, it reads these captures, because the training may run in a child
-process.
+The training may run in a child process. Therefore the process that `legroom run` started reads these captures before it
+ends.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ allocator of the given size. When the allocator is full, the operation raises `t
 message. A program's out-of-memory errors, its error handlers and its leaks are therefore real on a laptop and in CI.
 
 Only one virtual GPU can be active at a time. A virtual GPU applies to the whole process, including threads that start
-while it is active, and forked children, whose events are discarded.
+while it is active. It also applies to forked children, but their events are discarded.
 """
 
 import contextlib
@@ -62,8 +62,8 @@ program registers receive CPU tensors.
 class VirtualGPU:
     """Simulates one or several GPUs, as a context manager or a decorator.
 
-    `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes), which is
-    the memory that PyTorch can use, or a name (`"t4"`). One string may list several GPUs, as in `"8GiB,8GiB"`. `sink`
+    `gpus` contains one value per device, as for `--gpu`. A value is a size (`"8GiB"`, `"8GiB:sm90"`, bytes) or a name
+    (`"t4"`). A size is the memory that PyTorch can use. One string may list several GPUs, as in `"8GiB,8GiB"`. `sink`
     receives every event. Allocator settings come from `PYTORCH_ALLOC_CONF` and `PYTORCH_CUDA_ALLOC_CONF`.
     """
 

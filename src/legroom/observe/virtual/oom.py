@@ -95,7 +95,7 @@ class InjectedFailure(AllocationFailed):
 
 
 class Faults:
-    """Makes allocation `number`, counted from now, and the `times - 1` allocations after it fail."""
+    """Makes allocations fail: allocation `number`, counted from now, and the `times - 1` allocations after it."""
 
     def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
         if number < 1 or times < 1:

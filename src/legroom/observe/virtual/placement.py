@@ -312,7 +312,9 @@ class PlacementMode(TorchFunctionMode):
         return made if named is None else self._to(made, named)
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Run a torch function. Tensors that it creates without tensor inputs are placed on the device of its arguments."""
+        """Run a torch function. Tensors that the function creates without tensor inputs are placed on the device of its
+        arguments.
+        """
         context = self.recorder.context
         outer = context.factory_target, context.call
         context.factory_target, context.call = HOST, (func, args, kwargs)
@@ -497,7 +499,7 @@ def cuda_default_device() -> Iterator[None]:
 
     A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters this mode
     above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters this mode below
-    `PlacementMode`, where it would create tensors on a real device. With `torch.set_default_device("cuda")`, the
+    `PlacementMode`, where the mode would create tensors on a real device. With `torch.set_default_device("cuda")`, the
     default-device mode therefore leaves the call unchanged, and `PlacementMode` reads the default device itself."""
     original = _device_module.DeviceContext.__torch_function__
 
@@ -525,7 +527,7 @@ def _without_results() -> list[Any]:
 
 
 def _constructors() -> Any:
-    """Return the functions that torch's default device applies to."""
+    """Return the functions to which torch's default device applies."""
     return _device_module._device_constructors()
 
 

@@ -4,9 +4,9 @@ The memory of a rank depends on the world size (shards, parts of a batch, stages
 receives. An estimate therefore needs no other ranks. PyTorch's fake process group completes every collective at once
 and moves no data. Objects that one rank creates and broadcasts (a plan, a path) are an exception.
 
-The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later
-read them. The fake process group is one of torch's testing tools. If this version of torch lacks it, rank 0
-of 1 is traced instead, so the estimate does not include the savings of sharding.
+The sending rank stores these objects in the folder LEGROOM_SINGLE_RANK, where the ranks that are traced later read
+them. The fake process group is one of torch's testing tools. If this version of torch lacks the fake process group,
+rank 0 of 1 is traced instead, so the estimate does not include the savings of sharding.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ _early_names: dict[str, Any] = {}
 
 
 def early_name(name: str) -> Any:
-    """Return the function that replaces `name` if the script has imported the name before, or None if no function
+    """Return the function that replaces `name` in scripts that have already imported it, or None if no function
     replaces it.
     """
     return _early_names.get(name)
@@ -151,8 +151,9 @@ def _fake_store() -> Any:
 
 
 def _with_local_reduction(parallel: Any) -> Any:
-    """Add a communication hook. The reducer expects a result for each bucket, which a fake group does not return. The
-    hook returns the bucket itself."""
+    """Add a communication hook. The reducer expects a result for each bucket, but a fake group returns no result. The
+    hook returns the bucket itself.
+    """
     original_init, register = parallel.__init__, parallel.register_comm_hook
 
     @functools.wraps(original_init)

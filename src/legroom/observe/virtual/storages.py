@@ -2,8 +2,8 @@
 
 `torch.save` writes the device of each storage, and `torch.load` restores the storage to that device or to
 `map_location`. Both functions use a registry of functions that tag and restore storages. This module adds one pair to
-the registry. `storage.cuda()`, `map_location=lambda storage, location: storage.cuda(0)`, and `copy.deepcopy(model)`,
-which copies storages below the dispatcher, use the replaced methods of `UntypedStorage`.
+the registry. The replaced methods of `UntypedStorage` are used by `storage.cuda()`, by `map_location=lambda storage,
+location: storage.cuda(0)`, and by `copy.deepcopy(model)`, which copies storages below the dispatcher.
 
 While the placement mode is active, `storage.device` is the virtual device. Inside torch's own functions,
 `storage.device` is the CPU, like the device of a tensor.

@@ -73,8 +73,9 @@ def _percent(size: int, total: int) -> str:
 
 
 def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
-    """Return blanks up to `offset`, then a bar for the value, or a thin line if the bar is shorter than half a
-    column."""
+    """Return blanks up to `offset`, then a bar for the value. If the bar is shorter than half a column, a thin line
+    replaces it.
+    """
     start = min(int(offset / total * width), width - 1)
     end = min(max(round((offset + share.bytes) / total * width), start + 1), width)
     if share.bytes < total / width / 2:

@@ -220,7 +220,9 @@ def _success_parts(
 
 
 def _fullness(rank: RankResult) -> tuple[float, int]:
-    """Return the sort key: reserved memory, then allocated memory, because PyTorch reserves memory in large blocks."""
+    """Return the sort key: reserved memory, then allocated memory. PyTorch reserves memory in large blocks, so reserved
+    memory may be equal.
+    """
     exit_record = rank.exit_record
     return (
         (0.0, 0)

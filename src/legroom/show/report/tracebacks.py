@@ -29,9 +29,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def format_error_line(error: BaseException) -> str:
-    """Return the last line of the traceback, without notes, for example `torch.OutOfMemoryError: CUDA out of memory.
-    …`.
-    """
+    """Return the last line of the traceback, which contains the error message, without notes."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
 

@@ -1,5 +1,6 @@
 """The trials of a search as a table: metric, step, measured and predicted memory and configuration. The reason why a
-trial ended is shown below it."""
+trial ended is shown below the trial.
+"""
 
 from collections.abc import Sequence
 
@@ -33,7 +34,8 @@ def trial_table(
 ) -> Group:
     """Render one line per trial. The reason why a trial ended is shown below its line.
 
-    If the width allows it, the searched parameters are columns. Otherwise, they are listed below each trial.
+    If the terminal is wide enough, the searched parameters are columns. Otherwise, the searched parameters are listed
+    below each trial.
     """
     columns = _figure_columns(rows, metric, mode)
     with_searched = columns | {

@@ -1,8 +1,8 @@
 """`legroom.watch(loader)`: a loop like tqdm's, with memory use and leak warnings.
 
 A terminal shows one updating line. In a pipe, a CI log or a notebook, a plain line is printed from time to time. Each
-leak is reported once, with the variable that retains the memory and the line that stores it. `watch` passes items on
-and keeps no reference to them.
+leak is reported once, with the variable that retains the memory and the line that stores the tensors. `watch` passes
+items on and keeps no reference to them.
 
 All loops of a process share one leak detector, so the detector keeps its state between epochs. The detector is attached
 only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints

@@ -1,11 +1,11 @@
 """Matrix products, dense and sparse: cuBLAS workspaces, copies of operands, and operations that are computed as products.
 
 cuBLAS uses a workspace from PyTorch's allocator, one per library handle and stream, until the process ends. The
-autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. The source
-code is `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a workspace is 32 MiB on Hopper and
-newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that adds a bias
-uses cuBLASLt, which has its own workspace. In the measured histories, the size of the cuBLASLt workspace is 1 MiB, and
-it is allocated after the cuBLAS workspace.
+autograd engine runs backward operations on its own thread with its own handle, so there are two workspaces. The rule
+for the size follows `getChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp. The size of a workspace is 32 MiB on
+Hopper and newer, 4096 KiB × 2 + 16 KiB × 8 on older GPUs, or the value of `CUBLAS_WORKSPACE_CONFIG`. A product that
+adds a bias uses cuBLASLt, which has its own workspace. In the measured histories, the size of the cuBLASLt workspace is
+1 MiB, and it is allocated after the cuBLAS workspace.
 """
 
 import math

@@ -1,8 +1,8 @@
 """CUDA libraries that torch and scripts use: cuDNN, NVTX, NCCL, the profiler, attention kernels.
 
-A machine without a GPU has none of these libraries. With the replacements, scripts can set flags and push
-NVTX ranges. If torch would select a kernel of a library, the replaced library rejects the tensor, so the
-kernel of the CPU runs. PyTorch does not warn that it was built without CUDA.
+A machine without a GPU has none of these libraries. With the replacements in this module, scripts can set flags and
+push NVTX ranges. If torch would select a kernel of a CUDA library, the replaced library rejects the tensor, so the CPU
+kernel runs. PyTorch does not warn that it was built without CUDA.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ def math_attention_allowed() -> Iterator[Iterable[Replacement]]:
 
 
 def _profiler_on_cpu() -> Iterable[Replacement]:
-    """Make a profile of CUDA activities a profile of CPU activities, because the CPU runs the operations."""
+    """Profile CPU activities instead of CUDA activities, because the CPU runs the operations."""
     profile: Any = torch.autograd.profiler.profile
     original_init = profile.__init__
 

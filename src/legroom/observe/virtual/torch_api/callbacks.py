@@ -1,7 +1,7 @@
 """Keeps the placement mode active in user code that torch calls back.
 
-PyTorch disables a function mode while it runs one of its own functions. Some of these functions call user code,
-for example in backward passes and hooks.
+PyTorch disables a function mode while one of PyTorch's own functions runs. Some of these functions call user code, for
+example in backward passes and hooks.
 """
 
 import contextlib

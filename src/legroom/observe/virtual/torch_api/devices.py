@@ -108,7 +108,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def _call_now(function: Callable[[], object], **options: Any) -> None:
-    """Call the function now. PyTorch would call it when CUDA is initialized."""
+    """Call the function now. PyTorch would call the function when CUDA is initialized."""
     function()
 
 

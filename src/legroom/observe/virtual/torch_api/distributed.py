@@ -1,9 +1,9 @@
 """`torch.distributed` on virtual GPUs: gloo, which sends CPU tensors, replaces NCCL.
 
-Processes of one or several machines form groups as usual. Each process has its own virtual GPUs. The gradient
-buckets of `DistributedDataParallel` are on the device of the model. Two differences remain: `get_backend()`
-returns gloo, and NCCL's buffers are not counted. On an H200, one rank allocates 556 MiB for these buffers
-outside torch's allocator at its first all-reduce.
+Processes of one or several machines form groups as usual. Each process has its own virtual GPUs. The gradient buckets
+of `DistributedDataParallel` are on the device of the model. Two differences remain. First, `get_backend()` returns
+gloo. Second, NCCL's buffers are not counted. On an H200, one rank allocates 556 MiB for these buffers outside torch's
+allocator at its first all-reduce.
 """
 
 import functools
@@ -54,8 +54,9 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 class ProcessGroupNCCL:
-    """The class of NCCL groups in builds without NCCL. No group is an instance of it, and its options have no
-    effect."""
+    """The class of NCCL groups in builds without NCCL. No group is an instance of this class, and its options have no
+    effect.
+    """
 
     class Options:
         def __init__(self, *_arguments: Any, **options: Any) -> None:
@@ -91,7 +92,7 @@ def _with_gloo(original: Any, position: int) -> Any:
 
 
 def _gloo(backend: Any) -> Any:
-    """Return gloo instead of NCCL, instead of a list of backends that includes NCCL, and as the default."""
+    """Return gloo if `backend` is None or includes NCCL. Otherwise, return `backend`."""
     return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
 
 

@@ -137,7 +137,7 @@ def _grouped_tensors(host: VirtualHost) -> Iterable[Replacement]:
     """Make optimizers and gradient clipping group tensors by their virtual device.
 
     PyTorch groups the tensors in C++, where all tensors are on the CPU. With several virtual GPUs, or with parameters
-    on the host, one group would mix devices. Versions of torch without this C function group in Python.
+    on the host, one group would mix devices. Versions of torch without this C function group the tensors in Python.
     """
     original = getattr(torch._C, "_group_tensors_by_device_and_dtype", None)
     if original is None:
@@ -167,9 +167,9 @@ def _optimizers() -> Iterable[Replacement]:
     """Make optimizers use the for-loop implementation if their `foreach` implementation rounds differently.
 
     On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
-    that its memory is counted. Three optimizers and weight averaging compute in another order with `foreach`, but a
-    virtual GPU must give bit-for-bit the same results as the CPU. For these optimizers, the temporary tensors of
-    `foreach`, about one copy of the parameters, are not counted.
+    that the memory of `foreach` is counted. Three optimizers and weight averaging compute in another order with
+    `foreach`, but a virtual GPU must return bit-for-bit the same results as the CPU. For these optimizers, the
+    temporary tensors of `foreach`, about one copy of the parameters, are not counted.
     """
 
     def neither_fused_nor_foreach(*_arguments: Any, **_options: Any) -> tuple[bool, bool]:
@@ -190,10 +190,9 @@ def lazy_parameters_without_data() -> Iterator[None]:
     """Within the block, the parameters of lazy modules (`nn.LazyLinear`) become fake tensors, like all other
     parameters.
 
-    Until the first forward pass determines its shape, a lazy parameter is an empty real tensor of a special
-    class, outside the fake mode. When the shape is known, torch allocates memory for the parameter and
-    changes its class in place. A real tensor cannot become a fake tensor in place, so the two tensors are
-    swapped.
+    Until the first forward pass determines its shape, a lazy parameter is an empty real tensor of a special class,
+    outside the fake mode. When the shape is known, torch allocates memory for the parameter and changes its class in
+    place. A real tensor cannot become a fake tensor in place, so the real and the fake tensor are swapped.
     """
 
     def materialize(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:

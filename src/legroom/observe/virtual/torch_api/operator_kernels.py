@@ -169,8 +169,9 @@ def _register(
     kernel: Callable[..., Any],
     with_keyset: bool,
 ) -> bool:
-    """Add a kernel to the function that selects the kernel of an operator. Returns False if that function
-    cannot call an existing kernel of the operator."""
+    """Add a kernel to the selecting function of an operator. Returns False if the selecting function cannot call an
+    existing kernel of the operator.
+    """
     name = _qualified(library, op_name)
     known = _operators.get(name)
     if known is None or not _is_alive(known.registered_by):
@@ -192,7 +193,7 @@ def _is_alive(library: Any) -> bool:
 
 
 def _has_kernel(name: str) -> bool:
-    """Return whether the operator already has a kernel for the CPU, as torch's own operators do."""
+    """Return whether the operator already has a kernel for the CPU, like torch's own operators."""
     has = getattr(torch._C, "_dispatch_has_computed_kernel_for_dispatch_key", None)
     try:
         return bool(has is not None and has(name, "CPU"))

@@ -1,6 +1,6 @@
 """Random numbers on a virtual GPU come from the CPU's generator.
 
-A run on a virtual GPU gives bit-for-bit the same results as the same script on the CPU. The default generator of a
+A run on a virtual GPU returns bit-for-bit the same results as the same script on the CPU. The default generator of a
 virtual device stores and returns its seed, but draws no numbers. The state of the default generator, which scripts
 save, restore and fork, is the state of the CPU's generator. Therefore `torch.cuda.manual_seed` alone does not make a
 run reproducible. Use `torch.manual_seed`.
@@ -90,7 +90,8 @@ def _generator_class(host: VirtualHost, is_active: list[bool]) -> type:
     """Create the class that replaces `torch.Generator` while a virtual GPU is active.
 
     Code that imported this class keeps it after the virtual GPU ends. Every generator is an instance of this class,
-    including generators that were created earlier. `isinstance` with a subclass that the script defines works as usual.
+    including generators that were created earlier. If the script defines a subclass, `isinstance` with this subclass
+    works as usual.
     """
     original: Any = torch.Generator
 

@@ -81,7 +81,7 @@ class Streams:
 
     @property
     def current(self) -> dict[int, int]:
-        """Maps each device to this thread's current stream, if it is not the default stream."""
+        """Maps each device to this thread's current stream, if this stream is not the default stream."""
         current: dict[int, int] | None = getattr(self._per_thread, "streams", None)
         if current is None:
             current = self._per_thread.streams = {}
@@ -155,7 +155,7 @@ class _ReplacementMeta(type):
 
 
 class GenericStream(metaclass=_ReplacementMeta):
-    """`torch.Stream` on a virtual GPU."""
+    """Replaces `torch.Stream` on a virtual GPU."""
 
     original: Any = torch.Stream
 
@@ -236,7 +236,7 @@ class GenericStream(metaclass=_ReplacementMeta):
 
 
 class Stream(GenericStream):
-    """`torch.cuda.Stream` on a virtual GPU."""
+    """Replaces `torch.cuda.Stream` on a virtual GPU."""
 
     original: Any = torch.cuda.Stream
 
@@ -261,7 +261,7 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream of another library, which a virtual GPU cannot use."""
+    """A stream of another library. A virtual GPU cannot use such a stream."""
 
     original: Any = torch.cuda.ExternalStream
 
@@ -270,7 +270,7 @@ class ExternalStream(Stream):
 
 
 class GenericEvent(metaclass=_ReplacementMeta):
-    """`torch.Event` on a virtual GPU. An event stores the time of the host's clock at which it was recorded."""
+    """Replaces `torch.Event` on a virtual GPU. An event stores the time of its recording, by the host's clock."""
 
     original: Any = torch.Event
 
@@ -324,7 +324,7 @@ class GenericEvent(metaclass=_ReplacementMeta):
 
 
 class Event(GenericEvent):
-    """`torch.cuda.Event` on a virtual GPU."""
+    """Replaces `torch.cuda.Event` on a virtual GPU."""
 
     original: Any = torch.cuda.Event
 
