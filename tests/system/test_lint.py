@@ -52,7 +52,8 @@ every step alive
     8 │ optimizer.zero_grad()
   ❱ 9 │ losses.append(loss)
       │               ^^^^
-  help: Store `loss` without its graph: add `.item()`.  [--fix]
+  help: Store `loss` without its graph: add `.detach()`, or `.item()` for a
+  number.  [--fix]
 
 Found 1 problem in 1 of 1 file; 1 fixable with `--fix`.
 Show the meaning of a code: legroom explain LG101
@@ -63,7 +64,7 @@ Show the meaning of a code: legroom explain LG101
 def test_fix_leaves_no_findings(project: Path) -> None:
     done = lint("train.py", "--fix", folder=project)
     assert (done.returncode, done.stdout) == (0, "Fixed 1 problem. No problems found in 1 file.\n")
-    assert "losses.append(loss.item())" in (project / "train.py").read_text()
+    assert "losses.append(loss.detach())" in (project / "train.py").read_text()
     assert lint("train.py", folder=project).stdout == "No problems found in 1 file.\n"
 
 
@@ -101,19 +102,19 @@ def test_sarif_has_the_required_fields(project: Path) -> None:
     assert place["artifactLocation"]["uri"] == "train.py"
     assert place["region"] == {"startLine": 9, "startColumn": 19, "endLine": 9, "endColumn": 23}
     (change,) = result["fixes"][0]["artifactChanges"]
-    assert change["replacements"][0]["insertedContent"]["text"] == ".item()"
+    assert change["replacements"][0]["insertedContent"]["text"] == ".detach()"
 
 
 def test_diff_does_not_change_files(project: Path) -> None:
     done = lint("train.py", "--diff", folder=project)
     assert done.returncode == 1
-    assert "+    losses.append(loss.item())\n" in done.stdout
+    assert "+    losses.append(loss.detach())\n" in done.stdout
     assert (project / "train.py").read_text() == LEAK
 
 
 def test_standard_input_is_fixed_on_standard_output(project: Path) -> None:
     done = lint("-", "--fix", text=LEAK, folder=project)
-    assert done.stdout == LEAK.replace("(loss)", "(loss.item())")
+    assert done.stdout == LEAK.replace("(loss)", "(loss.detach())")
     assert lint("-", text=LEAK, folder=project).stdout.count("standard input:9:19") == 1
 
 

@@ -10,8 +10,8 @@ for epoch in range(40):
     y = x.sum(dim=1, keepdim=True)
     loss = ((x @ w + b - y) ** 2).mean()
     loss.backward()
-    w.data -= 0.01 * w.grad.data  # lint: data
-    b.data -= 0.01 * b.grad.data  # lint: data
+    w.data -= 0.01 * w.grad.data
+    b.data -= 0.01 * b.grad.data
     w.grad = None
     b.grad = None
     loss_history.append(loss)  # leak: holder=loss_history kind=graph lint=accumulate

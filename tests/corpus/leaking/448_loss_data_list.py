@@ -21,7 +21,7 @@ def train(epoch):
         loss = nn.functional.nll_loss(output, target)
         loss.backward()
         optimizer.step()
-        loss_record.append(loss.data)  # leak: holder=loss_record kind=tensor lint=data
+        loss_record.append(loss.data)  # leak: holder=loss_record kind=tensor
 
 
 for epoch in range(1, 4):

@@ -31,6 +31,6 @@ def sample_posterior(estimator, x, num_samples):
 
 torch.manual_seed(3)
 estimator = ConditionalGaussian().to(device)
-estimator.net[2].weight.data.mul_(0.1)  # lint: data
+estimator.net[2].weight.data.mul_(0.1)
 samples = sample_posterior(estimator, torch.zeros(1, 3, device=device), 60)
 print(samples.shape, samples.mean(0).tolist())

@@ -20,7 +20,7 @@ for batch_no in range(24):
         d_loss.backward()
         opt_d.step()
         for p in D.parameters():
-            p.data.clamp_(-0.01, 0.01)  # lint: data
+            p.data.clamp_(-0.01, 0.01)
     g_loss = -D(G(torch.randn(8, z_dim, device=device))).mean()
     opt_g.zero_grad()
     g_loss.backward()

@@ -21,6 +21,6 @@ for k in range(20):
         p.grad = None
     loss.backward()
     for p in parameters:
-        p.data += -0.05 * p.grad  # lint: data
+        p.data += -0.05 * p.grad
     stepi.append(k)
     lossi.append(loss.log10())  # leak: holder=lossi kind=graph lint=accumulate

@@ -25,7 +25,7 @@ for x, y in train_loader:
     losses.append(loss)
 """
 )
-MENDED = LEAK.replace("losses.append(loss)", "losses.append(loss.item())")
+MENDED = LEAK.replace("losses.append(loss)", "losses.append(loss.detach())")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_json_has_the_documented_keys() -> None:
         "message": "`losses` stores `loss` with its autograd graph, which keeps the graph of every step alive",
         "fix": {
             "applicability": "safe",
-            "edits": [{"line": 16, "column": 23, "end_line": 16, "end_column": 23, "text": ".item()"}],
+            "edits": [{"line": 16, "column": 23, "end_line": 16, "end_column": 23, "text": ".detach()"}],
         },
     }
 
@@ -96,7 +96,7 @@ def test_diff_does_not_change_files(tmp_path: Path) -> None:
     file.write_text(LEAK)
     report = lint_paths([str(file)], diff=True)
     assert file.read_text() == LEAK
-    assert "-    losses.append(loss)\n+    losses.append(loss.item())\n" in report.diff
+    assert "-    losses.append(loss)\n+    losses.append(loss.detach())\n" in report.diff
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_notebook_fix_changes_only_its_line(tmp_path: Path, indent: int) -> None
     before = notebook(PRELUDE, "%%time\n" + LOOP, indent=indent)
     file.write_text(before)
     assert lint_paths([str(file)], fix=True).fixed == 1
-    assert file.read_text() == before.replace("losses.append(loss)", "losses.append(loss.item())")
+    assert file.read_text() == before.replace("losses.append(loss)", "losses.append(loss.detach())")
 
 
 def test_syntax_error_in_a_cell_is_reported(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ would make the linter useless.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import libcst as cst
 
@@ -23,6 +24,7 @@ from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     Loop,
+    children,
     dotted,
     innermost_iterable,
     is_true,
@@ -47,6 +49,7 @@ from legroom.diagnose.lint.flow.values import (
 )
 
 _MAX_PASSES = 5
+_BLOCKS = {cst.SimpleStatementLine, cst.IndentedBlock, cst.SimpleStatementSuite}
 
 
 def analyze_program(program: Program) -> None:
@@ -119,6 +122,9 @@ class _Walker(Assignments):
             for path, value in outer.environment.items():
                 self.names.setdefault(path, value)
             outer = outer.outer
+        given_names = set(function.parameters)
+        for path in [path for path in self.names if "." in path and root(path) in given_names]:
+            del self.names[path]
         for name in function.parameters:
             given = [site.values[name] for site in call_sites if name in site.values]
             value = given[0] if given else UNKNOWN
@@ -127,8 +133,6 @@ class _Walker(Assignments):
             self.names[name] = (
                 value if value.kind is not ValueKind.UNKNOWN or value.class_name else guess_from_name(name)
             )
-            for path in [path for path in self.names if path.startswith(f"{name}.")]:
-                del self.names[path]
         if function.class_name is not None and function.parameters[:1] in (("self",), ("cls",)):
             known = self.program.classes[function.class_name]
             is_module = self.program.is_module_class(known.name)
@@ -150,55 +154,59 @@ class _Walker(Assignments):
 
     def block(self, body: Sequence[cst.CSTNode]) -> None:
         for node in body:
-            if isinstance(node, (cst.SimpleStatementLine, cst.IndentedBlock, cst.SimpleStatementSuite)):
-                self.block(node.body)
+            if type(node) in _BLOCKS:
+                self.block(children(node))
             else:
                 self.statement(node)
 
-    def statement(self, node: cst.CSTNode) -> None:
-        if isinstance(node, cst.Assign):
+    def statement(self, node: Any) -> None:
+        kind = type(node)  # isinstance is slow for libcst's abstract classes
+        if kind is cst.Expr:
+            self._expression_statement(node)
+        elif kind is cst.Assign:
             value = self.value_of(node.value)
             for target in node.targets:
                 self.assign(target.target, value, node.value, node)
-        elif isinstance(node, cst.AnnAssign):
+        elif kind is cst.AnnAssign:
             if node.value is not None:
                 self.assign(node.target, self.value_of(node.value), node.value, node)
-        elif isinstance(node, cst.AugAssign):
-            self.augment(node)
-        elif isinstance(node, cst.Expr):
-            value = self.value_of(node.value)
-            if isinstance(node.value, cst.Yield):
-                self.yields = value if self.yields is None else join_values(self.yields, value)
-        elif isinstance(node, cst.Return):
+        elif kind is cst.If:
+            self.branch(node)
+        elif kind is cst.Return:
             if node.value is not None:
                 value = self.value_of(node.value)
                 self.returns = value if self.returns is None else join_values(self.returns, value)
                 self.function.returned_nodes.append(node.value)
-        elif isinstance(node, (cst.For, cst.While)):
-            self.loop(node)
-        elif isinstance(node, cst.If):
-            self.branch(node)
-        elif isinstance(node, cst.With):
-            self.with_block(node)
-        elif isinstance(node, (cst.Try, cst.TryStar)):
-            self.try_block(node)
-        elif isinstance(node, cst.Del):
-            self.delete(node.target)
-        elif isinstance(node, cst.FunctionDef):
+        elif kind is cst.FunctionDef:
             self.names[node.name.value] = Value(
                 ValueKind.UNKNOWN, function=self._qualified_name(node.name.value)
             )
-        elif isinstance(node, cst.ClassDef):
+        elif kind is cst.AugAssign:
+            self.augment(node)
+        elif kind is cst.For or kind is cst.While:
+            self.loop(node)
+        elif kind is cst.With:
+            self.with_block(node)
+        elif kind is cst.Try or kind is cst.TryStar:
+            self.try_block(node)
+        elif kind is cst.Del:
+            self.delete(node.target)
+        elif kind is cst.ClassDef:
             self._class_body(node)
-        elif isinstance(node, cst.Match):
+        elif kind is cst.Match:
             self.value_of(node.subject)
             for case in node.cases:
                 self.block([case.body])
-        elif isinstance(node, (cst.Raise, cst.Assert)):
+        elif kind is cst.Raise or kind is cst.Assert:
             for each in walk(node, into_functions=False):
                 if isinstance(each, cst.Call):
                     self.value_of(each)
                     break
+
+    def _expression_statement(self, node: cst.Expr) -> None:
+        value = self.value_of(node.value)
+        if type(node.value) is cst.Yield:
+            self.yields = value if self.yields is None else join_values(self.yields, value)
 
     def _qualified_name(self, name: str) -> str:
         return f"{self.function.qualified_name}.{name}" if self.function.qualified_name else name

@@ -48,7 +48,10 @@ class Assignments(FactRecorder):
 
     def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
         super().__init__(program, function, recording=recording)
-        self.names_in_backward = _names_in_backward(function)
+        if function.names_in_backward is None:
+            runs_backward = program.mentions("backward", "manual_backward", "grad")
+            function.names_in_backward = _names_in_backward(function) if runs_backward else frozenset()
+        self.names_in_backward = function.names_in_backward
         self.grad_mode_names: set[str] = set()
 
     def assign(
@@ -114,8 +117,10 @@ class Assignments(FactRecorder):
                 self.names[path.removesuffix(".requires_grad")] = PARAMETER
             self._freeze_iterated(frozen=expression.value == "False")
             return
-        for outer in [each for each in self.names if path.startswith(f"{each}.")]:
-            if self.names[outer].frozen:
+        outer = path
+        while "." in outer:
+            outer = outer.rpartition(".")[0]
+            if outer in self.names and self.names[outer].frozen:
                 self.names[outer] = replace(self.names[outer], frozen=False)
 
     def _freeze_iterated(self, *, frozen: bool) -> None:
@@ -334,7 +339,7 @@ def _starts_at_beginning(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice) and node.lower is None
 
 
-def _names_in_backward(function: Function) -> set[str]:
+def _names_in_backward(function: Function) -> frozenset[str]:
     """Return the paths on which `backward` is called, or which `backward` receives."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
@@ -351,11 +356,11 @@ def _names_in_backward(function: Function) -> set[str]:
         name = dotted(given) or ""
         start = owner if given is None or "grad" in name else given  # accelerator.backward(loss)
         found.update(_summands(start))
-    for _ in range(2):  # loss = reconstruction + divergence
+    for _ in range(2 if found else 0):  # loss = reconstruction + divergence
         for node in walk(function.body, into_functions=False):
             if isinstance(node, cst.Assign) and any(dotted(each.target) in found for each in node.targets):
                 found.update(_summands(node.value) if isinstance(node.value, cst.BinaryOperation) else ())
-    return found
+    return frozenset(found)
 
 
 def _summands(node: cst.CSTNode | None) -> set[str]:

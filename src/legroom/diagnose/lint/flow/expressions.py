@@ -46,6 +46,7 @@ from legroom.diagnose.lint.flow.values import (
     prune,
     with_element,
     with_item,
+    without_graph,
 )
 
 
@@ -168,7 +169,13 @@ class Expressions:
         local = self.program.function_named(name, self.function)
         if local is not None:
             return Value(ValueKind.UNKNOWN, function=local.qualified_name)
-        return guess_from_name(name)
+        return UNKNOWN if self._is_class(name) else guess_from_name(name)
+
+    def _is_class(self, name: str) -> bool:
+        """Return True for a class of this file, and for an imported name that is written like a class."""
+        if name in self.program.classes:
+            return True
+        return name[:1].isupper() and name in self.program.imports.full_names
 
     def _attribute(self, node: cst.Attribute) -> Value:
         path = dotted(node)
@@ -362,6 +369,12 @@ class Expressions:
                 known = self._builtin(node, name, arguments)
             if known is not None:
                 return known
+        if isinstance(node.func, cst.Name) and node.func.value not in self.names:
+            guess = guess_from_name(node.func.value)
+            if self._is_class(node.func.value):  # UNet(3, 2)
+                return guess if guess.kind in (ValueKind.MODEL, ValueKind.CRITERION) else UNKNOWN
+            if guess.kind is ValueKind.MODEL and arguments and arguments[0].kind is ValueKind.MODEL:
+                return arguments[0]  # unwrap_model(model): models do not receive models
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
         is_part = owner.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is ValueKind.MODEL and is_part and not is_other_method:
@@ -372,7 +385,7 @@ class Expressions:
             returned = local.returns
             if returned.kind is ValueKind.UNKNOWN and not returned.function and names_a_loss(local.name):
                 return loss_call(arguments, no_grad=no_grad)
-            return TENSOR if no_grad and returned.kind is ValueKind.GRAPH else returned
+            return without_graph(returned) if no_grad else returned
         if isinstance(node.func, cst.Attribute):
             if owner.kind is ValueKind.MODEL and node.func.attr.value == "requires_grad_":
                 return self._frozen(node, owner)

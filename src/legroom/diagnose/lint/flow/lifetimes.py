@@ -1,5 +1,7 @@
 """Determines whether a stored value outlives its step, so that memory grows with each step."""
 
+import re
+
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact, StoreFact
@@ -57,7 +59,7 @@ def runs_every_step(program: Program, function: Function, seen: frozenset[Functi
         return False
     if function.name in STEP_FUNCTIONS:
         return True
-    if function.name == "forward" and program.is_module_class(function.class_name):
+    if is_forward(program, function):
         return True
     if function.backward and not function.call_sites:  # called from another file: a step or a closure
         return True
@@ -99,16 +101,30 @@ def _survives_in_callers(program: Program, store: StoreFact) -> bool:
     """Return True if a container that callers pass survives the step. A list that is created for one episode does not
     survive."""
     function, first = store.function, store.target.partition(".")[0]
-    if first not in function.parameters or first == "cls" or not function.call_sites:
+    if first not in function.parameters or first == "cls":
         return True
     if first == "self":
-        return any(object_survives(program, site) for site in function.call_sites)
+        return not function.call_sites or any(object_survives(program, site) for site in function.call_sites)
+    return _argument_survives(program, function, first, frozenset())
+
+
+def _argument_survives(
+    program: Program, function: Function, parameter: str, seen: frozenset[Function]
+) -> bool:
+    """Return True if the argument of a function is the same object in each step. Callers of a model in other files
+    pass new lists of features."""
+    if not function.call_sites:
+        return not is_forward(program, function)
     return any(
-        _survives_call(program, site, path_of(argument.value))
+        _survives_call(program, site, path_of(argument.value), seen | {function})
         for site in function.call_sites
         for name, argument in function.receives(site.call)
-        if name == first
+        if name == parameter
     )
+
+
+def is_forward(program: Program, function: Function) -> bool:
+    return function.name == "forward" and program.is_module_class(function.class_name)
 
 
 def object_survives(program: Program, site: CallSite) -> bool:
@@ -122,9 +138,11 @@ def object_survives(program: Program, site: CallSite) -> bool:
     return _survives_call(program, site, path)
 
 
-def _survives_call(program: Program, site: CallSite, path: str | None) -> bool:
+def _survives_call(
+    program: Program, site: CallSite, path: str | None, seen: frozenset[Function] = frozenset()
+) -> bool:
     """Return True if an argument of a caller survives the caller's next step."""
-    if path is None:
+    if path is None or site.caller in seen:
         return False
     for loop in reversed(site.loops):
         if survives(program, path, loop):
@@ -132,6 +150,9 @@ def _survives_call(program: Program, site: CallSite, path: str | None) -> bool:
                 return True
         else:
             return False
+    first = root(path)
+    if first in site.caller.parameters and first not in {"self", "cls"} and "." not in path:
+        return _argument_survives(program, site.caller, first, seen)
     return not site.caller.owns(path)
 
 
@@ -199,7 +220,12 @@ def is_local(store: StoreFact) -> bool:
 
 def survives(program: Program, target: str, loop: LoopFact) -> bool:
     """Return True if the content of a path survives an iteration of the loop."""
-    if any(target == bound or target.startswith(f"{bound}.") for bound in loop.bound):
+    if any(
+        target == bound or target.startswith(f"{bound}.")
+        for each in program.loops
+        if each is loop or (each.function is loop.function and loop.first <= each.first <= loop.last)
+        for bound in each.bound
+    ):
         return False
     for store in program.stores:
         if store.how == "item" and store.target == target and _within(store, loop):
@@ -284,16 +310,49 @@ def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
 
 
 def is_length_limited(program: Program, store: StoreFact) -> bool:
-    """Return True if a condition on the container's length limits the store."""
+    """Return True if a condition on the container's length, or on a counter, limits the store."""
+    inner: cst.CSTNode = store.node
     for each in program.ancestors(store.node):
-        if isinstance(each, cst.If):
-            for node in walk(each.test):
-                lengths = node.args if isinstance(node, cst.Call) and dotted(node.func) == "len" else ()
-                if any(path_of(each.value) == store.target for each in lengths):
-                    return True
-        elif isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
+        if isinstance(each, (cst.If, cst.While)) and inner is not each.orelse and _limits(each.test, store):
+            return True
+        if isinstance(each, cst.If) and inner is each.body and _is_below_constant(each.test):
+            return True
+        if isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
             return False
+        inner = each
     return False
+
+
+def _limits(test: cst.BaseExpression, store: StoreFact) -> bool:
+    measured: list[cst.BaseExpression | None] = []
+    for node in walk(test):
+        if isinstance(node, cst.Call) and dotted(node.func) == "len":
+            measured.extend(each.value for each in node.args)
+        elif isinstance(node, cst.Call) and method_name(node) == "size":  # saved["images"].size(0) < 10
+            measured.append(receiver(node))
+        elif isinstance(node, cst.Attribute) and node.attr.value == "shape":
+            measured.append(node.value)
+    return any(path_of(each) == store.target for each in measured)
+
+
+def _is_below_constant(test: cst.BaseExpression) -> bool:
+    """Return True for `index < 8`: a counter with a constant upper limit. The remainder of a division is not a
+    counter."""
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        return _is_below_constant(test.left) or _is_below_constant(test.right)
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or dotted(test.left) is None:
+        return False
+    operator, limit = test.comparisons[0].operator, test.comparisons[0].comparator
+    if not isinstance(operator, (cst.LessThan, cst.LessThanEqual, cst.Equal)):
+        return False
+    path = dotted(limit) or ""
+    is_constant = isinstance(limit, cst.Integer) or (bool(path) and last_name(path).isupper())
+    return is_constant and _COUNTER.search(last_name(dotted(test.left) or "")) is not None
+
+
+_COUNTER = re.compile(
+    r"^(?:i|j|k|n|it|b)$|idx|index|step|iter|batch|count|num|epoch|seen|saved", re.IGNORECASE
+)
 
 
 def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
@@ -390,12 +449,26 @@ def feeds_backward(program: Program, target: str, function: Function, loop: Loop
 
 def is_used_in_backward(program: Program, target: str) -> bool:
     """Return True if a backward pass in the file starts from this name or a value computed from it."""
+    names = derived_names(program, target)
+    if any(
+        function.name in names and is_forward(program, function) for function in program.functions.values()
+    ):
+        return True
+    return any(
+        call.method in {"backward", "manual_backward"}
+        and names & {last_name(path) for path in names_in(call.node)}
+        for call in program.calls
+    )
+
+
+def derived_names(program: Program, target: str) -> set[str]:
+    """Return the last names of a path and of all values in the file that are computed from it. Values with the same
+    last name count as the same value."""
     names = {last_name(target)}
     for _ in range(4):
+        before = len(names)
         for function in program.functions.values():  # results of functions, and of models
             if any(names & {last_name(path) for path in names_in(each)} for each in function.returned_nodes):
-                if function.name == "forward" and program.is_module_class(function.class_name):
-                    return True
                 names.add(function.name)
         for loop in program.loops:  # for log_prob, reward in zip(agent.log_probs, rewards)
             iterable = names_in(loop.node.iter) if isinstance(loop.node, cst.For) else set()
@@ -405,11 +478,9 @@ def is_used_in_backward(program: Program, target: str) -> bool:
             for each in program.stores
             if each.how != "item" and names & {last_name(path) for path in names_in(each.expression)}
         }
-    return any(
-        call.method in {"backward", "manual_backward"}
-        and names & {last_name(path) for path in names_in(call.node)}
-        for call in program.calls
-    )
+        if len(names) == before:
+            break
+    return names
 
 
 def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
@@ -444,13 +515,13 @@ def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
         and other.function is store.function
         and other.how == "assign"
         and not other.uses_old_value
-        and _dominates(program, other, later)
+        and dominates(program, other, later)
         for other in program.stores
         if other is not store
     )
 
 
-def _dominates(program: Program, first: Fact, later: Fact) -> bool:
+def dominates(program: Program, first: Fact, later: Fact) -> bool:
     """Return True if the program always runs `first` before it reaches `later`. In that case, all branches around
     `first` also contain `later`."""
     return all(

@@ -180,6 +180,8 @@ class FactRecorder(Expressions):
             self._record_append(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
         adds_module = bool(arguments) and arguments[0].kind is ValueKind.MODEL  # nn.ModuleList.append
         of_library = target is not None and root(target) in self.program.imports.full_names  # torch.add
+        if method == "add":  # x.add(y) computes with tensors; a set returns nothing
+            of_library |= not isinstance(self.program.parent.get(node), cst.Expr)
         if (
             method in ADDING_METHODS
             and target is not None

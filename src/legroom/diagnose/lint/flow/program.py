@@ -13,7 +13,7 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
-from legroom.diagnose.lint.flow.syntax import Imports, children, walk
+from legroom.diagnose.lint.flow.syntax import Imports, children, forget_file, walk
 from legroom.diagnose.lint.flow.values import UNKNOWN, Value
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
@@ -34,6 +34,7 @@ class Program:
     """One parsed file."""
 
     def __init__(self, text: str, module: cst.Module) -> None:
+        forget_file()
         self.text = text
         self.module = module
         self.nodes = list(walk(module))
@@ -159,7 +160,7 @@ class Program:
 
     def _define(self, node: cst.CSTNode, *, outer: Function, class_name: str | None, prefix: str) -> None:
         """Register the functions and classes below `node`."""
-        pending = list(children(node))[::-1]
+        pending = list(children(node)[::-1])
         while pending:
             current = pending.pop()
             if isinstance(current, cst.ClassDef):
@@ -167,7 +168,7 @@ class Program:
             elif isinstance(current, cst.FunctionDef):
                 self._define_function(current, outer, class_name, prefix)
             else:
-                pending.extend(list(children(current))[::-1])
+                pending.extend(children(current)[::-1])
 
     def _define_class(self, node: cst.ClassDef, outer: Function, prefix: str) -> None:
         name = node.name.value

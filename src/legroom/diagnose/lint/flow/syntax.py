@@ -62,17 +62,30 @@ class _NodeTypes(dict[type, bool]):
 _is_node = _NodeTypes()
 
 
-def children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield the children of a node in source order, without whitespace and punctuation."""
+_children: dict[cst.CSTNode, tuple[cst.CSTNode, ...]] = {}
+"""The children of all nodes of the current file. Rules walk the same nodes many times."""
+
+
+def forget_file() -> None:
+    """Release the nodes of the previous file."""
+    _children.clear()
+
+
+def children(node: cst.CSTNode) -> tuple[cst.CSTNode, ...]:
+    """Return the children of a node in source order, without whitespace and punctuation."""
+    known = _children.get(node)
+    if known is not None:
+        return known
+    found: list[cst.CSTNode] = []
     for name in _child_fields(type(node)):
         value = getattr(node, name)
         kind = type(value)
         if kind is tuple or kind is list:
-            for each in value:
-                if _is_node[type(each)]:
-                    yield each
+            found.extend(each for each in value if _is_node[type(each)])
         elif _is_node[kind]:
-            yield value
+            found.append(value)
+    result = _children[node] = tuple(found)
+    return result
 
 
 def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTNode]:
@@ -82,7 +95,7 @@ def walk(node: cst.CSTNode, *, into_functions: bool = True) -> Iterator[cst.CSTN
         current = pending.pop()
         yield current
         if into_functions or current is node or type(current) not in _DEFINITIONS:
-            pending.extend(reversed(list(children(current))))
+            pending.extend(children(current)[::-1])
 
 
 def dotted(node: cst.CSTNode | None) -> str | None:

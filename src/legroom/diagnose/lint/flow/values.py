@@ -164,6 +164,20 @@ def prune(value: Value, levels: int = _MAX_DEPTH) -> Value:
     )
 
 
+def without_graph(value: Value) -> Value:
+    """Return the value of the same expression if gradients are disabled."""
+    if value.kind is ValueKind.GRAPH:
+        return TENSOR
+    if value.kind is not ValueKind.CONTAINER or not value.has_graph:
+        return value
+    return replace(
+        value,
+        element=without_graph(value.element) if value.element is not None else None,
+        items=tuple(map(without_graph, value.items)) if value.items is not None else None,
+        items_by_key=tuple((key, without_graph(each)) for key, each in value.items_by_key),
+    )
+
+
 def _as_container(known: Value) -> Value:
     return replace(
         container(bounded=known.bounded, mapping=known.mapping, items_by_key=known.items_by_key),
@@ -290,7 +304,8 @@ _VERBS = re.compile(
 
 
 _NOT_A_MODEL = re.compile(
-    r"_to_|_(?:type|name|id|path|dir|arg|config|kwarg|size|class|cls|file|output|input|dim|key|card|version|parallel)s?$",
+    r"_to_|_(?:type|name|id|path|dir|arg|config|kwarg|size|class|cls|file|output|input|dim|key|card|version|parallel"
+    r"|state|dict|data|weight|param|parameter|checkpoint|ckpt|sd|info|spec|code|str|tag)s?$",
     re.IGNORECASE,
 )
 """Matches names such as `model_name`, which are not models."""

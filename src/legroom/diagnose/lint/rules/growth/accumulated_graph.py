@@ -35,17 +35,21 @@ outputs.append(output.detach().cpu())    # a tensor on the host, without its gra
 The estimated saving is all memory that has accumulated so far, except the memory of one step.
 
 ## Fix safety
-The fix is safe: it adds `.item()` if only the number is used later, and `.detach()` otherwise.
+The fix adds `.detach()`. The fix is safe if the code shows that the value is a tensor, that no backward pass uses it
+later, and that its text is not printed. Otherwise, the fix is unsafe. The fix does not add `.item()`, because a sum of
+Python numbers is rounded differently from a sum of tensors.
 """
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.detaching import detach_edits, is_scalar, is_used_as_tensor, parts_with_graph
+from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
+    is_forward,
     is_in_step_code,
     is_length_limited,
     is_released_elsewhere,
@@ -58,6 +62,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,
+    last_name,
     method_name,
     names_in,
     names_with_graph,
@@ -67,6 +72,7 @@ from legroom.diagnose.lint.flow.syntax import (
     walk,
 )
 from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
+from legroom.diagnose.lint.proofs import can_be_detached, frees_graph, may_be_printed
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
@@ -254,15 +260,21 @@ def _key_repeats(program: Program, key: cst.CSTNode) -> bool:
     if has_modulo(key):
         return True
     names = names_in(key)
+    if names and all(_FEW_VALUES.search(last_name(each)) for each in names - {"str", "repr", "int"}):
+        return True  # cache[str(device)]
     return any(each.target in names and has_modulo(each.expression) for each in program.stores)
 
 
+_FEW_VALUES = re.compile(r"device|dtype|rank|mode$|phase$|split$", re.IGNORECASE)
+"""Names of values that repeat in each step."""
+
+
 def _stored(program: Program, store: StoreFact) -> Problem:
-    suffix, edits, safe = detach_edits(program, store, store.target)
+    edits, safe = detach_edits(program, store, store.target)
     if is_used_in_backward(program, store.target):
         edits, remedy = [], f"Clear `{store.target}` after each step"
     else:
-        remedy = f"Store {{}} without its graph: add `{suffix}`"
+        remedy = "Store {} without its graph: add `.detach()`, or `.item()` for a number"
     parts = parts_with_graph(program, store.expression, but=store.target if store.uses_old_value else "")
     if not parts:
         edits, remedy = [], "Store only numbers or detached tensors"
@@ -294,14 +306,14 @@ def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
     for call in program.calls:
         trains = call.local is not None and _trains(program, call.local)
         if call.node is result and trains and program.value(result).has_graph:
-            suffix = ".detach()" if is_used_as_tensor(program, store, store.target) else ".item()"
             yield Problem(
                 node=result,
                 message=f"`{store.target}` stores the result of every step with its autograd graph",
-                help=f"Add `{suffix}`" + ("" if can_edit else " in the generator function"),
-                edits=tuple(append_to(program, result, suffix))
+                help="Add `.detach()`" + ("" if can_edit else " in the generator function"),
+                edits=tuple(append_to(program, result, ".detach()"))
                 if can_edit and program.value(result).kind is ValueKind.GRAPH
                 else (),
+                safe=can_be_detached(program, [result], store),
             )
 
 
@@ -337,6 +349,7 @@ def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
             message=f"`{store.target}` accumulates a result with its autograd graph, which keeps the graph of every step alive",
             help="Add `.detach()`, or disable gradients",
             edits=tuple(append_to(program, made.elt, ".detach()")),
+            safe=can_be_detached(program, [made.elt], store),
         )
 
 
@@ -371,7 +384,7 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
             continue
         if _is_passed_on(program, call.function, store):
             continue  # reported at the outer call
-        if store.function is not call.local and _is_forward(program, call.local):
+        if store.function is not call.local and is_forward(program, call.local):
             continue  # reported in the model
         if is_concatenated_to_itself(program, store):
             continue
@@ -379,9 +392,6 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
         if argument is None:
             continue
         parts = parts_with_graph(program, argument)
-        as_tensor = is_used_as_tensor(program, store, store.target) or isinstance(store.expression, cst.Call)
-        number = all(is_scalar(program, part, store) for part in parts) and not as_tensor
-        suffix = ".item()" if number else ".detach()"
         what = _describe(program, parts)
         needed = is_used_in_backward(program, store.target)
         yield Problem(
@@ -389,24 +399,30 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
             message=f"`{call.local.name}` stores {what} with its autograd graph in `{store.target}` in every step",
             help=f"Clear `{store.target}` after each step"
             if needed
-            else f"Pass {what} without its graph: add `{suffix}`",
+            else f"Pass {what} without its graph: add `.detach()`, or `.item()` for a number",
             edits=tuple(
                 edit
                 for part in parts
                 if program.value(part).kind is ValueKind.GRAPH and not call.result.has_graph and not needed
-                for edit in append_to(program, part, suffix)
+                for edit in append_to(program, part, ".detach()")
             ),
+            safe=_can_be_passed_detached(program, parts, call, store),
         )
         return
 
 
-def _is_forward(program: Program, function: Function) -> bool:
-    return function.name == "forward" and program.is_module_class(function.class_name)
+def _can_be_passed_detached(
+    program: Program, parts: list[cst.BaseExpression], call: CallFact, store: StoreFact
+) -> bool:
+    """Return True if a function can receive detached values without changing what the program does."""
+    return not may_be_printed(program, store.target) and all(
+        frees_graph(program, dotted(part) or "", call.function, call) for part in parts
+    )
 
 
 def _is_passed_on(program: Program, function: Function, store: StoreFact) -> bool:
     """Return True if the function received the value with its graph from its caller. A model's `forward` is excluded."""
-    return not _is_forward(program, function) and any(
+    return not is_forward(program, function) and any(
         each.node is store.node
         and any(site.values.get(name, UNKNOWN).has_graph for site in function.call_sites)
         for name, each in function.stored_parameters.items()

@@ -24,8 +24,8 @@ def hook(module, inputs, output):
 ```
 
 ## Fix safety
-The fix is safe: it adds `.detach()`, so the container keeps no graph alive. The container still grows until you clear
-it.
+The fix is unsafe: it adds `.detach()`, so the container keeps no graph alive. A module may return a tuple, which has no
+`detach` method. The container still grows until you clear it.
 """
 
 from collections.abc import Iterator
@@ -97,6 +97,7 @@ def check(program: Program) -> Iterator[Problem]:
             else tuple(append_to(program, store.expression, ".detach()"))
             if _is_plain(store)
             else (),
+            safe=False,
         )
 
 
@@ -130,7 +131,7 @@ def _adds(program: Program, store: StoreFact) -> bool:
 
 def is_hook(program: Program, function: Function) -> bool:
     """Return True if a function is registered as a hook, or is returned by a function whose result is registered."""
-    if not isinstance(function.node, cst.FunctionDef):
+    if not isinstance(function.node, cst.FunctionDef) or not program.mentions(*_REGISTERING):
         return False
     for call in program.calls:
         if call.method in _REGISTERING and call.node.args:

@@ -20,8 +20,9 @@ history = torch.cat([history, output.detach()])[-1000:]   # or keep only the lat
 ```
 
 ## Fix safety
-A safe fix is available if the added tensor has a graph and no backward pass goes through the history. The fix adds
-`.detach()`, so the history keeps no graph alive. The history still grows until you limit its length.
+The fix is available if the added tensor has a graph and no backward pass goes through the history. The fix adds
+`.detach()`, so the history keeps no graph alive. The history still grows until you limit its length. The fix is safe if
+other code does not read the history and its text is not printed. Otherwise, the fix is unsafe.
 """
 
 from collections.abc import Iterator
@@ -30,10 +31,11 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
+from legroom.diagnose.lint.flow.lifetimes import is_used_in_backward, outlives_its_step
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, method_name, path_of, positional, receiver
 from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.proofs import can_be_detached
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG116"
@@ -60,7 +62,10 @@ def check(program: Program) -> Iterator[Problem]:
             else f"`{store.target}` grows in every step",
             help="Collect detached tensors in a list and concatenate the list once, or keep only the latest "
             "elements",
-            edits=tuple(append_to(program, store.expression, ".detach()")) if with_graph else (),
+            edits=tuple(append_to(program, store.expression, ".detach()"))
+            if with_graph and not is_used_in_backward(program, store.target)
+            else (),
+            safe=can_be_detached(program, [store.expression], store),
         )
 
 

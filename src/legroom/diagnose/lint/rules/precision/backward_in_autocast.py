@@ -23,8 +23,8 @@ loss.backward()
 ```
 
 ## Fix safety
-The fix moves `backward()` and all lines after it out of the block. The fix is safe if these lines contain only backward
-passes and steps of the optimizer, scaler and scheduler. Otherwise, it is unsafe.
+The fix is unsafe: it moves `backward()` and all lines after it out of the block. Operations in these lines, and custom
+backward functions, may then run in another precision.
 """
 
 from collections.abc import Iterator
@@ -34,22 +34,10 @@ import libcst as cst
 from legroom.diagnose.lint.edits import Edit, has_multiline_string
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import is_false, keyword, last_name, method_name
+from legroom.diagnose.lint.flow.syntax import is_false, keyword, last_name
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG403"
-_AFTER_FORWARD = {
-    "backward",
-    "step",
-    "zero_grad",
-    "update",
-    "unscale_",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "item",
-    "append",
-    "print",
-}
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -58,14 +46,14 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         if not _is_under_autocast(program, call):
             continue
-        edits, safe = _fix(program, call)
+        edits = _fix(program, call)
         yield Problem(
             node=call.node,
             message="The backward pass runs under autocast, which keeps half-precision copies of the weights "
             "alive",
             help="End the autocast block before the backward pass",
             edits=tuple(edits),
-            safe=safe,
+            safe=False,
         )
 
 
@@ -81,18 +69,18 @@ def _is_under_autocast(program: Program, call: CallFact) -> bool:
     return False
 
 
-def _fix(program: Program, call: CallFact) -> tuple[list[Edit], bool]:
+def _fix(program: Program, call: CallFact) -> list[Edit]:
     line = program.statement_line(call.node)
     block = program.parent.get(line) if line is not None else None
     with_block = program.parent.get(block) if block is not None else None
     if line is None or not isinstance(block, cst.IndentedBlock) or not isinstance(with_block, cst.With):
-        return [], False
+        return []
     if not any(_is_autocast(program, item) for item in with_block.items) or len(with_block.items) != 1:
-        return [], False
+        return []
     index = list(block.body).index(line)
     rest = block.body[index:]
     if index == 0 or any(has_multiline_string(program, each) for each in rest):
-        return [], False
+        return []
     (_, outer), _ = program.span(with_block)
     edits = []
     first = program.span(line)[0][0]
@@ -101,22 +89,9 @@ def _fix(program: Program, call: CallFact) -> tuple[list[Edit], bool]:
     for number in range(first, last + 1):
         if program.lines[number - 1].strip():
             edits.append(Edit((number, outer), (number, inner), ""))
-    return edits, all(_is_after_forward(each) for each in rest)
+    return edits
 
 
 def _is_autocast(program: Program, item: cst.WithItem) -> bool:
     called = item.item.func if isinstance(item.item, cst.Call) else item.item
     return last_name(program.imports.qualified(called) or "") == "autocast"
-
-
-def _is_after_forward(statement: cst.BaseStatement | cst.BaseSmallStatement) -> bool:
-    if not isinstance(statement, cst.SimpleStatementLine):
-        return False
-    return all(isinstance(each, cst.Expr) and _is_known_call(each.value) for each in statement.body)
-
-
-def _is_known_call(node: cst.BaseExpression) -> bool:
-    if not isinstance(node, cst.Call):
-        return False
-    name = method_name(node) or (node.func.value if isinstance(node.func, cst.Name) else "")
-    return name in _AFTER_FORWARD

@@ -29,6 +29,7 @@ The fix is unsafe: it adds `unscale_` before the clipping, which changes the res
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import libcst as cst
 
@@ -47,7 +48,7 @@ def check(program: Program) -> Iterator[Problem]:
         if last_name(call.name or call.method or "") not in {"clip_grad_norm_", "clip_grad_value_"}:
             continue
         scaled = _scaled_backward(program, call)
-        if scaled is None or _unscales(program, call):
+        if scaled is None or _unscales(program, call) or _runs_without(program, call.node, scaled):
             continue
         yield Problem(
             node=call.node,
@@ -64,9 +65,33 @@ def _scaled_backward(program: Program, call: CallFact) -> str | None:
         if other.function is not call.function or other.order > call.order or other.method != "backward":
             continue
         scaled = receiver(other.node)
-        if isinstance(scaled, cst.Call) and method_name(scaled) == "scale":
+        if not isinstance(scaled, cst.Call) or method_name(scaled) != "scale":
+            continue
+        if not _are_in_other_branches(program, other.node, call.node):
             return dotted(receiver(scaled))
     return None
+
+
+def _are_in_other_branches(program: Program, first: cst.CSTNode, second: cst.CSTNode) -> bool:
+    """Return True if an `if` statement runs only one of two nodes, as in `if scaler is not None: ... else: ...`."""
+    above = [first, *program.ancestors(first)]
+    for inner, outer in pairwise(above):
+        if isinstance(outer, cst.If) and program.inside(second, outer) and not program.inside(second, inner):
+            return True
+    return False
+
+
+def _runs_without(program: Program, node: cst.CSTNode, scaler: str) -> bool:
+    """Return True if a node runs only without a scaler, as in `if scaler is None: clip_grad_norm_(...)`."""
+    above = [node, *program.ancestors(node)]
+    for inner, outer in pairwise(above):
+        if isinstance(outer, cst.If):
+            test = program.source(outer.test).strip()
+            if test in {f"{scaler} is None", f"not {scaler}"} and inner is outer.body:
+                return True
+            if test in {f"{scaler} is not None", scaler} and inner is outer.orelse:
+                return True
+    return False
 
 
 def _unscales(program: Program, call: CallFact) -> bool:

@@ -1,12 +1,13 @@
 """LG406: .data bypasses autograd
 
 ## What it detects
-The rule checks for uses of `.data` on a value that is known to be a tensor, such as an output, a parameter, a `.weight`
-or a `.grad`. The rule does not flag three uses of `.data`:
+The rule checks for in-place changes through `.data` that autograd would otherwise reject:
 
-- An assignment changes the dtype or device of a parameter (`p.data = p.data.to(torch.bfloat16)`).
-- `__init__`, `_init_weights` or a similar method initializes the tensor.
-- The code only reads metadata (`w.data.shape`).
+- a change of a computed tensor, such as an output;
+- a change of a parameter between the forward pass and the backward pass of the same function.
+
+The rule does not flag reading `.data`, initialization, or updates of parameters between steps, such as in an optimizer
+or a target network.
 
 ## Why this is a problem
 `.data` shares the memory of the tensor, but not its version counter. Autograd does not detect a change through `.data`,
@@ -15,20 +16,19 @@ through `.detach()` and raises an error if a gradient is no longer valid.
 
 ## Example
 ```python
-total += loss.data
-p.data -= lr * p.grad.data
+output = model(x)
+output.data.clamp_(min=0)                # the gradient of the model ignores the clamp
+output.sum().backward()
 ```
 
 ## Use instead
 ```python
-total += loss.detach()                   # or loss.item()
-with torch.no_grad():
-    p -= lr * p.grad
+output = model(x).clamp(min=0)
+output.sum().backward()
 ```
 
 ## Fix safety
-The fix is safe: it replaces `.data` by `.detach()` if the value is only read. No fix is available if `.data` is
-assigned or changed.
+No automatic fix is available.
 """
 
 import re
@@ -36,7 +36,6 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.edits import Edit
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted
 from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES, ValueKind
@@ -50,31 +49,48 @@ def check(program: Program) -> Iterator[Problem]:
         return
     for node in program.nodes:
         if (
-            not isinstance(node, cst.Attribute)
-            or node.attr.value != "data"
-            or not _is_tensor(program, node.value)
-            or _is_replaced(program, node)
-            or _is_harmless(program, node)
+            isinstance(node, cst.Attribute)
+            and node.attr.value == "data"
+            and _is_changed(program, node)
+            and _affects_gradients(program, node)
+            and not _is_replaced(program, node)
+            and not _is_harmless(program, node)
         ):
-            continue
-        edits: tuple[Edit, ...] = ()
-        if not _is_changed(program, node):
-            start, end = program.span(node.attr)
-            edits = (Edit(start, end, "detach()"),)
-        yield Problem(
-            node=node.attr,
-            message=f"`{dotted(node) or '.data'}` bypasses autograd, so autograd does not detect changes to "
-            "the tensor",
-            help="Use `.detach()` to read the tensor, or `with torch.no_grad():` to change it",
-            edits=edits,
-        )
+            yield Problem(
+                node=node.attr,
+                message=f"`{dotted(node) or '.data'}` changes a tensor that a backward pass needs, and autograd does not "
+                "notice the change",
+                help="Compute a new tensor, or change the parameter after the backward pass",
+            )
 
 
-def _is_tensor(program: Program, node: cst.BaseExpression) -> bool:
-    kind = program.value(node).kind
-    if kind in (ValueKind.GRAPH, ValueKind.PARAMETER):
+def _affects_gradients(program: Program, node: cst.Attribute) -> bool:
+    """Return True if a backward pass may use the changed tensor."""
+    kind = program.value(node.value).kind
+    if kind is ValueKind.GRAPH:
         return True
-    return isinstance(node, cst.Attribute) and node.attr.value in {"grad", "weight", "bias"}
+    is_parameter = kind is ValueKind.PARAMETER or (
+        isinstance(node.value, cst.Attribute) and node.value.attr.value in {"weight", "bias"}
+    )
+    order = program.order[node]
+    function = next(
+        (each for each in program.ancestors(node) if isinstance(each, cst.FunctionDef)), program.module
+    )
+    forward = [
+        call.order
+        for call in program.calls
+        if call.function.node is function and call.receiver.kind is ValueKind.MODEL and call.result.has_graph
+    ]
+    backward = [
+        call.order for call in program.calls if call.function.node is function and call.method == "backward"
+    ]
+    before = max((each for each in (*forward, *backward) if each < order), default=None)
+    return (
+        is_parameter
+        and before in forward
+        and any(each > order for each in backward)
+        and not any(order < each < min(after for after in backward if after > order) for each in forward)
+    )
 
 
 def _is_harmless(program: Program, node: cst.Attribute) -> bool:

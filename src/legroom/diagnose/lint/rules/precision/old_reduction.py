@@ -26,7 +26,6 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, remove_argument, replace
-from legroom.diagnose.lint.flow.call_results import names_a_loss
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, is_false, is_true, keyword
 from legroom.diagnose.lint.rule import Problem
@@ -40,10 +39,8 @@ def check(program: Program) -> Iterator[Problem]:
             continue
         given = [each for name in ("size_average", "reduce") if (each := keyword(node, name)) is not None]
         name = program.imports.qualified(node.func) or ""
-        if not given or not (
-            name.startswith("torch.nn") or (names_a_loss(name) and keyword(node, "size_average"))
-        ):
-            continue
+        if not given or not name.startswith("torch.nn."):
+            continue  # a loss of another library may have such an argument
         reduction = _reduction(keyword(node, "size_average"), keyword(node, "reduce"))
         edits: list[Edit] = []
         if reduction is not None and keyword(node, "reduction") is None:

@@ -23,8 +23,9 @@ for x, y in loader:
 ```
 
 ## Fix safety
-The fix is safe: it adds `non_blocking=True`. CUDA runs operations on the tensor only after the copy is complete, so
-results do not change.
+The fix adds `non_blocking=True`. CUDA runs operations on the tensor only after the copy is complete, so results do not
+change. The fix is safe if the code shows that the batch consists of tensors: the file creates its loaders without
+`collate_fn`, and the copy replaces the batch. Otherwise, the fix is unsafe.
 """
 
 from collections.abc import Iterator
@@ -74,7 +75,32 @@ def check(program: Program) -> Iterator[Problem]:
             message="The batch is in pinned memory, but this copy blocks the program",
             help="Add `non_blocking=True`",
             edits=(add_argument(program, call.node, "non_blocking=True"),),
+            safe=_loads_tensors(program) and _replaces_batch(program, call, batch),
         )
+
+
+def _loads_tensors(program: Program) -> bool:
+    """Return True if all loaders of the file return tensors. A `collate_fn` may return other objects."""
+    made = [call for call in program.calls if (call.name or "").endswith("DataLoader")]
+    return bool(made) and all(
+        call.name == "torch.utils.data.DataLoader"
+        and not has_star(call.node)
+        and keyword(call.node, "collate_fn") is None
+        and not _is_none(keyword(call.node, "batch_size"))
+        for call in made
+    )
+
+
+def _is_none(argument: cst.Arg | None) -> bool:
+    return argument is not None and isinstance(argument.value, cst.Name) and argument.value.value == "None"
+
+
+def _replaces_batch(program: Program, call: CallFact, batch: str | None) -> bool:
+    """Return True for `x = x.to(device)`: the program cannot change the host tensor during the copy."""
+    return any(
+        store.target == batch and store.how == "assign" and program.inside(call.node, store.expression)
+        for store in program.stores
+    )
 
 
 def _moves_to_a_gpu(call: CallFact) -> bool:

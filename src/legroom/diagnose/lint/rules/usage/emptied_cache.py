@@ -25,7 +25,7 @@ for batch in loader:
 ```
 
 ## Fix safety
-The fix is safe: it removes the call to `empty_cache()`.
+The fix removes the call to `empty_cache()`. The fix is safe unless the file also reads the amount of reserved memory.
 """
 
 from collections.abc import Iterator
@@ -41,6 +41,16 @@ from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG304"
+_READING_THE_CACHE = (
+    "mem_get_info",
+    "memory_cached",
+    "memory_reserved",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "max_memory_cached",
+    "max_memory_reserved",
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -61,6 +71,7 @@ def check(program: Program) -> Iterator[Problem]:
                 help="Remove the call: PyTorch reuses free memory, and `empty_cache()` does not free memory "
                 "in use",
                 edits=tuple(remove_statement(program, call.node)),
+                safe=not program.mentions(*_READING_THE_CACHE),
             )
 
 

@@ -36,8 +36,14 @@ with torch.no_grad():                    # or torch.inference_mode()
 The estimated saving is the memory of all activations that were saved during evaluation.
 
 ## Fix safety
-The fix is safe if the function returns no tensor with a graph, and unsafe otherwise. The fix adds `@torch.no_grad()` to
-a function that only evaluates. In other functions, the fix puts the loop under `with torch.no_grad():`.
+The fix adds `@torch.no_grad()` to a function that only evaluates. In other functions, the fix puts the loop under `with
+torch.no_grad():`. The fix is safe if the code shows that the results do not change:
+
+- the file creates the model from layers of `torch.nn`, and the model computes no gradients itself;
+- no tensor with a graph leaves the evaluation, and no such tensor is printed;
+- the file uses neither attention modules nor `torch.compile`, which run other kernels without gradients.
+
+Otherwise, the fix is unsafe.
 """
 
 from collections.abc import Iterator
@@ -48,8 +54,17 @@ from legroom.diagnose.lint.edits import Edit, line_before, wrap_in_with
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
 from legroom.diagnose.lint.flow.lifetimes import feeds_backward
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import is_false, last_name, names_in, names_with_graph, receiver, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_false,
+    last_name,
+    names_in,
+    names_with_graph,
+    receiver,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG201"
@@ -162,6 +177,8 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         return False
     if isinstance(call.function.node, cst.FunctionDef) and program.is_module_class(call.function.class_name):
         return False
+    if _is_compared(program, call):
+        return False
     if call.function.name.startswith("test_"):
         return False
     switched = _is_in_eval_mode(program, call)
@@ -179,6 +196,17 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     ):
         return False  # iterates over the parts of a model
     return loop.runs_model and switched is None and not _results_escape(program, call, loop)
+
+
+def _is_compared(program: Program, call: CallFact) -> bool:
+    """Return True if the result is only compared, as in `torch.testing.assert_close(compiled(x), model(x))`."""
+    for parent in program.ancestors(call.node):
+        if isinstance(parent, cst.Call):
+            name = last_name(dotted(parent.func) or "")
+            return name.startswith("assert") or name in {"allclose", "isclose", "equal"}
+        if isinstance(parent, cst.BaseSmallStatement):
+            return False
+    return False
 
 
 def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
@@ -300,7 +328,7 @@ def _fix(program: Program, call: CallFact, loop: LoopFact | None) -> tuple[list[
     if name is None:
         return [], False
     function = call.function
-    safe = not function.returns.has_graph
+    safe = _keeps_results(program, call, loop)
     only_evaluates = (
         isinstance(function.node, cst.FunctionDef)
         and not _trains_anywhere(program, function)
@@ -316,6 +344,50 @@ def _fix(program: Program, call: CallFact, loop: LoopFact | None) -> tuple[list[
         return wrap_in_with(program, loop.node, f"{name}()"), safe
     line = program.statement_line(call.node)
     return (wrap_in_with(program, line, f"{name}()") if line is not None else []), safe
+
+
+_OTHER_KERNELS = (
+    "MultiheadAttention",
+    "Transformer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "compile",
+    "checkpoint",
+)
+
+
+def _keeps_results(program: Program, call: CallFact, loop: LoopFact | None) -> bool:
+    """Return True if the results of the evaluation are the same without gradients."""
+    function = call.function
+    if function.returns.has_graph or program.mentions(*_OTHER_KERNELS):
+        return False
+    inside = [each for each in program.calls if each.function is function and not each.no_grad]
+    models = [each for each in inside if each.receiver.kind is ValueKind.MODEL and each.result.has_graph]
+    if not models or not all(is_proven_module(program, each.node.func) for each in models):
+        return False
+    if any(each.local is not None and each.receiver.kind is not ValueKind.MODEL for each in inside):
+        return False  # the function that is called may need gradients
+    stores = [store for store in program.stores if store.function is function and store.value.has_graph]
+    return not any(
+        escapes(program, store) or may_be_printed(program, store.target) for store in stores
+    ) and not any(
+        each.result.has_graph
+        and isinstance(program.parent.get(each.node), cst.Arg)
+        and _prints(program, each)
+        for each in inside
+    )
+
+
+def _prints(program: Program, call: CallFact) -> bool:
+    """Return True if a result is an argument of a function that is not known."""
+    argument = program.parent[call.node]
+    outer = program.parent.get(argument)
+    name = program.imports.qualified(outer.func) if isinstance(outer, cst.Call) else None
+    if name is None or name.startswith("torch."):
+        return False
+    return name not in _HARMLESS - {"print", "str"}
 
 
 def _insert_decorator(program: Program, node: cst.FunctionDef, code: str) -> Edit:

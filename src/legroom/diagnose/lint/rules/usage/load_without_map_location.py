@@ -20,8 +20,8 @@ state = torch.load(path, map_location="cpu")   # load_state_dict copies to the r
 ```
 
 ## Fix safety
-The fix adds `map_location="cpu"`. The fix is safe if the result is a state dict that `load_state_dict` copies, and
-unsafe otherwise.
+The fix adds `map_location="cpu"`. The fix is safe if the result is used only as the argument of `load_state_dict`, which
+copies it to the right device, and unsafe otherwise.
 """
 
 import re
@@ -33,10 +33,14 @@ from legroom.diagnose.lint.edits import add_argument
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import has_star, keyword, names_in, positional, walk
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG301"
 _SMALL = re.compile(r"sched|scaler|rng|random", re.IGNORECASE)
+_CHECKPOINT = re.compile(
+    r"ckpt|checkpoint|weights|state|model|resume|snapshot|pretrained|\.pth?\b", re.IGNORECASE
+)
 _RANKS = (
     "init_process_group",
     "DistributedDataParallel",
@@ -56,7 +60,7 @@ def check(program: Program) -> Iterator[Problem]:
         if len(positional(call.node)) > 1 or _is_small(program, call):
             continue
         into_state = _is_loaded_into_model(program, call)
-        if not ranks and not (into_state and cuda):
+        if not (into_state and cuda) and not (ranks and (into_state or _names_a_checkpoint(program, call))):
             continue
         yield Problem(
             node=call.node,
@@ -65,7 +69,7 @@ def check(program: Program) -> Iterator[Problem]:
             else "The checkpoint is loaded onto the GPU in addition to the model's own weights",
             help='Load to host memory: add `map_location="cpu"`',
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
-            safe=into_state,
+            safe=into_state and _is_only_copied(program, call),
         )
 
 
@@ -74,6 +78,53 @@ def _is_small(program: Program, call: CallFact) -> bool:
     small."""
     line = program.statement_line(call.node)
     return line is not None and bool(_SMALL.search(program.source(line)))
+
+
+def _names_a_checkpoint(program: Program, call: CallFact) -> bool:
+    """Return True if the loaded file is a checkpoint, and not for example a cached dataset."""
+    given = [program.source(each) for each in positional(call.node)[:1]]
+    targets = [store.target for store in program.stores if program.inside(call.node, store.expression)]
+    return any(_CHECKPOINT.search(each) for each in (*given, *targets))
+
+
+def _is_only_copied(program: Program, call: CallFact) -> bool:
+    """Return True if the loaded object is only passed to `load_state_dict` of a model or an optimizer."""
+    copying = {
+        each
+        for other in program.calls
+        if other.method == "load_state_dict"
+        and other.receiver.kind in (ValueKind.MODEL, ValueKind.OPTIMIZER, ValueKind.UNKNOWN)
+        and keyword(other.node, "assign") is None
+        for argument in other.node.args[:1]
+        for each in _parts(argument.value)
+    }
+    if call.node in copying:
+        return True
+    names = {
+        store.target
+        for store in program.stores
+        if store.function is call.function and store.expression is call.node
+    }
+    if len(names) != 1 or "." in (name := next(iter(names))) or name in call.function.nonlocal_names:
+        return False
+    if isinstance(call.function.node, cst.Module):
+        return False  # other functions may read a global
+    reads = [
+        each
+        for each in walk(call.function.body)
+        if isinstance(each, cst.Name)
+        and each.value == name
+        and not isinstance(program.parent.get(each), (cst.AssignTarget, cst.Del))
+    ]
+    return bool(reads) and all(each in copying for each in reads)
+
+
+def _parts(node: cst.BaseExpression) -> Iterator[cst.CSTNode]:
+    """Yield an expression and the object that it reads: `checkpoint["model"]` and `checkpoint`."""
+    yield node
+    while isinstance(node, cst.Subscript):
+        node = node.value
+        yield node
 
 
 def _is_loaded_into_model(program: Program, call: CallFact) -> bool:

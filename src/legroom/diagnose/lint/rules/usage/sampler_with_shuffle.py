@@ -17,7 +17,7 @@ DataLoader(data, sampler=sampler)        # DistributedSampler shuffles on its ow
 ```
 
 ## Fix safety
-The fix is safe: it removes `shuffle=True`.
+The fix removes `shuffle=True`. The fix is safe if the file creates the sampler, and unsafe otherwise.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_argument
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import is_true, keyword
+from legroom.diagnose.lint.flow.syntax import dotted, is_true, keyword
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG503"
@@ -43,11 +43,26 @@ def check(program: Program) -> Iterator[Problem]:
             or sampler is None
         ):
             continue
-        if isinstance(sampler.value, cst.Name) and sampler.value.value == "None":
+        if _may_be_none(program, sampler.value):
             continue
         yield Problem(
             node=shuffle,
             message="A DataLoader with a sampler and `shuffle=True` raises a ValueError",
             help="Remove `shuffle=True`, because the sampler determines the order",
             edits=(remove_argument(program, call.node, shuffle),),
+            safe=isinstance(sampler.value, cst.Call) or bool(_assigned(program, dotted(sampler.value))),
         )
+
+
+def _may_be_none(program: Program, sampler: cst.BaseExpression) -> bool:
+    """Return True if the sampler is None in some runs, as in `sampler = None` for one process."""
+    path = dotted(sampler)
+    if path is None:
+        return not isinstance(sampler, cst.Call)
+    if path == "None" or any(path in each.parameters for each in program.functions.values()):
+        return True
+    return not all(isinstance(each, cst.Call) for each in _assigned(program, path))
+
+
+def _assigned(program: Program, path: str | None) -> list[cst.BaseExpression]:
+    return [each.expression for each in program.stores if each.target == path]
