@@ -6,7 +6,8 @@ block. The rule applies if the `try` block uses tensors, or calls a function of 
 
 ## Why this is a problem
 An exception references its traceback, the traceback references every frame, and each frame references its local
-variables: the batch, the outputs, and the loss with its graph. A stored exception keeps all these tensors alive.
+variables: the batch, the outputs, and the loss with its graph. A stored exception therefore keeps all tensors in its
+frames alive.
 
 ## Example
 ```python
