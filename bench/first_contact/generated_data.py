@@ -82,7 +82,7 @@ def classes(folder: Path) -> None:
     """One folder of images per class."""
     for part in ("train", "val", "validation"):
         for name in "abcdef":
-            _images(folder / "images" / part / name, 2, 80, 80)
+            _images(folder / "images" / part / name, 6, 80, 80)
 
 
 def pairs(folder: Path) -> None:
@@ -104,7 +104,7 @@ def pairs(folder: Path) -> None:
 def citations(folder: Path) -> None:
     """A graph in the layout of Cora, with 1700 papers."""
     chance = _chance()
-    target = folder / "cora"
+    target = (folder / "cora").resolve()
     target.mkdir(parents=True, exist_ok=True)
     kinds = ["Case_Based", "Genetic_Algorithms", "Neural_Networks", "Theory"]
     features = chance.integers(0, 2, (1700, 64))

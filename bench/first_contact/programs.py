@@ -132,7 +132,7 @@ PROGRAMS = (
     _image_gan("bicyclegan", "--dataset_name edges2shoes --batch_size 4"),
     _image_gan("discogan", "--dataset_name edges2shoes --batch_size 4"),
     _image_gan("dualgan", "--dataset_name edges2shoes --batch_size 4"),
-    _image_gan("munit", "--dataset_name edges2shoes --batch_size 1 --img_height 64 --img_width 64 --dim 16 --decay_epoch 0"),
+    _image_gan("munit", "--dataset_name edges2shoes --batch_size 1 --img_height 128 --img_width 128 --dim 8 --decay_epoch 0"),
     _image_gan("cyclegan", "--dataset_name apple2orange --batch_size 1 --img_height 64 --img_width 64 --n_residual_blocks 2 --decay_epoch 0"),
     _image_gan("unit", "--dataset_name apple2orange --batch_size 1 --img_height 64 --img_width 64 --dim 16 --decay_epoch 0"),
     _image_gan("ccgan", "--batch_size 500 --img_size 32 --mask_size 8"),
@@ -141,7 +141,9 @@ PROGRAMS = (
     Program(
         repository="Pytorch-UNet", folder=".", prepare=data.masks, arguments="train.py --epochs 1 --batch-size 2 --scale 0.12"
     ),
-    Program(repository="pygcn", folder="pygcn", arguments="train.py --epochs 2"),
+    Program(
+        repository="pygcn", folder="pygcn", prepare=lambda folder: data.citations(folder / "../data"), arguments="train.py --epochs 2"
+    ),
     _cleanrl("dqn", "--total-timesteps 300 --learning-starts 100"),
     _cleanrl("c51", "--total-timesteps 300 --learning-starts 100"),
     _cleanrl("ppo", "--total-timesteps 1100"),

@@ -16,6 +16,7 @@ class OperationFacts:
 
     __slots__ = (
         "call",
+        "changes_list",
         "checks_in_place",
         "device_position",
         "func",
@@ -42,6 +43,10 @@ class OperationFacts:
         self.device_position = _device_position(func)
         """The position of the argument `device` of an operator that a library registered, or None. PyTorch's own
         operators accept `device` by name only.
+        """
+        self.changes_list = _name(func).startswith("aten::_foreach_") and _name(func).endswith("_")
+        """Whether the operation changes a list of tensors in place (`_foreach_add_`). The kernels of CUDA increment the versions of
+        these tensors. Below a dispatch mode, nothing does.
         """
         self.is_silent_on_host = not (self.is_detach or self.resizes)
         """Whether nothing is recorded if the result is a known storage and the run is in host memory."""
@@ -77,6 +82,11 @@ def _only_aliases(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
     returns = getattr(schema, "returns", None)
     return returns is not None and all(each.alias_info is not None for each in returns)
+
+
+def _name(func: Any) -> str:
+    schema = getattr(func, "_schema", None)
+    return "" if schema is None else str(schema.name)
 
 
 def _device_position(func: Any) -> int | None:

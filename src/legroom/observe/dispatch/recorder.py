@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._ops import HigherOrderOperator
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode,
@@ -569,6 +570,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     out = in_wider_dtype(func, args, kwargs, error)
             else:
                 out = fake_tensors.run(func, args, kwargs or {}, self._targets_device(func))
+            if facts.changes_list:
+                increment_version(args[0])
             try:
                 recorder.record_operation(func, args, kwargs, out, facts)
             except BaseException as error:

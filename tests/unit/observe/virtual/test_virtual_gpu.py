@@ -409,3 +409,16 @@ def test_a_virtual_gpu_can_decorate_a_function() -> None:
 def test_an_invalid_gpu_is_rejected(size: str) -> None:
     with pytest.raises(UsageError, match="is not a valid GPU"):
         VirtualGPU(size)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop"])
+def test_a_backward_pass_after_an_optimizer_step_fails_as_with_cuda(kind: str, foreach: bool) -> None:
+    with VirtualGPU("1GiB"):
+        layer = nn.Linear(4, 4).to("cuda")
+        loss = layer(layer(torch.ones(2, 4, device="cuda"))).sum()
+        loss.backward(retain_graph=True)
+        getattr(torch.optim, kind)(layer.parameters(), lr=0.1, foreach=foreach).step()
+
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
