@@ -54,7 +54,7 @@ def trim(
 ) -> list[Chunk]:
     """Copy `source` to `target` with at most about half of `max_bytes`, and return the resulting chunks.
 
-    `highest` are the numbers of the chunks with the highest memory.
+    `highest` contains the numbers of the chunks with the highest memory.
     """
     kept = choose(chunks, highest=highest, max_bytes=max_bytes)
     result: list[Chunk] = []

@@ -1,8 +1,8 @@
 """Assigns each live storage a category as soon as its purpose is known.
 
-Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. Gradients are accumulated by the
-engine, activations are saved by the autograd graph, and inputs are returned by a loader. A storage whose purpose is
-unknown keeps its category from the time of allocation.
+Parameters and buffers belong to modules, and optimizer state belongs to an optimizer. The engine accumulates gradients,
+the autograd graph saves activations, and a loader returns inputs. A storage whose purpose is unknown keeps its category
+from the time of allocation.
 """
 
 import weakref
@@ -25,8 +25,9 @@ _FORWARD_CATEGORIES = (Category.ACTIVATION, Category.RESULT, Category.TEMPORARY)
 
 
 class CategoryTracker:
-    """Sets the categories of live storages, and stores the categories of host tensors, which also apply to their copies
-    on a device."""
+    """Sets the categories of live storages, and stores the categories of host tensors. A copy on a device has the same
+    category as the host tensor.
+    """
 
     def __init__(
         self, live: dict[int, LiveStorage], emit: Callable[[Event], None], *, host_only: bool

@@ -35,7 +35,9 @@ IN_PLACE = overloads(
     "index_copy_", "scatter_", "scatter_add_", "scatter_reduce_", "addmm_", "baddbmm_", "eq_", "pow_", "index_put_",
     "_index_put_impl_",
 )  # fmt: skip
-"""Operations that allocate no storage, most of them in-place operations. Their inputs are checked as well."""
+"""Operations that allocate no storage, most of them in-place operations. The inputs of these operations are checked as
+well.
+"""
 LAST_RESULT_ON_HOST = overloads("_pack_padded_sequence")
 """Operations whose last result is in host memory, regardless of the device of their inputs."""
 _ACCEPT_HOST_LENGTHS = frozenset(("ctc_loss", "lstm", "gru", "rnn_tanh", "rnn_relu", "_pad_packed_sequence"))

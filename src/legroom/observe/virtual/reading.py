@@ -141,7 +141,9 @@ class TensorReads:
 
 
 MAX_PICKLED = 64 << 10
-"""The maximum size in bytes at which a pickled tensor without data has its known values."""
+"""The maximum size in bytes of a tensor without data that is pickled with its known values. Larger tensors are pickled
+with placeholders.
+"""
 
 
 def _unpickled(value: Tensor, device: str, requires_grad: bool, is_parameter: bool) -> Any:
