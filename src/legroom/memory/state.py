@@ -19,7 +19,7 @@ class Moment:
     """A point of a run, with the memory in use."""
 
     index: int
-    """The number of the event before this point; -1 before the first event."""
+    """The number of the event before this point, or -1 before the first event."""
     time: float
     step: int
     phase: Phase
@@ -48,7 +48,7 @@ class State:
 
     device: int
     index: int
-    """The number of the event before this point; -1 before the first event."""
+    """The number of the event before this point, or -1 before the first event."""
     time: float
     live: list[Alloc]
     """The live storages in the order of allocation, with their final categories."""

@@ -2,8 +2,8 @@
 
 `sys.argv`, `sys.path[0]`, the current folder, stdin and `__main__` are the same as with `python script.py`. `__main__`
 is replaced in `sys.modules`, because pickling, `multiprocessing` (fork and spawn) and data loader workers look up
-classes there. `runpy` is not used, because it removes the module when the code ends, while threads and exit handlers
-still need the module.
+classes in this module. `runpy` is not used, because it removes the module when the code ends, while threads and exit
+handlers still need the module.
 
 The caller renders an exception while it is being handled. The exception is then dropped, because a stored exception
 would keep its frames and their tensors alive.

@@ -21,8 +21,8 @@ import torch
 from legroom.observe.dispatch.backward_engine import in_backward_pass
 
 MAX_WAIT_SECONDS = 10.0
-"""The maximum time in seconds that a thread waits for a scan of another thread. A scan reports leaks, and a user's
-callback may not return.
+"""The maximum time in seconds that a thread waits for a scan of another thread. The wait is limited because a scan
+calls the user's callback for leaks, which may not return.
 """
 _TORCH = Path(torch.__file__).parent
 _TRAINING_CODE = tuple(f"{_TORCH / folder}/" for folder in ("nn", "autograd", "optim"))
@@ -116,7 +116,7 @@ def _is_training_code(frame: FrameType | None) -> bool:
 
 
 def _forget_other_threads() -> None:
-    """Reset the state in a forked child, because only the calling thread exists there, and another thread may have held
+    """Reset the state in a forked child. Only the calling thread exists in the child, and another thread may have held
     the lock.
     """
     global _scan_lock

@@ -42,8 +42,8 @@ class SegmentSource:
         self.device = device
         self.segment_address = segment_address
         self.range_address = range_address
-        """A function like `segment_address`. It is called with (size, stream), and returns the address of the next
-        range for an expandable segment.
+        """A function like `segment_address`, which is called with (size, stream). The function returns the address of
+        the next range for an expandable segment.
         """
         self.small = small
         self.large = large

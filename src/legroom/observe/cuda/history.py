@@ -62,9 +62,9 @@ from legroom.observe.training import TrainingClock
 FIRST_ENTRIES = 20_000
 """The length of each ring until the number of entries per step is known."""
 RING_STEPS = 8
-"""The number of steps that a ring should contain. This number is enough to find growing memory. It is small because
-reading an entry takes about 10 µs during the run. (A step of ResNet-50 has about 2,700 entries, and a step of a large
-language model has 20,000.)
+"""The number of steps that a ring should contain. Eight steps are enough to find growing memory. A larger ring would
+slow down the run, because reading an entry takes about 10 µs. (A step of ResNet-50 has about 2,700 entries, and a step
+of a large language model has 20,000.)
 """
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """The minimum and maximum length of a ring. An entry with its stack uses about 0.7 KiB of host memory."""

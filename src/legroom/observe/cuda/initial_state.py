@@ -39,7 +39,7 @@ class InitialState(NamedTuple):
 
 
 def initial_state(trace: Sequence[Entry], segments: Sequence[Mapping[str, Any]]) -> InitialState:
-    """Return the state before `trace`, given the segments after `trace`."""
+    """Return the state before the history entries `trace`, given the segments after these entries."""
     blocks = blocks_in_use(segments)
     plain = {
         segment["address"]: segment["total_size"] for segment in segments if not segment.get("is_expandable")

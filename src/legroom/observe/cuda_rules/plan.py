@@ -1,8 +1,8 @@
 """The memory plan of an operation: the memory that it allocates and frees on CUDA, step by step.
 
 The order matters as much as the sizes. The caching allocator serves each request from the blocks that are free at that
-moment. Therefore an operation that allocates scratch memory before its result leaves different free blocks than an
-operation that allocates it after the result.
+moment. Therefore the free blocks after an operation depend on whether it allocates scratch memory before or after its
+result.
 """
 
 from collections.abc import Callable, Sequence

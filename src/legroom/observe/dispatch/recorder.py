@@ -421,8 +421,8 @@ class Recorder:
 
     def _storage_expired(self, expired: Any) -> None:
         """Record that a storage was freed. This callback of the weak references may run at any time on any thread, even
-        inside the allocator if the garbage collector runs there. Therefore the callback does not free the memory
-        itself. The thread that holds the lock frees the memory, before it releases the lock or later.
+        inside the allocator during a garbage collection. Therefore the callback does not free the memory itself. The
+        thread that holds the lock frees the memory, before it releases the lock or later.
         """
         if weak_references_end_early and (storage := surviving_storage(expired.key)) is not None:
             again = LiveStorage(storage, self._storage_expired)

@@ -1,8 +1,8 @@
 """Describes a chain of references from a name to a tensor as in source code (`trainer.history`, a list of 412 items).
 
-The chain may contain several containers, but usually only one container grows. If the iterations in which the tensors
-were created are known, the growing container is the innermost container with tensors from the most iterations.
-Otherwise, the growing container is the longest container.
+The chain may contain several containers, but usually only one container grows. If it is known when the tensors were
+created, the growing container is the innermost container with tensors from the most iterations. Otherwise, the growing
+container is the longest container.
 """
 
 import gc

@@ -4,9 +4,9 @@ Tensors inside a running torch call (the layers of an LSTM, a recomputed block) 
 variable yet. The running call retains these tensors, so the report names the user's line that made the call. The caller
 passes the location and time at which each storage was allocated (`StepStorage`).
 
-The search must not change the program: it calls no `repr` and no property, and it keeps no references. Up to Python
-3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because it
-would keep the tensors alive.
+The search must not change the program. Therefore it calls no `repr` and no property, and keeps no references. Up to
+Python 3.12, reading `f_locals` leaves a copy of the local variables in the frame. The search clears this copy, because
+it would keep the tensors alive.
 """
 
 import inspect

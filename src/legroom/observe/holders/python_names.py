@@ -1,7 +1,7 @@
 """Finds the objects that names refer to: variables of running functions, module globals, attributes.
 
-The garbage collector does not track the local variables of running functions, so they are read from the frames. No method of
-the user's objects is called: no `repr`, no property, no `__eq__`.
+The garbage collector does not track the local variables of running functions, so they are read from the frames. The
+search calls no method of the user's objects, including `repr`, properties and `__eq__`.
 """
 
 import contextvars

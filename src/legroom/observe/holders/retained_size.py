@@ -47,7 +47,7 @@ class RetainedStorages:
         """Maps a graph node to the storages that it saved."""
         self._storages: dict[int, int] = {}
         self._results: dict[int, tuple[Any, dict[int, int]]] = {}
-        """The results by `id`. They are stored because the same object is often a variable of several functions."""
+        """The results by `id`. Results are stored because the same object is often a variable of several functions."""
 
     def by(self, value: Any) -> dict[int, int]:
         """Return a map from storage keys to bytes, for all device memory that `value` keeps alive."""

@@ -63,8 +63,8 @@ class _CallCollector:
         self._plain_functions: set[str] = set()
         """Functions that may be called from code that is not loaded."""
         self._containers: set[tuple[bool, str]] = set()
-        """Attributes (True) and variables (False) to which a container is assigned somewhere. Their `clear` is not a
-        user's function.
+        """Attributes (True) and variables (False) to which a container is assigned somewhere. The `clear` method of
+        these objects is not a user's function.
         """
 
     def read(self, file: str, tree: ast.Module) -> None:

@@ -10,7 +10,7 @@ allocator of the given size. When the allocator is full, the operation raises `t
 message. A program's out-of-memory errors, its error handlers and its leaks are therefore real on a laptop and in CI.
 
 Only one virtual GPU can be active at a time. A virtual GPU applies to the whole process, including threads that start
-while it is active. It also applies to forked children, but their events are discarded.
+while it is active. Forked children also have the virtual GPU, but their events are discarded.
 """
 
 import contextlib

@@ -60,7 +60,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
         return original_to(storage, device=device, non_blocking=non_blocking)
 
     def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
-        """Resize the storage. FSDP frees and allocates the storages of its parameters in this way."""
+        """Resize the storage. FSDP resizes storages to free and allocate the memory of its parameters."""
         before = storage.nbytes()
         resized: torch.UntypedStorage = original_resize(storage, size)
         try:

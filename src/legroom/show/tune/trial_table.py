@@ -76,8 +76,9 @@ def format_config(record: TrialRecord, parameters: Sequence[str]) -> str:
 
 
 def _figure_columns(rows: Sequence[TrialRecord], metric: str, mode: Mode) -> dict[str, list[str]]:
-    """Return the memory columns, as headings with their cells. Without a GPU, no memory is known, and there are no such
-    columns."""
+    """Return the memory columns, as headings with their cells. Without a GPU, the memory is unknown, and the memory
+    columns are omitted.
+    """
     columns = {
         "trial": [str(record.number) for record in rows],
         "state": [format_state(record.state) for record in rows],

@@ -101,7 +101,7 @@ def _per_dimension(values: Any, dimensions: int) -> tuple[int, ...]:
 
 
 def _uses_cudnn_depthwise(c: Convolution, input: Any, weight: Any) -> bool:
-    """Return whether cuDNN computes a depthwise convolution. This is the case for channels-last tensors, and for
+    """Return whether cuDNN computes a depthwise convolution. PyTorch uses cuDNN for channels-last tensors, and for
     float16 with small square kernels (`use_cudnn_depthwise`). PyTorch's own kernels allocate the weight gradient first.
     """
     if c.channels_last:

@@ -75,7 +75,7 @@ def _product(*operands: str, bias: str | None = None) -> Rule:
 
 
 def _uses_cublaslt(bias: Any, matrix: Any) -> bool:
-    """Return whether cuBLASLt is used. It adds a bias per column, unless there is a single column
+    """Return whether cuBLASLt is used. PyTorch uses cuBLASLt to add a bias per column, unless there is a single column
     (`isInputCompliesAddmmCudaLt` in Blas.cpp).
     """
     return bool(bias.dim() == 1 and min(matrix.shape) > 1)

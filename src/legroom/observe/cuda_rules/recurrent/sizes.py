@@ -93,8 +93,8 @@ class WorkspaceParts(NamedTuple):
     states: int
     """The number of states of one step, per layer."""
     wider: tuple[tuple[float, float], ...] = ()
-    """Each pair (a, b) adds a × (inputs - b × hidden) if this value is positive. These buffers are used for inputs or
-    outputs.
+    """Each pair (a, b) adds a × (inputs - b × hidden) if this value is positive. The additional buffers are used for
+    inputs or outputs.
     """
 
 
