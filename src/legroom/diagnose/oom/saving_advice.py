@@ -96,8 +96,8 @@ def _why_unusable(oom: Oom) -> str:
     if oom.largest_free_block < oom.requested:
         return f"the largest free block is {format_size(oom.largest_free_block)}, but the request was {format_size(oom.requested)}"
     return (
-        "PyTorch uses separate segments for requests of up to 1 MiB, and no segment for this kind of "
-        f"request has a free block (the request was {format_size(oom.requested)})"
+        "requests of up to 1 MiB use separate segments, and all free blocks are in the other segments (the "
+        f"request was {format_size(oom.requested)})"
     )
 
 

@@ -229,8 +229,8 @@ def _pickle(function: Any) -> str:
         cloudpickle = importlib.import_module("cloudpickle")
     except ModuleNotFoundError:
         raise UsageError(
-            "The training function cannot be imported by name in another process. Define the function at the "
-            "top level of a file, or `pip install cloudpickle`."
+            "The training function cannot be imported by name in another process. Define the function at "
+            "the top level of a file, or run `pip install cloudpickle`."
         ) from None
     try:
         return base64.b64encode(cloudpickle.dumps(function)).decode()

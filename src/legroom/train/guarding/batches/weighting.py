@@ -45,15 +45,15 @@ def count_weight(weight: Weight, batch: BatchArguments, start: int, stop: int) -
     if isinstance(result, torch.Tensor):
         if result.numel() != 1:
             raise UsageError(
-                f"The function weight= returned a tensor of shape {tuple(result.shape)}. It must return one "
-                "number, such as the number of tokens."
+                f"The function passed as weight= returned a tensor of shape {tuple(result.shape)}. Return "
+                "one number, such as the number of tokens."
             )
         result = result.item()
     try:
         return float(result)
     except (TypeError, ValueError):
         raise UsageError(
-            f"The function weight= returned a {type(result).__name__}. It must return one number, such as "
+            f"The function passed as weight= returned a {type(result).__name__}. Return one number, such as "
             "the number of tokens."
         ) from None
 

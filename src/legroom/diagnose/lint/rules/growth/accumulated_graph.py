@@ -35,9 +35,9 @@ outputs.append(output.detach().cpu())    # a tensor on the host, without its gra
 The estimated saving is all memory that has accumulated so far, except the memory of one step.
 
 ## Fix safety
-The fix adds `.detach()`. The fix is safe if the code shows that the value is a tensor, that no backward pass uses it
-later, and that its text is not printed. Otherwise, the fix is unsafe. The fix does not add `.item()`, because a sum of
-Python numbers is rounded differently from a sum of tensors.
+The fix adds `.detach()`. The fix is safe if the code shows that the value is a tensor, that no later backward pass uses
+the value, and that the value is not printed. Otherwise, the fix is unsafe. The fix does not add `.item()`, because a
+sum of Python numbers is rounded differently from a sum of tensors.
 """
 
 import re

@@ -25,7 +25,7 @@ def hook(module, inputs, output):
 
 ## Fix safety
 The fix is unsafe: it adds `.detach()`, so the container keeps no graph alive. A module may return a tuple, which has no
-`detach` method. The container still grows until you clear it.
+`detach` method. The container still grows until you clear the container.
 """
 
 from collections.abc import Iterator

@@ -63,7 +63,8 @@ def check(program: Program) -> Iterator[Problem]:
             node=stored[0],
             message=f"`{store.target}` stores the exception with its traceback, which keeps every tensor in its frames alive",
             help="Store the message of the exception (`str(error)`)"
-            + ("" if retains_more else ", or the exception without its traceback"),
+            if retains_more
+            else "Store the message of the exception (`str(error)`), or the exception without its traceback",
             edits=tuple(
                 edit
                 for each in stored

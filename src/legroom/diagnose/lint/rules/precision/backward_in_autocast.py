@@ -4,9 +4,9 @@
 The rule checks for `backward()` inside a `with` block of `autocast`.
 
 ## Why this is a problem
-Backward operations automatically use the dtype of their forward operations, so autocast has no benefit for them. Autocast keeps half-precision
-copies of the weights until its block ends. If the backward pass is inside the block, these copies stay allocated when memory use is
-highest.
+Backward operations automatically use the dtype of their forward operations, so autocast has no benefit for the backward
+pass. Autocast keeps half-precision copies of the weights until its block ends. If the backward pass is inside the
+block, the half-precision copies stay allocated when memory use is highest.
 
 ## Example
 ```python
@@ -23,8 +23,8 @@ loss.backward()
 ```
 
 ## Fix safety
-The fix is unsafe: it moves `backward()` and all lines after it out of the block. Operations in these lines, and custom
-backward functions, may then run in another precision.
+The fix is unsafe: it moves `backward()` and all lines after it out of the block. Operations in the moved lines, and
+custom backward functions, may run in another precision after the fix.
 """
 
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ does not call `unscale_`.
 
 ## Why this is a problem
 `GradScaler` multiplies the loss, and with it the gradients, by a large factor. If the gradients are clipped before they
-are unscaled, they become much smaller than intended. The factor also changes during the run, so the effect of the
+are unscaled, they become much smaller than intended. The scale factor also changes during the run, so the effect of the
 clipping changes too.
 
 ## Example

@@ -1,13 +1,13 @@
 """LG406: .data bypasses autograd
 
 ## What it detects
-The rule checks for in-place changes through `.data` that autograd would otherwise reject:
+The rule checks for two in-place changes through `.data` that autograd would otherwise reject:
 
-- a change of a computed tensor, such as an output;
-- a change of a parameter between the forward pass and the backward pass of the same function.
+- The code changes a computed tensor, such as an output.
+- The code changes a parameter between the forward pass and the backward pass of the same function.
 
-The rule does not flag reading `.data`, initialization, or updates of parameters between steps, such as in an optimizer
-or a target network.
+The rule does not flag code that only reads `.data`, initializes parameters, or updates parameters between steps, such
+as in an optimizer or a target network.
 
 ## Why this is a problem
 `.data` shares the memory of the tensor, but not its version counter. Autograd does not detect a change through `.data`,

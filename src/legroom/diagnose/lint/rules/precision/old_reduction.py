@@ -5,7 +5,7 @@ The rule checks for losses of `torch.nn` that receive `size_average=` or `reduce
 
 ## Why this is a problem
 `reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the old arguments and will remove
-them.
+these arguments.
 
 ## Example
 ```python

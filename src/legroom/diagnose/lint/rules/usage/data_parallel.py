@@ -5,8 +5,8 @@ The rule checks for `nn.DataParallel(...)`.
 
 ## Why this is a problem
 In each step, `nn.DataParallel` copies the model to every GPU from a single process and gathers all outputs on the first
-GPU. The first GPU runs out of memory before the others, and the other GPUs wait for the first one. The PyTorch
-documentation recommends `DistributedDataParallel` even on a single machine.
+GPU. The first GPU runs out of memory before the other GPUs, which wait for the first GPU. The PyTorch documentation
+recommends `DistributedDataParallel` even on a single machine.
 
 ## Example
 ```python

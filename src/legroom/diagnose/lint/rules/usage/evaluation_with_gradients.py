@@ -37,13 +37,13 @@ The estimated saving is the memory of all activations that were saved during eva
 
 ## Fix safety
 The fix adds `@torch.no_grad()` to a function that only evaluates. In other functions, the fix puts the loop under `with
-torch.no_grad():`. The fix is safe if the code shows that the results do not change:
+torch.no_grad():`. The fix is safe if three conditions show that the results do not change:
 
-- the file creates the model from layers of `torch.nn`, and the model computes no gradients itself;
-- no tensor with a graph leaves the evaluation, and no such tensor is printed;
-- the file uses neither attention modules nor `torch.compile`, which run other kernels without gradients.
+- The file creates the model from layers of `torch.nn`, and the model computes no gradients itself.
+- The evaluation neither returns nor prints a tensor with a graph.
+- The file uses neither attention modules nor `torch.compile`, which run other kernels without gradients.
 
-Otherwise, the fix is unsafe.
+If a condition is not met, the fix is unsafe.
 """
 
 from collections.abc import Iterator

@@ -20,8 +20,8 @@ state = torch.load(path, map_location="cpu")   # load_state_dict copies to the r
 ```
 
 ## Fix safety
-The fix adds `map_location="cpu"`. The fix is safe if the result is used only as the argument of `load_state_dict`, which
-copies it to the right device, and unsafe otherwise.
+The fix adds `map_location="cpu"`. The fix is safe if the result is used only as the argument of `load_state_dict`,
+which copies the tensors to the right device. Otherwise, the fix is unsafe.
 """
 
 import re
