@@ -80,7 +80,7 @@ def run(
         )
 
     if blocking:
-        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads it when it starts
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads the variable when it starts
 
     from legroom.run.recording import Recording  # imports torch
     from legroom.train.spilling.spill import Spill

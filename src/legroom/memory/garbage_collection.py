@@ -22,7 +22,7 @@ def no_garbage_collection() -> Iterator[None]:
 def _find_untrack() -> Callable[[Any], object]:
     """Return CPython's `PyObject_GC_UnTrack`, or a function that does nothing in other interpreters."""
     try:
-        # PyDLL creates a separate object, because other code may set other types on a shared one.
+        # PyDLL creates a separate object. On a shared object, other code may set other types.
         function = ctypes.PyDLL(None).PyObject_GC_UnTrack
         function.argtypes, function.restype = (ctypes.py_object,), None
         probe: list[Any] = [[]]

@@ -88,7 +88,7 @@ def exclusive_scan() -> Iterator[bool]:
 
 def _register() -> None:
     if in_backward_pass():
-        return  # a nested backward pass, or an optimizer step in a hook: the thread may belong to the engine
+        return  # in a nested backward pass or a hook, the thread may belong to the engine
     _this_thread.is_registered = True
     acquired = _scan_lock.acquire(timeout=MAX_WAIT_SECONDS)
     try:

@@ -140,7 +140,7 @@ class CaptureWriter:
         events.
         """
         if os.getpid() != self._process:
-            self.abandon()  # before the lock, which another thread of the parent may have held at the fork
+            self.abandon()  # do not take the lock: a thread of the parent may have held it at the fork
         me = get_ident()
         if self._file is None or self._owner == me:
             return

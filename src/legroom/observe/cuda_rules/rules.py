@@ -54,7 +54,7 @@ class CudaRules:
         """Remarks for the report of an estimate, in the order in which they were added."""
         self._installed = False
         self._uses_cudnn = False
-        cudnn_process()  # starts here, so that the forks of a traced script share it
+        cudnn_process()  # start it now, so that the forks of a traced script share it
 
     def instead_of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> Any:
         """Return the operation that torch would run in place of `func` without a dispatch mode."""

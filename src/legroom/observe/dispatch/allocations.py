@@ -136,7 +136,9 @@ class DeviceAllocations:
         try:
             block = allocator.malloc(nbytes, stream)
         except AllocationFailed as failure:
-            failed = failure.with_traceback(None)  # otherwise it and this frame would form a reference cycle
+            failed = failure.with_traceback(
+                None
+            )  # the traceback would form a reference cycle with this frame
         else:
             number = self.count = self.count + 1
             self.room_left -= block.size

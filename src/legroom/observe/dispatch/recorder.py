@@ -205,7 +205,7 @@ class Recorder:
             self._free_expired()
             location = self._locator.locate(args, depth=3)
             category = self._locator.initial_category(func, location.phase)
-            # This raises, unless another device is the full one or memory was freed meanwhile.
+            # This call raises an error, unless another device is full or memory was freed meanwhile.
             number, block = self.allocations.allocate(nbytes, target, category, location, func)
             self.allocations.free_workspace(number, block, target)
 

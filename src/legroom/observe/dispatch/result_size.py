@@ -99,7 +99,7 @@ def _evaluated(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     new: dict[int, int] = {}
     for result in results if isinstance(results, list | tuple) else (results,):
         if isinstance(result, torch.Tensor):
-            storage = storage_of(result)  # of a sparse tensor, its values; None for other layouts
+            storage = storage_of(result)  # the values of a sparse tensor, None for other layouts
             if storage is not None and storage._cdata not in inputs:
                 new[storage._cdata] = storage.nbytes()
     return sum(new.values())

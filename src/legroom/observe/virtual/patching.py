@@ -47,8 +47,8 @@ def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
         for owner, name, value, add in replacements:
             if not add and not hasattr(owner, name):
                 continue
-            # From the owner's own dictionary: an inherited attribute must be deleted again, not copied down, and
-            # a static method must be restored as the same object.
+            # Read the owner's own dictionary. An inherited attribute must be deleted again, not copied to the owner,
+            # and a static method must be restored as the same object.
             before = vars(owner).get(name, _ABSENT)
             if isinstance(owner, ModuleType) and inspect.isroutine(before) and inspect.isroutine(value):
                 value = _while_active(value, before, is_active)

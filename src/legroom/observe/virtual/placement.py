@@ -106,7 +106,7 @@ class PlacementMode(TorchFunctionMode):
                     return self._run(func, args, kwargs)
             return self._run(func, args, kwargs)
         except BaseException:
-            args = ()  # as above
+            args = ()  # the traceback keeps this frame alive
             kwargs = None
             raise
 

@@ -100,7 +100,7 @@ class CudnnProcess:
         if self.crashes >= MAX_CRASHES:
             return None
         try:
-            if not self._is_alive():  # another fork's query crashed it
+            if not self._is_alive():  # a query of another fork crashed the process
                 self._restart()
             with self._exclusive():
                 return self._exchange(query)

@@ -46,7 +46,7 @@ def _backward(call: OpCall) -> MemoryPlan | None:
 
 def _bag_backward(call: OpCall) -> MemoryPlan | None:
     gradient, indices = call.arguments["grad"], call.arguments["indices"]
-    if call.arguments["mode"] == 2:  # the maximum: scattered, not sorted
+    if call.arguments["mode"] == 2:  # the mode `max` does not sort the indices
         return None
     steps: list[MemoryStep] = []
     if not gradient.is_contiguous():

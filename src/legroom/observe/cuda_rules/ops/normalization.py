@@ -150,8 +150,9 @@ def _batch_norm_results(input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
-    """For an input that is neither contiguous nor channels-last, torch's own kernel computes the variance by a reduction of a float32 copy
-    (`batch_norm_mean_var`, `Impl::General` in Normalization.cu)."""
+    """For an input that is neither contiguous nor channels-last, torch's own kernel computes the variance by a reduction
+    of a float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
+    """
     if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
         return _batch_norm_results(input)
     saved = input.shape[1] * 4

@@ -199,7 +199,7 @@ def lazy_parameters_without_data() -> Iterator[None]:
         target = tensor.data.device if device is None else device
         made: Any = torch.empty(shape, device=target, dtype=dtype or tensor.data.dtype)
         if issubclass(tensor.cls_to_become, nn.Parameter):
-            # Detached first: fake mode keeps a weak reference to the parameter otherwise, and swapping rejects that.
+            # Without `detach`, fake mode keeps a weak reference to the parameter, and then the swap fails.
             made = nn.Parameter(made.detach(), requires_grad=tensor.requires_grad)
         torch.utils.swap_tensors(tensor, made)  # type: ignore[no-untyped-call]
 
