@@ -1,4 +1,4 @@
-"""Lists the measuring programs and runs the quick ones: `make bench`.
+"""Lists the benchmark programs and runs the quick programs, as `make bench` does.
 
 python -m bench            run the quick programs; those that need a GPU are skipped without one
 python -m bench --list     list all programs with what they measure

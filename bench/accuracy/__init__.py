@@ -1,1 +1,1 @@
-"""How close estimates come to measured memory."""
+"""Programs that compare estimates with measured memory."""

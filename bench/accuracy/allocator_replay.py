@@ -1,4 +1,4 @@
-"""Measures how fast the replayed allocator is and how often it disagrees with recordings of the real one.
+"""Measures the speed of the simulated allocator, and how often it differs from recordings of the real allocator.
 
     python -m bench.accuracy.allocator_replay [FOLDER]
 
@@ -22,7 +22,7 @@ HISTORIES = Path(__file__).parents[2] / "tests" / "data" / "histories"
 RUNS = 7
 
 Call = tuple[int, int]
-"""(block number, bytes to allocate), or (block number, -1 to free it)."""
+"""A call with the block number and the bytes to allocate, or -1 to free the block."""
 
 
 def main(argv: list[str]) -> int:
@@ -68,7 +68,7 @@ def program(history: History) -> list[Call]:
 
 
 def timed(history: History, calls: list[Call]) -> float:
-    """Return the seconds for all calls on a new allocator."""
+    """Return the time in seconds for all calls on a new allocator."""
     allocator = Allocator(history.capacity, settings=history.settings, total=history.total)
     for action, _, size, _ in history.rows:
         if action == "set_limit":

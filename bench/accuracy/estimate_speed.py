@@ -1,10 +1,11 @@
-"""Measures how long `legroom estimate` takes until its verdict and until its largest batch, relative to the script's imports.
+"""Measures the time of `legroom estimate` until its verdict and until its largest batch, relative to the script's imports.
 
     python -m bench.accuracy.estimate_speed                 four scripts, three rounds
     python -m bench.accuracy.estimate_speed --rounds 5 --only gpt2-small
 
-Each round runs the script's imports alone, then the whole command. A last run prints the time of every phase. On a shared
-machine compare the ratio verdict / imports within a round. Host memory is that of the largest process.
+Each round runs the script's imports alone, then the whole command. A last run prints the time of every phase. On a
+shared machine, compare the ratio verdict / imports within a round. The host memory is the memory of the largest
+process.
 """
 
 import os
@@ -31,7 +32,7 @@ class Kind(NamedTuple):
     batch: str
     loss: str
     classes: str = ""
-    """Classes that the script defines between its imports and its model."""
+    """The classes that the script defines between its imports and its model."""
 
 
 _LANGUAGE = "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\nfrom transformers import GPT2Config, GPT2LMHeadModel\n"
@@ -124,7 +125,8 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def _round(kind: Kind, script: Path) -> tuple[float, float, float, float, float]:
-    """Return seconds of the imports, until the verdict, and in total; CPU seconds; MiB of the largest process."""
+    """Return the seconds of the imports, the seconds until the verdict and in total, the CPU seconds, and the MiB of
+    the largest process."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", kind.imports], check=True, capture_output=True)
     imports = time.perf_counter() - began

@@ -1,12 +1,12 @@
-"""Compares the predicted largest batch under a memory limit with the one measured on an H200.
+"""Compares the predicted largest batch under a memory limit with the largest batch measured on an H200.
 
     python -m bench.accuracy.largest_batch                              all cases
     python -m bench.accuracy.largest_batch --group predicted-first      one group (published, development, predicted-first)
     python -m bench.accuracy.largest_batch --only gpt2 lstm             cases whose keys contain one of these words
 
-The true sizes were found by trying on the GPU: three steps at each size, with the limit set by the per-process fraction
-(`measure_largest_batch.py`; results in bench/results/largest_batches.json). Cases whose libraries are not installed
-(torchvision, transformers) are listed and skipped.
+The true sizes were found by running three steps at each size on the GPU, with the limit set by the per-process
+fraction (`measure_largest_batch.py`). The results are in bench/results/largest_batches.json. Cases whose libraries
+are not installed (torchvision, transformers) are listed and skipped.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from legroom.units import GiB
 
 LARGEST_BATCHES = Path(__file__).parents[1] / "results" / "largest_batches.json"
 START = 16
-"""Every search starts here, however far from the answer."""
+"""The size at which every search starts, regardless of the result."""
 
 
 def main(argv: Sequence[str] = ()) -> None:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def cases() -> list[tuple[Capped, int | None]]:
-    """Return every case with its true largest batch, None if it was not measured."""
+    """Return every case with its true largest batch, or None if it was not measured."""
     measured = {row["key"]: row["largest"] for row in json.loads(LARGEST_BATCHES.read_text())}
     return [(capped, measured.get(capped.key)) for capped in LARGEST_BATCH_CASES]
 

@@ -1,9 +1,9 @@
 """Training steps whose largest batch under a memory limit was measured on an H200.
 
-Imports nothing from Legroom: the same file runs on a GPU machine where Legroom is not installed.
+This file imports nothing from Legroom, so it also runs on a GPU machine where Legroom is not installed.
 
-Groups: `published` came with the reference measurements; `development` was visible while the search was written;
-for `predicted-first`, the prediction was committed before the measurement.
+There are three groups. `published` is part of the reference measurements. `development` was visible while the search
+was written. For `predicted-first`, the prediction was committed before the measurement.
 """
 
 from dataclasses import dataclass, replace
@@ -17,9 +17,9 @@ class Capped:
     """A training step of any batch size, with a limit on the memory that PyTorch can use."""
 
     case: Case
-    """Measuring starts at its batch size."""
+    """The training step. The measurement starts at its batch size."""
     cap: int
-    """GiB."""
+    """The memory limit in GiB."""
     group: str
 
     @property

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def selected(names: str) -> list[Case]:
-    """Return the cases of a named set, or those whose keys are listed."""
+    """Return the cases of a named set, or the cases with the listed keys."""
     if names in CASES:
         return CASES[names]
     return [case_of(name) for name in names.split(",")]
@@ -72,7 +72,7 @@ def case_of(key: str) -> Case:
 def in_fresh_process(what: str, case: Case, *words: str) -> dict[str, Any]:
     """Run one case in its own process, because the allocator and cuBLAS keep memory from earlier cases.
 
-    Return the JSON that it printed last, or the error.
+    Return the JSON that the process printed last, or the error.
     """
     command = [sys.executable, "-m", "bench.accuracy.measure_cases", what, "-", "--cases", case.key, *words]
     process = subprocess.run(
@@ -136,7 +136,7 @@ def peak_of(case: Case) -> dict[str, Any]:
 
 
 def scale_of(step: Any) -> float:
-    """Return the GradScaler's scale; it drops when a step is skipped because gradients overflowed."""
+    """Return the GradScaler's scale. The scale decreases when a step is skipped because gradients overflowed."""
     return 1.0 if step.scaler is None else float(step.scaler.get_scale())
 
 
@@ -164,7 +164,7 @@ def record_histories(out: Path, names: str, jobs: int) -> int:
 
 
 def history_of(case: Case) -> dict[str, Any]:
-    """Return every allocator event of three steps, and where each step begins in the list."""
+    """Return every allocator event of three steps, and the index of the first event of each step."""
     torch.cuda.memory._record_memory_history(max_entries=5_000_000, context=None)
     _, _, step = build(case, "cuda")
     torch.cuda.synchronize()
@@ -184,7 +184,7 @@ def history_of(case: Case) -> dict[str, Any]:
 
 
 def events() -> list[list[Any]]:
-    """Return the allocator's events so far: [action, bytes, address]."""
+    """Return the allocator's events so far, each as [action, bytes, address]."""
     return [
         [event["action"], event["size"], event["addr"]]
         for event in torch.cuda.memory._snapshot()["device_traces"][0]
@@ -193,7 +193,7 @@ def events() -> list[list[Any]]:
 
 
 def try_caps(out: Path, names: str, caps: str, jobs: int) -> int:
-    """Try each case with each memory limit, for three steps."""
+    """Run three steps of each case with each memory limit."""
     pairs = [(case, cap) for case in selected(names) for cap in caps.split(",")]
     rows = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -228,7 +228,8 @@ def run_capped(case: Case, gigabytes: float) -> dict[str, Any]:
 
 
 def measure_context(out: Path) -> int:
-    """Measure device memory outside torch's allocator, stage by stage. Nothing else may use the device meanwhile."""
+    """Measure device memory outside torch's allocator, stage by stage. No other program may use the device during the
+    measurement."""
     rows = []
 
     def note(stage: str) -> None:

@@ -1,12 +1,12 @@
-"""Finds the true largest batch under a memory limit by trying, with three training steps at each size. Needs a GPU.
+"""Finds the true largest batch under a memory limit by running three training steps at each size. Needs a GPU.
 
     python -m bench.accuracy.measure_largest_batch OUT [--jobs 8] [--seconds 140] [--only WORD ...] [--group development]
 
-Writes OUT/largest_batches.json. Needs torch, torchvision and transformers, not Legroom. Each size runs in a process that
-has not used the GPU before, because the allocator, cuBLAS and cuDNN keep memory from earlier sizes. The processes are
-forked from one that has imported the libraries and built the model on the host. A size fits if its steps finish. The
-search starts at the case's batch size and narrows the interval until the next size up does not fit. If time runs out, the
-largest size that fits and the smallest that does not are written.
+Writes OUT/largest_batches.json. Needs torch, torchvision and transformers, not Legroom. Each size runs in a process
+that has not used the GPU before, because the allocator, cuBLAS and cuDNN keep memory from earlier sizes. The
+processes are forked from a process that has imported the libraries and built the model on the host. A size fits if
+its steps finish. The search starts at the case's batch size and narrows the interval until the next larger size does
+not fit. If time runs out, the largest size that fits and the smallest size that does not fit are written.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ STEPS = 3
 GiB = 1 << 30
 FITS, TOO_LARGE = 0, 3
 STRIDES = (0.03, 0.06, 0.15, 0.4, 1.0)
-"""First steps away from the starting size, relative to it, until one size fits and another does not."""
+"""The first distances from the starting size, as fractions of it, until one size fits and another does not."""
 CLOSE = 0.002
-"""Relative tolerance: sizes in the hundreds need not be exact."""
+"""The relative tolerance. Sizes in the hundreds need not be exact."""
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 
 def in_forks(chosen: list[Capped], jobs: int, folder: Path, until: float) -> None:
-    """Run every case in its own process, `jobs` at a time. Large limits take longest and run first."""
+    """Run every case in its own process, `jobs` at a time. Cases with large limits run first, because they take longest."""
     waiting = sorted(enumerate(chosen), key=lambda item: -item[1].cap)
     running = 0
     while waiting or running:

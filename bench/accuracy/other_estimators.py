@@ -1,13 +1,13 @@
-"""Asks other estimators about the same training steps: torch's MemTracker, Accelerate's estimate-memory, torchinfo.
+"""Runs other estimators on the same training steps: torch's MemTracker, Accelerate's estimate-memory and torchinfo.
 
     python -m bench.accuracy.other_estimators ANSWERS [--cases unseen-broad] [--jobs 2] [--patience 60]
 
-All of them look at the model without data. MemTracker traces one step under fake tensors; it fails on frozen
-parameters and on values that the step reads, as a GradScaler does. Accelerate multiplies the size of the weights by
-four, for gradients and Adam. torchinfo adds up weights and outputs, and counts outputs twice for the backward pass.
+All estimators analyze the model without data. MemTracker traces one step with fake tensors. It fails on frozen
+parameters, and on steps that read values, as a GradScaler does. Accelerate multiplies the size of the weights by
+four, for gradients and Adam. The torchinfo package adds weights and outputs, and counts outputs twice for the backward pass.
 
-Each answer is computed in its own process, because some take minutes. An answer is a number of bytes, or None if the
-estimator fails or exceeds `PATIENCE`. Answers do not depend on Legroom's code: the file can be reused.
+Each result is computed in its own process, because some results take minutes. A result is a number of bytes, or None
+if the estimator fails or exceeds `PATIENCE`. Results do not depend on Legroom's code, so the file can be reused.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ for _name in ("accelerate.commands.estimate", "torchinfo", "transformers"):
         importlib.import_module(_name)
 
 PATIENCE = 60.0
-"""Seconds for one case and one estimator."""
+"""The maximum time in seconds for one case and one estimator."""
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 class Answers:
-    """Answers of other estimators in bytes, one JSON object per line of a file."""
+    """The results of other estimators in bytes, with one JSON object per line of a file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class Answers:
         return (case_set, key, peer) in self._known
 
     def get(self, case_set: str, key: str, peer: str) -> int | None:
-        """Return the answer, or None if the estimator failed or was not asked."""
+        """Return the result, or None if the estimator failed or was not run."""
         return self._known.get((case_set, key, peer))
 
     def put(self, case_set: str, key: str, peer: str, answer: int | None) -> None:
@@ -82,7 +82,7 @@ class Answers:
 def ask_all(
     cases: Iterable[tuple[str, Case]], answers: Answers, jobs: int, patience: float = PATIENCE
 ) -> None:
-    """Ask every estimator about every case that has no answer yet."""
+    """Run every estimator on every case that has no result yet."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     tasks = [

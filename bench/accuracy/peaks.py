@@ -67,7 +67,7 @@ def main(argv: Sequence[str] = ()) -> int:
 
 
 def scored(cases: Chosen, path: Path | None, jobs: int) -> tuple[list[Row], dict[str, list[str]]]:
-    """Return the rows, and the keys of the cases that have none, by reason."""
+    """Return the rows, and the keys of the cases without a row, grouped by reason."""
     with tempfile.TemporaryDirectory() as folder:
         path = path or Path(folder) / "rows.jsonl"
         failures_of(path).unlink(missing_ok=True)
@@ -140,7 +140,7 @@ def show_summary(rows: list[Row], *, markdown: bool) -> None:
 
 
 def show_peers(rows: list[Row], answers: Answers, *, markdown: bool) -> None:
-    """Show the error of each estimator on the cases it supports, next to Legroom's error on the same cases."""
+    """Print the error of each estimator on the cases that it supports, next to Legroom's error on the same cases."""
     lines: list[list[str]] = []
     for peer in PEERS:
         asked = [row for row in rows if answers.has(row.case_set, row.key, peer)]

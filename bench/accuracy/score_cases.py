@@ -2,9 +2,9 @@
 
     python -m bench.accuracy.score_cases ROWS [--cases unseen-broad] [--jobs 14] [--limit 200] [--truth FOLDER]
 
-Appends one row per case to ROWS, for `python -m bench.accuracy.peaks --rows ROWS`. A case that has a row is not scored
-again. ROWS.failed lists the cases without a row and the reasons. Measurements come from FOLDER/peaks-<cases>.json if the
-file exists, else from bench/results/measured_peaks.json.
+The program appends one row per case to ROWS, for `python -m bench.accuracy.peaks --rows ROWS`. A case that has a row
+is not scored again. ROWS.failed lists the cases without a row and the reasons. Measurements come from
+FOLDER/peaks-<cases>.json if this file exists, and otherwise from bench/results/measured_peaks.json.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ with contextlib.suppress(ImportError):  # imported once before forking, not in e
     import transformers  # noqa: F401
 
 LIMIT = 200.0
-"""Seconds for one case."""
+"""The maximum time in seconds for one case."""
 Chosen = Iterable[tuple[str, Case, Measured]]
 """The name of the set, the case, and its measured peaks."""
 
@@ -61,7 +61,7 @@ def score(cases: Chosen, rows: Path, jobs: int, limit: float = LIMIT) -> None:
 
 
 def _score(case_set: str, case: Case, real: Measured, rows: Path) -> None:
-    """Write one row, or the reason why there is none."""
+    """Write one row, or the reason why there is no row."""
     try:
         RowFile(rows).put(compare(case_set, case, real))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Predicts one measured training step: the row that every accuracy table is made of."""
+"""Predicts one measured training step. The result is one row of the accuracy tables."""
 
 import gc
 import json
@@ -20,13 +20,13 @@ from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 MEASURED_PEAKS = Path(__file__).parents[1] / "results" / "measured_peaks.json"
 MEASURED_STEPS = 3
 MEASURED_WITH = AllocatorSettings.from_environment({}, "2.11.0")
-"""Allocator settings of torch 2.11, which the cases were measured with. Releases differ in how they pick one of several
-equally large free blocks."""
+"""The allocator settings of torch 2.11, with which the cases were measured. Releases differ in how they select one of
+several equally large free blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case, predicted and measured. Sizes in bytes."""
+    """The predicted and measured memory of one case. All sizes are in bytes."""
 
     case_set: str
     key: str
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
     allocated: int
     reserved: int
     skipped: list[int]
-    """Optimizer steps that the GradScaler skipped in the measured run."""
+    """The optimizer steps that the GradScaler skipped in the measured run."""
 
 
 def measured(case_set: str, folder: Path | None) -> dict[str, Measured]:
@@ -77,7 +77,7 @@ def measured(case_set: str, folder: Path | None) -> dict[str, Measured]:
 
 
 class RowFile:
-    """Rows of earlier runs, one JSON object per line. A later line replaces an earlier one of the same case."""
+    """The rows of earlier runs, one JSON object per line. A later line replaces an earlier line of the same case."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -97,7 +97,7 @@ class RowFile:
 
 
 def compare(case_set: str, case: Case, real: Measured) -> Row:
-    """Trace the case without a GPU and put the estimate next to the measurement."""
+    """Trace the case without a GPU, and return the estimate with the measurement."""
     began = time.perf_counter()
     trace = traced(case, real)
     peaks = replay(trace, settings=MEASURED_WITH)
@@ -112,7 +112,7 @@ def compare(case_set: str, case: Case, real: Measured) -> Row:
 
 
 def traced(case: Case, real: Measured) -> Trace:
-    """Trace as `legroom estimate` does: under fake tensors, or on the CPU if shapes depend on computed values."""
+    """Trace the case as `legroom estimate` does, with fake tensors or on the CPU if shapes depend on computed values."""
 
     def make() -> Callable[[], object]:
         return build(case, "cuda", skipped=real.skipped)[2]

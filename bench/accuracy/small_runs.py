@@ -2,8 +2,9 @@
 
     python -m bench.accuracy.small_runs OUT [--jobs 8]
 
-Each run has its own process and three steps. Writes OUT/small_runs.jsonl.gz, one row per run: its peaks and the allocator's
-events as [action, bytes, address, source lines]. Needs only torch; runs with `Guard` need Legroom and are skipped without it.
+Each run has its own process and three steps. The program writes OUT/small_runs.jsonl.gz, with one row per run. A row
+contains the peaks and the allocator's events as [action, bytes, address, source lines]. The program needs only torch.
+Runs with `Guard` need Legroom and are skipped without it.
 """
 
 import concurrent.futures
@@ -192,7 +193,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def _source_lines(frames: list[dict[str, Any]]) -> str:
-    """Return the two innermost Python lines."""
+    """Return the two innermost Python lines of the stack."""
     return " < ".join(
         f"{Path(frame['filename']).name}:{frame['line']} {frame['name']}" for frame in frames[:2]
     )

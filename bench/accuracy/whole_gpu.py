@@ -76,7 +76,7 @@ def predict(file: Path, total: int) -> None:
 
 
 def outcome(case: Case, size: int) -> str:
-    """`fits`, or the first line of the error."""
+    """Return `fits`, or the first line of the error."""
     try:
         run_steps(dataclasses.replace(case, batch=size), "cuda")
     except Exception as error:

@@ -1,1 +1,1 @@
-"""Public training programs that were not written for Legroom."""
+"""Trials with public training programs that were not written for Legroom."""

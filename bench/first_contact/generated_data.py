@@ -1,4 +1,4 @@
-"""Generates small random data sets in the layouts that public programs read, so that they download nothing."""
+"""Generates small random data sets in the layouts that public programs read, so the programs download nothing."""
 
 import os
 import struct
@@ -34,7 +34,7 @@ def _digits(raw: Path, train: int, test: int) -> None:
 
 
 def mnist(folder: Path) -> None:
-    """Digits in each folder where one of the programs looks for MNIST."""
+    """Generate digits in each folder in which one of the programs searches for MNIST."""
     for place in ("data", "../data", "../../data", "../../data/mnist", "mnist/data"):
         _digits((folder / place / "MNIST" / "raw").resolve(), 320, 200)
 
@@ -61,13 +61,13 @@ def characters(folder: Path) -> None:
 
 
 def text(folder: Path) -> None:
-    """Characters from the space to `z`, which include those of the programs' prompts."""
+    """Generate characters from the space to `z`, which include the characters of the programs' prompts."""
     characters = _chance().integers(32, 123, 4000).astype(numpy.uint8)
     (folder / "input.txt").write_bytes(characters.tobytes())
 
 
 def masks(folder: Path) -> None:
-    """Images with a mask each."""
+    """Generate images, each with a mask."""
     from PIL import Image
 
     _images(folder / "data" / "imgs", 12, 200, 300, "png")
@@ -79,14 +79,14 @@ def masks(folder: Path) -> None:
 
 
 def classes(folder: Path) -> None:
-    """One folder of images per class."""
+    """Generate one folder of images per class."""
     for part in ("train", "val", "validation"):
         for name in "abcdef":
             _images(folder / "images" / part / name, 6, 80, 80)
 
 
 def pairs(folder: Path) -> None:
-    """Paired, unpaired and labelled images for the image-to-image GANs."""
+    """Generate paired, unpaired and labelled images for the image-to-image GANs."""
     data = (folder / "../../data").resolve()
     for part in ("train", "val", "test"):
         _images(data / "edges2shoes" / part, 8, 64, 128)
@@ -102,7 +102,7 @@ def pairs(folder: Path) -> None:
 
 
 def citations(folder: Path) -> None:
-    """A graph in the layout of Cora, with 1700 papers."""
+    """Generate a graph in the layout of Cora, with 1700 papers."""
     chance = _chance()
     target = (folder / "cora").resolve()
     target.mkdir(parents=True, exist_ok=True)

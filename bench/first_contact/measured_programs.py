@@ -3,7 +3,7 @@
     python -m bench.first_contact.measured_programs CHECKOUTS [--only WORD ...] [--gpu h200] [--jobs 4] [--write FILE.md] [--seconds 120]
 
 CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Data that a program would download is generated.
-`measured` is the peak that `legroom run` recorded on the GPU, `predicted` the peak that `legroom estimate` states for it.
+`measured` is the peak that `legroom run` recorded on the GPU, and `predicted` is the peak that `legroom estimate` reports.
 An estimate is right if both peaks of allocated memory differ by at most 5% or 4 MiB, and the measured peak of reserved memory is not above the
 safe bound. With `cudnn.benchmark`, cuDNN tries kernels with all memory that is free, so the peaks are not compared.
 """
@@ -23,7 +23,7 @@ HEADER = ("program", "measured MiB", "predicted MiB", "error", "reserved / safe 
 
 
 def measure(program: Program, checkouts: Path, python: str, gpu: str, seconds: float) -> list[str]:
-    """One row of the table."""
+    """Return one row of the table."""
     trial = Trial(program, checkouts, python, seconds)
     try:
         run, estimate = trial.legroom("run"), trial.legroom("estimate", "--gpu", gpu)

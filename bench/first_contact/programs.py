@@ -15,13 +15,13 @@ class Program:
     arguments: str
     """The script and its arguments, for a short run."""
     prepare: Callable[[Path], None] | None = None
-    """Generates the data, given the working directory."""
+    """A function that generates the data in the working directory."""
     copy: str = "."
     """The parts of the repository that the program needs."""
     ranks: bool = False
     """True if the program supports one process per GPU, started by torchrun."""
     alone: bool = True
-    """True if it also runs as one process without a launcher."""
+    """True if the program also runs as one process without a launcher."""
     gpu: bool = True
     """True if the program uses a GPU at all."""
 
@@ -181,4 +181,4 @@ OMITTED = {
     "cleanrl: Atari, procgen, JAX, envpool, MuJoCo and PettingZoo programs": "need packages that are not installed",
     "vision/references: detection, segmentation, optical_flow, stereo, video_classification, train_quantization": "need COCO tools, flow or video data, or the CPU",
 }
-"""Programs of the same repositories that are not tried, and why."""
+"""Programs of the same repositories that are not run, with the reason."""

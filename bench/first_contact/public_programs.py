@@ -40,24 +40,26 @@ from bench.lib.table import print_table
 KiB, MiB = 1 << 10, 1 << 20
 LARGE = "24GiB"
 WORKSPACES = 64 * MiB
-"""More than cuBLAS and cuDNN use in these programs. `launch --dry-run` does not report them separately."""
+"""An upper bound for the workspaces of cuBLAS and cuDNN in these programs. `launch --dry-run` does not report
+workspaces separately."""
 ROUNDING = 4 * MiB
-"""The allocator rounds blocks up, depending on the blocks around them. Workspaces change these."""
+"""The tolerance for rounding. The allocator rounds blocks up, depending on the neighboring blocks, which workspaces
+change."""
 COLUMNS = ("run", "run too small", "estimate", "launch", "peak", "files", "seconds")
 VERBS = COLUMNS[:4]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one command did."""
+    """The result of one command."""
 
     code: int | None
-    """None after the time limit."""
+    """The exit code, or None if the command exceeded the time limit."""
     out: str
     error: str
     seconds: float
     changed: frozenset[str]
-    """Files of the copy that were created, changed or removed."""
+    """The files of the copy that were created, changed or removed."""
 
     @property
     def document(self) -> dict[str, Any] | None:
@@ -75,7 +77,7 @@ class Outcome:
 
 
 class Trial:
-    """One program. Each command runs in a new copy of it."""
+    """One program. Each command runs in a new copy of the program."""
 
     def __init__(self, program: Program, checkouts: Path, python: str, seconds: float) -> None:
         self.program = program
@@ -133,7 +135,7 @@ class Trial:
         return Outcome(code=code, out=out, error=error, seconds=seconds, changed=frozenset(changed))
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """Return every file of the copy with its size and time of change."""
+        """Return every file of the copy with its size and modification time."""
         return {
             str(path.relative_to(self.root)): (path.lstat().st_size, path.lstat().st_mtime_ns)
             for path in self.root.rglob("*")
@@ -141,7 +143,8 @@ class Trial:
         }
 
     def failing_line(self, outcome: Outcome) -> str:
-        """Return the innermost line of the program in the traceback of the last OutOfMemoryError, as `file:line`, or "" without one."""
+        """Return the innermost line of the program in the traceback of the last OutOfMemoryError, as `file:line`, or
+        "" if there is no such error."""
         until_oom = outcome.error.rpartition("OutOfMemoryError: ")[0]
         last = until_oom.rpartition("Traceback (most recent call last)")[2]
         frames = re.findall(r'File "([^"]+)", line (\d+)', last)
@@ -153,7 +156,7 @@ class Trial:
 
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
-    """Kill the process and those that it started."""
+    """Kill the process and the processes that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -163,12 +166,13 @@ def _size(size: float) -> str:
 
 
 def _normalised(names: frozenset[str]) -> set[str]:
-    """File names without numbers, which may be dates, process ids or losses."""
+    """Return the file names without numbers. Numbers may be dates, process ids or losses."""
     return {re.sub(r"[0-9][0-9.e+-]*", "#", name) for name in names}
 
 
 def run_python(trial: Trial) -> dict[str, Any]:
-    """Run the program without Legroom: its exit code, the names of the files it wrote, and the last line of an error."""
+    """Run the program without Legroom. Return its exit code, the names of the files that it wrote, and the last line
+    of an error."""
     done = trial.python()
     return {"code": done.code, "files": sorted(_normalised(done.changed)), "error": done.last_line}
 
@@ -229,7 +233,7 @@ def check_estimate(done: Outcome, too_small: float, reference: dict[str, Any]) -
 
 
 def compare_peak(predicted: dict[str, Any], measured: int) -> str:
-    """Return the predicted peak without workspaces, against the measured one. The two peaks may be at different times."""
+    """Compare the predicted peak without workspaces with the measured peak. The two peaks may be at different times."""
     high = predicted["peak_allocated_bytes"]
     low = high - _workspace(predicted)
     error = low - measured if low > measured else min(high - measured, 0)
@@ -265,7 +269,8 @@ def check_launch(trial: Trial, capacity: str) -> str:
 
 
 def try_program(trial: Trial, reference: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a cell for each column: `right`, `wrong: …`, `refused: …` or `-`. `reference`: of an earlier table."""
+    """Return a cell for each column: `right`, `wrong: …`, `refused: …` or `-`. `reference` is the reference run of an
+    earlier table."""
     program = trial.program
     row: dict[str, Any] = dict.fromkeys(COLUMNS, "-")
     began = time.monotonic()
@@ -309,7 +314,7 @@ def _workspace(estimate: dict[str, Any]) -> int:
 
 
 def totals(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """One line per verb: how many cells are right, wrong and refused."""
+    """Return one line per verb with the number of cells that are right, wrong and refused."""
     lines = []
     for verb in VERBS:
         cells = [row[verb] for row in rows.values()]

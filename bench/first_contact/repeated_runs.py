@@ -2,9 +2,10 @@
 
     python -m bench.first_contact.repeated_runs [--times 100] [--jobs 2] [--full FOLDER]
 
-The programs: training in four threads, a program in a folder without disk space, and allocations larger than the GPU or the host.
-With python, all of them exit with code 0 and print "done". A run counts if it does the same within two minutes and reports no leak.
-`--full`: a folder on a file system without free space, in which the second program runs.
+The programs train in four threads, run in a folder without disk space, and allocate more memory than the GPU or the
+host has. With python, all programs exit with code 0 and print "done". A run counts if it does the same within two
+minutes and reports no leak. `--full` is a folder on a file system without free space, in which the second program
+runs.
 """
 
 import re
@@ -79,7 +80,7 @@ class Kind:
     name: str
     source: str
     full: bool = False
-    """True if it runs in the folder without space."""
+    """True if the program runs in the folder without space."""
     commands: tuple[str, ...] = ("legroom run", "legroom run --gpu", "legroom.watch")
 
 
@@ -116,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def outcomes(kind: Kind, command: str, full: Path | None, times: int, jobs: int) -> Counter[str]:
-    """What differs from python in each run, or "" if nothing does."""
+    """Return the difference between each run and python, or "" if there is none."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         script = Path(folder) / "train.py"
         script.write_text(kind.source)

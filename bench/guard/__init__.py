@@ -1,1 +1,1 @@
-"""Guarded steps, spilling and checkpoints: correctness under faults, and cost."""
+"""Programs that measure the cost of guarded steps, spilling and checkpoints, and their correctness under faults."""

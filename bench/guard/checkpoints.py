@@ -1,4 +1,5 @@
-"""Kills a process 50 times in the middle of a save and checks what remains; measures speed against torch.save and torch.load.
+"""Kills a process 50 times during a save and checks the remaining checkpoint. Also compares the speed with torch.save
+and torch.load.
 
     python -m bench.guard.checkpoints                     # both, on the CPU
     python -m bench.guard.checkpoints --gpu [FOLDER]      # speed with 2 GB on the GPU; also writes FOLDER/checkpoints.json
@@ -35,7 +36,7 @@ from legroom.units import GiB, MiB
 KILLS = 50
 ROUNDS = 3
 SECONDS = 15
-"""Seconds per location: no further round starts after that."""
+"""The maximum time in seconds per location. After this time, no further round starts."""
 
 
 def main() -> None:
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 class Weights(nn.Module):
-    """Every tensor is filled with the step number, so that a mixture of steps is visible."""
+    """Weights that are filled with the step number, so that a mixture of steps is visible."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Weights(nn.Module):
 
 Save = Callable[[int], None]
 Resume = Callable[[], int | None]
-"""Returns the resumed step after comparing its contents, or None if they were lost."""
+"""A function that compares the contents of the checkpoint and returns the resumed step, or None if the contents were lost."""
 
 
 def kills() -> None:
@@ -102,8 +103,8 @@ def kills() -> None:
 
 
 def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]:
-    """Return the number of kills that counted and what was found afterwards: the previous step, the new one, none or a
-    mixture."""
+    """Return the number of kills that counted, and how often the previous step, the new step, no step or a mixture
+    was found."""
     chance = random.Random(0)
     before = newer = lost = 0
     last = 0
@@ -126,9 +127,9 @@ def killed(make: Callable[[], tuple[Save, Resume]]) -> tuple[int, int, int, int]
 
 
 def run_and_kill(make: Callable[[], tuple[Save, Resume]], last: int, delay: float) -> tuple[int, int, float]:
-    """Run one process from step `last` on and kill it `delay` seconds into its second save.
+    """Run one process from step `last`, and kill it `delay` seconds after the start of its second save.
 
-    Return the last step started, the last one finished, and the seconds of the first save.
+    Return the last started step, the last finished step, and the seconds of the first save.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -141,18 +142,18 @@ def run_and_kill(make: Callable[[], tuple[Save, Resume]], last: int, delay: floa
             os.write(writer, b"d")
         os._exit(0)
     os.close(writer)
-    told = os.read(reader, 1)
+    messages = os.read(reader, 1)
     began = time.perf_counter()
-    told += os.read(reader, 1)
+    messages += os.read(reader, 1)
     duration = time.perf_counter() - began
-    told += os.read(reader, 1)
+    messages += os.read(reader, 1)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     while piece := os.read(reader, 100):
-        told += piece
+        messages += piece
     os.close(reader)
-    return last + told.count(b"b"), last + told.count(b"d"), duration
+    return last + messages.count(b"b"), last + messages.count(b"d"), duration
 
 
 def with_legroom(folder: Path, model: Weights, **options: Any) -> tuple[Save, Resume]:
@@ -197,7 +198,8 @@ def with_torch(folder: Path, model: Weights) -> tuple[Save, Resume]:
 
 
 def locations(size: float) -> list[str]:
-    """Return folders to write to: the temporary folder, and a memory file system, where the disk does not matter."""
+    """Return the folders to write to. These are the temporary folder and a memory file system, where the speed of the
+    disk does not matter."""
     wanted = 8 * size * GiB
     return [
         place for place in (tempfile.gettempdir(), "/dev/shm")
@@ -206,7 +208,7 @@ def locations(size: float) -> list[str]:
 
 
 def training(size: float, device: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Build a model and Adam state of `size` GiB in total, in tensors of 16 MiB and some small ones."""
+    """Build a model and Adam state of `size` GiB in total, in tensors of 16 MiB and some small tensors."""
     count = max(1, round(size * GiB / (3 * 16 * MiB)))
     model = nn.Sequential(*(nn.Linear(2048, 2048) for _ in range(count))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -278,7 +280,7 @@ def baseline_of(name: str) -> str:
 def torch_save(
     model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, *, safely: bool = False
 ) -> None:
-    """`safely`: write a new file, fsync and rename, as careful scripts do."""
+    """Save with `torch.save`. With `safely`, write a new file, call fsync and rename the file, as careful scripts do."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     if not safely:
         torch.save(state, path)

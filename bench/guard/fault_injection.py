@@ -1,11 +1,12 @@
-"""Fails every single allocation of a guarded step in turn and checks that training continues as if nothing had failed.
+"""Lets each allocation of a guarded step fail once, and checks that training continues as without a failure.
 
     python -m bench.guard.fault_injection [--quick]
 
-For each model, each phase (first forward pass, rest of the passes, optimizer) and each allocation k in that phase: three
-steps on a virtual GPU, in which the k-th allocation of the second step fails. Parameters, optimizer state, buffers, loss
-scale and random generators must then equal a run without failure at the same split, bit for bit. The optimizer of the first
-step is also failed, because it creates the state. Prints the number of failed allocations and of equal runs.
+The program runs three steps on a virtual GPU for each model, each phase (first forward pass, rest of the passes,
+optimizer) and each allocation k in that phase. The k-th allocation of the second step fails. Parameters, optimizer
+state, buffers, loss scale and random generators must then equal a run without failure at the same split, bit for bit.
+Allocations in the first optimizer step also fail, because that step creates the state. The program prints the number
+of failed allocations and of equal runs.
 """
 
 import gc
@@ -140,7 +141,8 @@ CASES = (
 
 
 class PlannedSizes(MicroBatchSizer):
-    """Sizes of the uninterrupted run: a batch in given micro-batches, or whole and halved after a failure."""
+    """The sizes of the uninterrupted run. The batch is split into given micro-batches, or is whole and halved after a
+    failure."""
 
     def __init__(self, micro: int) -> None:
         super().__init__(max_size=micro)
@@ -155,19 +157,19 @@ class PlannedSizes(MicroBatchSizer):
 
 @dataclass
 class Run:
-    """The state after three steps, and how the second was split."""
+    """The state after three steps, and the split of the second step."""
 
     state: list[Any]
     split: tuple[int, ...]
     marks: dict[str, range]
-    """The allocations of each phase in the step that fails."""
+    """The allocation numbers of each phase in the step that fails."""
     happened: bool
 
 
 def run(
     case: Case, micro: int, *, fail: int | None = None, failed_step: int = 1, forced: tuple[int, ...] = ()
 ) -> Run:
-    """Run three steps in micro-batches of `micro`. `fail`: which allocation of `failed_step` fails."""
+    """Run three steps in micro-batches of `micro`. `fail` is the allocation of `failed_step` that fails."""
     torch.manual_seed(0)
     with legroom.VirtualGPU("1GiB") as gpu:
         model = case.model().cuda()
@@ -218,7 +220,7 @@ def _with_autocast(model: nn.Module) -> Callable[..., Any]:
 
 
 class _PhaseRecorder:
-    """Records which allocations a step makes in which phase."""
+    """Records the allocations of a step by phase."""
 
     def __init__(self, gpu: Any, model: nn.Module, guard: Any, marks: dict[str, range]) -> None:
         self._gpu, self._guard, self._marks = gpu, guard, marks
@@ -268,7 +270,7 @@ def equal(one: list[Any], other: list[Any]) -> bool:
 
 
 def inject(case: Case, phase: str, every: int = 1, micro: int = 3) -> tuple[int, int, list[str]]:
-    """Return (allocations failed, runs equal, phases without a failure)."""
+    """Return the number of failed allocations, the number of equal runs, and the phases without a failure."""
     step = 0 if phase == "first optimizer step" else 1
     plain = run(case, micro, failed_step=step)
     references = {plain.split: plain}

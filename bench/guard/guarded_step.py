@@ -1,4 +1,5 @@
-"""Measures on a real GPU what a Guard costs: steps without failures, steps with a memory limit, spilling, precision. Needs a GPU.
+"""Measures the cost of a Guard on a real GPU: steps without failures, steps with a memory limit, spilling and
+precision. Needs a GPU.
 
     python -m bench.guard.guarded_step [FOLDER] [--parts overhead cap prices] [--large]
 
@@ -49,7 +50,7 @@ class Case:
     precision: str
     batch: int
     fits: int
-    """Samples that fit within the memory limit."""
+    """The number of samples that fit within the memory limit."""
 
 
 CASES = (Case("resnet50", "sgdm", "fp32", 128, 36), Case("gpt2", "adamw", "bf16", 32, 9))
@@ -59,7 +60,7 @@ TINY = (Case("tiny", "adamw", "fp32", 48, 13),)
 
 @dataclass(frozen=True)
 class Pace:
-    """How long and how often to measure."""
+    """The duration and the number of measurements."""
 
     rounds: int = 6
     steps: int = 10
@@ -67,7 +68,7 @@ class Pace:
 
 
 class Training:
-    """A model on the device, its batch, and both kinds of step."""
+    """A model on the device with its batch and both kinds of step."""
 
     def __init__(self, case: Case, precision: str | None = None) -> None:
         torch.manual_seed(0)
@@ -83,7 +84,7 @@ class Training:
         return self.spec.loss(self.model, *rows)
 
     def plain(self, micro: int | None = None) -> Tensor:
-        """Accumulate over micro-batches, then step, as written by hand."""
+        """Run a hand-written step that accumulates over micro-batches."""
         sizes = micro_batch_sizes(self.case.batch, micro or self.case.batch)
         total = torch.zeros((), device="cuda")
         parts = [tensor.split(sizes) for tensor in self.batch]
@@ -124,7 +125,7 @@ def tiny() -> Spec:
 
 
 def seconds_of(step: Callable[[], object], steps: int) -> float:
-    """Return the seconds per step; the device is synchronized before and after all steps only."""
+    """Return the seconds per step. The device is synchronized only before and after all steps."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(steps):
@@ -168,7 +169,7 @@ def with_limit(case: Case, pace: Pace) -> dict[str, Any]:
 
 
 def peak_of(case: Case, micro: int) -> int:
-    """Return the bytes that PyTorch reserves for the case in micro-batches of `micro`."""
+    """Return the number of bytes that PyTorch reserves for the case in micro-batches of `micro`."""
     training = Training(case)
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
@@ -180,8 +181,8 @@ def peak_of(case: Case, micro: int) -> int:
 
 
 def alternating(case: Case, pace: Pace) -> dict[str, Any]:
-    """Let the Guard find its size, then alternate with splits by hand, because the host's speed varies by more than
-    10%."""
+    """Measure a Guard that finds its own size, and hand-written splits. The measurements alternate, because the
+    host's speed varies by more than 10%."""
     training = Training(case)
     guard = training.guard(cache_sizes=False)
     few = [tensor[: max(1, case.fits // 3)] for tensor in training.batch]
@@ -230,13 +231,13 @@ def alternating(case: Case, pace: Pace) -> dict[str, Any]:
 
 
 def splits_near(batch: int, chunks: int) -> list[int]:
-    """Return the micro-batch sizes of even splits into about as many parts, the largest first."""
+    """Return the micro-batch sizes of even splits into about as many parts, largest first."""
     numbers = (chunks - 1, chunks, chunks + 1, chunks + 2)
     return sorted({-(-batch // number) for number in numbers if number > 0}, reverse=True)
 
 
 def fits(training: Training, micro: int) -> bool:
-    """Return True if a step by hand in micro-batches of `micro` runs within the limit."""
+    """Return True if a hand-written step in micro-batches of `micro` runs within the limit."""
     try:
         training.plain(micro)
         return True
@@ -248,7 +249,7 @@ def fits(training: Training, micro: int) -> bool:
 
 
 def prices(case: Case, pace: Pace) -> dict[str, Any]:
-    """Measure time and peak of the same batch: unchanged, spilled, and in each precision."""
+    """Measure the time and peak of the same batch unchanged, with spilling, and in each precision."""
     measured: dict[str, Any] = {}
     rows = min(case.batch, 64)
 

@@ -1,11 +1,12 @@
-"""Measures the cost of agreement between ranks: DDP and FSDP2 steps with agreement against the same steps without it.
+"""Measures the cost of agreement between ranks. Compares DDP and FSDP2 steps with and without agreement.
 
     python -m bench.guard.rank_agreement [FOLDER]
     python -m bench.guard.rank_agreement --cpu
 
-On a real GPU: one rank with NCCL, which includes everything except the other ranks' delay. The exchange at the end of a step
-is measured separately, between processes of this machine over gloo. `--cpu` measures whole steps of two ranks over gloo on
-the CPU. Both kinds of step alternate; the median over rounds counts. `--small` tests the program on a virtual GPU.
+On a real GPU, one rank runs with NCCL, which includes all costs except the delay of other ranks. The exchange at the
+end of a step is measured separately, between processes of this machine over gloo. `--cpu` measures whole steps of two
+ranks over gloo on the CPU. Both kinds of step alternate, and the result is the median over rounds. `--small` tests
+the program on a virtual GPU.
 """
 
 import json
@@ -102,7 +103,7 @@ def show(figures: list[dict[str, Any]], title: str) -> None:
 
 
 def compare(kind: str, work: Work) -> dict[str, Any]:
-    """Return the median step of both kinds, alternating on the same model."""
+    """Return the median time of both kinds of step, which alternate on the same model."""
     torch.manual_seed(0)
     if work.device == "cpu":
         torch.set_num_threads(1)
@@ -169,7 +170,7 @@ def exchange_seconds(ranks: int) -> float:
 
 
 def exchanging() -> float:
-    """On each rank: return the median time of an exchange."""
+    """Return the median time of an exchange. This function runs on each rank."""
     ranks = ranks_for(DistributedDataParallel(nn.Linear(2, 2)))
     assert ranks is not None
     found = []

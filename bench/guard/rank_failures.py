@@ -1,4 +1,4 @@
-"""Fails allocations on one rank of a distributed step and checks that all ranks recover together with the same weights.
+"""Lets allocations fail on one rank of a distributed step, and checks that all ranks recover together with the same weights.
 
     python -m bench.guard.rank_failures [--failures 100] [--ranks 2]
 
@@ -65,19 +65,19 @@ def main() -> None:
 
 @dataclass(slots=True)
 class RankReport:
-    """What one rank observed."""
+    """The results of one rank."""
 
     failures: int = 0
     places: int = 0
-    """Allocations of the phase."""
+    """The number of allocations of the phase."""
     splits: list[tuple[int, ...]] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
     equal: int = 0
-    """Failures after which everything equals a plain run."""
+    """The number of failures after which all tensors equal a plain run."""
 
 
 def fail_many(kind: str, phase: str, rank: int, failures: int) -> RankReport:
-    """On every rank: inject failures on `rank`, one after another."""
+    """Inject failures on `rank`, one after another. This function runs on every rank."""
     logging.getLogger("legroom").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     report = RankReport()
@@ -107,7 +107,7 @@ def fail_many(kind: str, phase: str, rank: int, failures: int) -> RankReport:
 
 
 class Trial:
-    """A model with two steps behind it, the same for every trial."""
+    """A model after two steps. All trials use the same state."""
 
     def __init__(self, kind: str) -> None:
         import legroom
@@ -117,7 +117,7 @@ class Trial:
         self._beginning = [tensor.clone() for tensor in self._tensors()]
 
     def begin(self) -> None:
-        """Reset everything except what Guard has learned about the ranks."""
+        """Reset the state, except Guard's information about the ranks."""
         from legroom.train.sizes.micro_batch_size import MicroBatchSizer
 
         for tensor, value in zip(self._tensors(), self._beginning, strict=True):
@@ -127,7 +127,8 @@ class Trial:
         self.guard._ranks._agreed_passes = None
 
     def step(self, phase: str, place: int | None) -> bool:
-        """Take one step in which allocation number `place` of that phase fails; return whether there was one."""
+        """Take one step in which allocation number `place` of that phase fails. Return False if there is no such
+        allocation."""
         armed: list[Any] = []
 
         def arm(now: str) -> None:
@@ -164,7 +165,7 @@ class Trial:
 
 
 def plain_step(kind: str, split: Sequence[int]) -> str:
-    """Return the expected result: the same step with DDP or FSDP2 alone."""
+    """Return the expected result, from the same step with plain DDP or FSDP2."""
     model, optimizer = build(kind)
     x, y = batch()
     for index, (inputs, labels) in enumerate(zip(x.split(list(split)), y.split(list(split)), strict=True)):
@@ -198,7 +199,7 @@ def build(kind: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this rank's batch; random numbers drawn afterwards are the same at every call."""
+    """Return this rank's batch. Random numbers drawn afterwards are the same at every call."""
     torch.manual_seed(7 + dist.get_rank())
     return torch.randn(ROWS, WIDTH, device="cuda"), torch.randint(CLASSES, (ROWS,), device="cuda")
 

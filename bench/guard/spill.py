@@ -1,11 +1,12 @@
-"""Measures what `legroom.Spill` saves and costs on a real GPU, and whether gradients stay identical. Needs a GPU.
+"""Measures the saving and the cost of `legroom.Spill` on a real GPU, and compares the gradients. Needs a GPU.
 
     python -m bench.guard.spill [FOLDER]
 
-ResNet-50 and GPT-2 small run the same steps on the same batch: plain, everything spilled, half of that as the budget, and
-torch's `save_on_cpu`. The device is synchronized before and after a timed step. The first steps, which allocate page-locked
-memory, are listed separately. Gradients are compared in torch's deterministic mode, times measured without it. Writes
-FOLDER/spill.json. `--small` tests the program on a virtual GPU. Needs torchvision and transformers.
+ResNet-50 and GPT-2 small run the same steps on the same batch in four ways: plain, with all activations spilled, with
+half of them as the budget, and with torch's `save_on_cpu`. The device is synchronized before and after a timed step.
+The first steps, which allocate page-locked memory, are listed separately. Gradients are compared in torch's
+deterministic mode, times measured without it. Writes FOLDER/spill.json. `--small` tests the program on a virtual GPU.
+Needs torchvision and transformers.
 """
 
 import gc
@@ -186,7 +187,7 @@ def gpt2(small: bool) -> tuple[torch.nn.Module, Step]:
 
 
 def bandwidth() -> dict[str, str]:
-    """Measure page-locked copies in each direction."""
+    """Measure the speed of page-locked copies in each direction."""
     size = GiB // 2
     there, here = (
         torch.empty(size, dtype=torch.uint8, device="cuda"),

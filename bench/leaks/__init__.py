@@ -1,1 +1,1 @@
-"""What the leak detector, the linter and the error explainer find."""
+"""Programs that measure the results of the leak detector, the linter and the error explainer."""

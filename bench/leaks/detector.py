@@ -1,4 +1,4 @@
-"""Runs the leak detector on the corpus: leaks found, right line and holder, false alarms.
+"""Runs the leak detector on the corpus. Counts the leaks found, correct lines and holders, and false alarms.
 
     python -m bench.leaks.detector [--folder FOLDER] [--round NAME] [--jobs N] [--names] [--json FILE]
 
@@ -91,7 +91,8 @@ def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, A
 
 
 def _start(program: Program) -> tuple[int, int]:
-    """Start a process for one program: a fork, or a new interpreter with CUDA, which does not survive a fork."""
+    """Start a process for one program. This is a fork, or a new interpreter with CUDA, because CUDA cannot be used
+    after a fork."""
     reading, writing = os.pipe()
     if torch.version.cuda is not None:
         os.set_inheritable(writing, True)
@@ -161,7 +162,8 @@ def _follow_loaders(detector: LeakDetector) -> None:
 
 
 def _warm_up() -> None:
-    """Import once, before the forks, what an optimizer imports at its first step; it takes seconds."""
+    """Import the modules that an optimizer imports at its first step. The import takes seconds, so it runs once
+    before the forks."""
     if torch.version.cuda is not None:
         return
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -170,7 +172,7 @@ def _warm_up() -> None:
 
 
 def _rows(results: list[tuple[Program, dict[str, Any]]], folder: Path) -> list[list[str]]:
-    """Return one row per round of the corpus; another folder is one round."""
+    """Return one row per round of the corpus. Another folder counts as one round."""
     if folder != FOLDER:
         return [_row(folder.name, results)]
     rounds = [(name, [(p, r) for p, r in results if p.round == name]) for name in ROUNDS]

@@ -1,4 +1,4 @@
-"""Measures how often the explainer classifies real error texts correctly, and how long a log of 1 GB takes.
+"""Measures how often the explainer classifies real error messages correctly, and the time for a log of 1 GB.
 
     python -m bench.leaks.explained_errors [--gigabyte] [--raised] [--decorated] [TABLE.json ...]
 
@@ -43,7 +43,7 @@ MEMORY = ("oom", "disguised-oom", "host-oom")
 
 
 def score(table: Path) -> tuple[int, int, int, int, list[str]]:
-    """Return the number of texts, right kinds and right codes, false memory verdicts, and the wrong answers."""
+    """Return the number of texts, correct kinds, correct codes and false memory verdicts, and the wrong explanations."""
     rows = json.loads(table.read_text(encoding="utf-8"))
     kinds = codes = alarms = 0
     wrong = []
@@ -116,7 +116,7 @@ def _messages(file: Path) -> Iterator[str]:
 
 
 def decorated(tables: list[Path]) -> None:
-    """Count how often an error is explained the same with and without log decoration."""
+    """Count how often an error has the same explanation with and without log decoration."""
     rows = [row for table in tables for row in json.loads(table.read_text(encoding="utf-8"))]
     plain = [(row["text"], answer) for row in rows if (answer := explain(row["text"])).kind != "unknown"]
     same = Counter(

@@ -48,15 +48,15 @@ RETENTION = "LG1"
 @dataclass
 class Score:
     right: int = 0
-    """Findings on lines that are marked for them."""
+    """The number of findings on lines that are marked for them."""
     unmarked: int = 0
-    """Findings on leaking lines that are not marked for the linter."""
+    """The number of findings on leaking lines that are not marked for the linter."""
     wrong: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     healthy_retention: list[str] = field(default_factory=list)
     programs: int = 0
     seen: int = 0
-    """Leaking programs in which a leaking line is reported."""
+    """The number of leaking programs in which a leaking line is reported."""
     leaking: int = 0
     others: Counter[str] = field(default_factory=Counter)
 
@@ -154,7 +154,7 @@ def fixes(judged: list[Program]) -> None:
     _warm_up()
     rows = []
     seen: dict[str, dict[str, Any]] = {}
-    """Results by fixed source: most programs are the same with and without unsafe fixes."""
+    """Maps fixed source code to results. Most programs are the same with and without unsafe fixes."""
     with tempfile.TemporaryDirectory() as folder:
         for name in dict.fromkeys(program.round for program in judged):
             for words, unsafe in (("--fix", False), ("--fix --unsafe-fixes", True)):

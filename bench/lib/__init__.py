@@ -1,1 +1,1 @@
-"""Helpers that several measuring programs share."""
+"""Helpers that several benchmark programs share."""

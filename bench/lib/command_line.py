@@ -1,4 +1,4 @@
-"""The command line of a measuring program: its help is the module's docstring."""
+"""The command line of a benchmark program. Its help is the module's docstring."""
 
 import argparse
 

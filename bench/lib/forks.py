@@ -1,4 +1,4 @@
-"""Runs work in a forked process, for example one that has not used the GPU before."""
+"""Runs a function in a forked process, for example in a process that has not used the GPU before."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def in_fork(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a forked process, which must be JSON, or None if the process died."""
+    """Run `work` in a forked process and return its result, which must be JSON. Return None if the process died."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

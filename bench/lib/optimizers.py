@@ -1,4 +1,4 @@
-"""The optimizers that cases can name."""
+"""The optimizers that cases can use."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion as projects paste it: a plain Python loop over the parameters."""
+    """The Lion optimizer as a plain Python loop over the parameters, as in many projects."""
 
     def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99)) -> None:
         super().__init__(params, {"lr": lr, "betas": betas})

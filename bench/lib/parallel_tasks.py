@@ -1,4 +1,4 @@
-"""Runs tasks in forked processes with a time limit, so that a task that hangs or crashes affects no other."""
+"""Runs tasks in forked processes with a time limit. A task that hangs or crashes affects no other task."""
 
 import collections
 import multiprocessing
@@ -14,11 +14,11 @@ class Task(NamedTuple):
     name: str
     work: Callable[[], None]
     failed: Callable[[str], None]
-    """Called with the reason if the process crashes or exceeds its time limit."""
+    """A function that is called with the reason if the process crashes or exceeds its time limit."""
 
 
 def run_parallel(tasks: Iterable[Task], jobs: int, limit: float) -> None:
-    """Run all tasks, `jobs` at a time, each for at most `limit` seconds. Progress goes to stderr."""
+    """Run all tasks, `jobs` at a time, each for at most `limit` seconds. Progress is printed to stderr."""
     waiting = collections.deque(tasks)
     running: dict[multiprocessing.process.BaseProcess, tuple[Task, float]] = {}
     forking = multiprocessing.get_context("fork")

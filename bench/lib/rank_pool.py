@@ -3,8 +3,8 @@
     with RankPool(2) as pool:
         results = pool.run(task, 1, 2)      # task(1, 2) on every rank; a list with each rank's result
 
-The first rank takes seconds to start, because torch is imported; a task takes a fraction of a second. A rank that does not answer
-in time raises `Hang`.
+The first rank takes seconds to start, because torch is imported. A task takes a fraction of a second. If a rank does
+not answer in time, `Hang` is raised.
 """
 
 import gc
@@ -18,18 +18,19 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 virtual_gpu: Any = None
-"""In a rank: its virtual GPU."""
+"""The virtual GPU of this rank."""
 
 
 class Hang(AssertionError):  # noqa: N818
-    """A rank did not answer in time."""
+    """Raised if a rank did not answer in time."""
 
 
 class RankPool:
-    """`ranks` processes with a gloo group."""
+    """A pool of `ranks` processes with a gloo group."""
 
     def __init__(self, ranks: int, *, gpu: str | None = None) -> None:
-        """`gpu`: sizes of virtual GPUs, one per rank, as "64MiB,32MiB". Every rank sees its own as cuda:0."""
+        """Start the processes. `gpu` contains the sizes of virtual GPUs, one per rank, as in "64MiB,32MiB". Every
+        rank sees its own GPU as cuda:0."""
         server = multiprocessing.get_context("forkserver")  # imports torch once for all pools
         # Every optimizer imports torch._dynamo.
         server.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "legroom"])
@@ -50,7 +51,7 @@ class RankPool:
     ) -> list[Any]:
         """Run `task(*arguments)` on every rank. An error on a rank is raised as a RuntimeError with its traceback.
 
-        `may_die`: treat a rank whose process exits as one that returned None.
+        With `may_die`, the result of a rank whose process exits is None.
         """
         for pipe in self._pipes:
             pipe.send((task, arguments))

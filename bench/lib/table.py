@@ -23,6 +23,6 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
 
 
 def percentile(errors: Sequence[float], share: float) -> float:
-    """Return the smallest absolute error that a `share` of all values does not exceed."""
+    """Return the quantile `share` of the absolute errors."""
     ordered = sorted(map(abs, errors))
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

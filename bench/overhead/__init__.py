@@ -1,1 +1,1 @@
-"""What recording, capturing and watching cost."""
+"""Programs that measure the cost of recording, capturing and watching."""

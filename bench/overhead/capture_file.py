@@ -1,9 +1,10 @@
-"""Measures how fast a capture file is written and read, and how large it is.
+"""Measures the speed of writing and reading a capture file, and its size.
 
     python -m bench.overhead.capture_file [STEPS]
 
-The events are those of a training loop over a transformer of 48 blocks: every allocation has its module, line and operation,
-and activations are freed in the backward pass. Seconds are CPU time, so that other work on the machine does not count.
+The events represent a training loop over a transformer of 48 blocks. Every allocation has its module, line and
+operation, and activations are freed in the backward pass. Seconds are CPU time, so other work on the machine is not
+counted.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Measures how long a run that fails with out-of-memory takes to report why.
+"""Measures the time from an out-of-memory error to the end of its report.
 
     python -m bench.overhead.postmortem [--repeats 3] [--json FILE]
 
@@ -55,7 +55,7 @@ train(*map(int, sys.argv[1:6]), sys.argv[6])
 """
 
 SIZES = {"small": (4, 0, 0, 20), "large": (60, 20_000, 300_000, 400)}
-"""Layers, tensors, objects, steps."""
+"""The number of layers, tensors, objects and steps."""
 ROOM = 128 * MiB
 COLUMNS = {
     "from_step": "from the failing step",
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def fail(sizes: tuple[int, ...]) -> dict[str, float]:
-    """Run the program once; return when its lines appeared."""
+    """Run the program once. Return the times at which its lines appeared."""
     with tempfile.TemporaryDirectory() as folder:
         script, times_file = Path(folder, "train.py"), Path(folder, "failed.json")
         script.write_text(PROGRAM)

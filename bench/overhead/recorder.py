@@ -2,8 +2,8 @@
 
     python -m bench.overhead.recorder
 
-The recorder is compared with a dispatch mode that does nothing, the virtual GPU with the plain CPU. Each pair alternates in
-one run.
+The recorder is compared with a dispatch mode that does nothing, and the virtual GPU is compared with the plain CPU.
+Each pair alternates in one run.
 """
 
 import statistics
@@ -32,7 +32,7 @@ class NoOpMode(TorchDispatchMode):
 
 
 class CountingRecorder:
-    """The recorder with every storage counted and all events dropped."""
+    """A recorder that counts every storage and drops all events."""
 
     def __enter__(self) -> None:
         device = VirtualDevice(0, find_gpu(1 << 40), Allocator(1 << 40))
@@ -44,7 +44,7 @@ class CountingRecorder:
 
 
 def op_bound() -> int:
-    """Run small operations that each allocate a storage; return how many."""
+    """Run small operations that each allocate a storage. Return the number of operations."""
     x = torch.ones(64)
     for _ in range(500):
         y = x + 1
@@ -114,7 +114,7 @@ def timed(work: Callable[[], int]) -> float:
 def alternating(
     sides: dict[str, Callable[[], AbstractContextManager[Any]]], work: Callable[[], int], rounds: int
 ) -> dict[str, float]:
-    """Return the median of each side. The sides alternate, so that noise affects all of them."""
+    """Return the median of each side. The sides alternate, so that noise affects all sides."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, enter in sides.items():

@@ -1,9 +1,9 @@
-"""Measures what `legroom run` adds to a ResNet-50 training step on a real GPU. Needs a GPU.
+"""Measures the time that `legroom run` adds to a ResNet-50 training step on a real GPU. Needs a GPU.
 
     python -m bench.overhead.run_command [--rounds 3] [--steps 30]
 
 `legroom run` and plain python run the same script (this file with `--measure`) alternately. The script times its steps with
-the device synchronized. Compared are the median of all steps of all rounds and the fastest quarter. If Python is the
+the device synchronized. The results are the median over all steps of all rounds, and the fastest quarter. If Python is the
 bottleneck, the spread between rounds of plain python (the last column) exceeds the difference. Needs torchvision.
 """
 
@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CASES = [(64, "fp32"), (128, "fp32"), (64, "amp"), (128, "amp"), (16, "fp32")]
-"""Batch size and precision. The last is limited by Python, not by the GPU: the overhead is largest there."""
+"""The batch size and precision of each case. The last case has the largest overhead, because it is limited by Python
+and not by the GPU."""
 WARM_UP = 8
 
 
@@ -90,7 +91,7 @@ def compare(rounds: int, steps: int) -> None:
 
 
 def measure(steps: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each step, by case."""
+    """Return the time of each step in milliseconds, by case."""
     import torch
     from torch.nn import functional as F
     from torchvision.models import resnet50

@@ -1,4 +1,4 @@
-"""Measures what `legroom run` adds to programs whose operations are as small as possible, where Python dominates.
+"""Measures the time that `legroom run` adds to programs with the smallest possible operations, where Python dominates.
 
     python -m bench.overhead.tiny_operations [--steps 100000] [--tensors 1000000] [--rounds 1] [--sides plain run ...]
 
@@ -36,7 +36,7 @@ SIDES: dict[str, tuple[str, list[str], str]] = {
     "run": ("legroom run", ["-m", "legroom", "run", "--force"], ""),
     "gpu": ("legroom run --gpu 8GiB", ["-m", "legroom", "run", "--force", "--gpu", "8GiB"], ""),
 }
-"""Title, how python starts the program, and the modes to enter."""
+"""The title, the arguments of python, and the modes to enter."""
 WARM_UP = 100
 
 
@@ -94,7 +94,7 @@ def compare(work: str, count: int, rounds: int, sides: list[str]) -> list[list[s
 
 
 class Figures(NamedTuple):
-    """CPU seconds per step or tensor, and the bytes by which the peak of resident memory grew."""
+    """The CPU seconds per step or tensor, and the bytes by which the peak of resident memory grew."""
 
     seconds: float
     first_fifth: float

@@ -1,4 +1,4 @@
-"""Measures what `legroom.watch` costs and how much of a failing run's memory it explains.
+"""Measures the cost of `legroom.watch`, and the fraction of a failing run's memory that it explains.
 
     python -m bench.overhead.watch [--parts always-on scan coverage] [--seconds 20] [--milliseconds 1 5] [--json FILE]
 
@@ -46,13 +46,13 @@ from legroom.show.watch.watch import REPAINT_SECONDS, _Line, _shared
 from legroom.units import GiB, MiB
 
 MILLISECONDS = (1.0, 5.0)
-TURNS, FELT = 12, 3
-"""Steps per block, and how many of them are not counted."""
+ITERATIONS, NOT_COUNTED = 12, 3
+"""The number of steps per block, and the number of steps that are not counted."""
 PARTS = ["scan", "always-on", "coverage"]
-"""In this order: the scan needs a fixed number of objects, so it runs first."""
+"""The parts in the order in which they run. The scan runs first, because it needs a fixed number of objects."""
 MODES = ["plain again", "detector", "legroom.watch"]
-FIRST_TURNS = 400
-"""Iterations before counting starts: the first ones are all sampled, and the first scans happen."""
+WARM_UP_ITERATIONS = 400
+"""The number of iterations before counting starts. The first iterations are all sampled, and include the first scans."""
 SUMS: dict[str, Callable[[list[float]], float]] = {
     "median iteration": statistics.median,
     "all iterations": sum,
@@ -144,7 +144,7 @@ def show_coverage(rows: dict[str, dict[str, Any]], device: str) -> None:
 
 
 def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any]:
-    """Return the time of a step relative to a plain one in the same round, the median over all rounds."""
+    """Return the time of a step relative to a plain step in the same round, as the median over all rounds."""
     layers = max(round(8 * milliseconds / (_median_iteration(_loop(device, 8)) * 1e3)), 1)
     iterations = _loop(device, layers)
     detector = LeakDetector(lambda leak: None)
@@ -164,7 +164,7 @@ def always_on(device: str, milliseconds: float, seconds: float) -> dict[str, Any
         "detector": attached,
         "legroom.watch": lambda: iterations(lambda batches: legroom.watch(batches, quiet=True)),
     }
-    while detector.iteration < FIRST_TURNS:
+    while detector.iteration < WARM_UP_ITERATIONS:
         for mode in MODES:
             ways[mode]()
     compared: dict[str, list[tuple[list[float], ...]]] = {mode: [] for mode in MODES}
@@ -201,11 +201,11 @@ def _loop(device: str, layers: int) -> Callable[[Callable[[Any], Iterable[torch.
     """Return a function that runs a training loop over batches and returns the time of each iteration."""
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers))).to(device)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    batches = [torch.randn(16, 64, device=device)] * TURNS
+    batches = [torch.randn(16, 64, device=device)] * ITERATIONS
     clock = time.perf_counter if device == "cuda" else time.thread_time
 
     def iterations(mode: Callable[[Any], Iterable[torch.Tensor]]) -> list[float]:
-        """Time from one batch to the next, without the first iterations."""
+        """Return the times from one batch to the next, without the first iterations."""
         ends = []
         for batch in mode(batches):
             ends.append(clock())
@@ -214,7 +214,7 @@ def _loop(device: str, layers: int) -> Callable[[Callable[[Any], Iterable[torch.
             loss.backward()
             optimizer.step()
             loss.item()
-        return [after - before for before, after in pairwise(ends[FELT:])]
+        return [after - before for before, after in pairwise(ends[NOT_COUNTED:])]
 
     return iterations
 
@@ -224,7 +224,7 @@ def _median_iteration(iterations: Callable[[Callable[[Any], Iterable[torch.Tenso
 
 
 def _draw_us(times: int = 200) -> float:
-    """Return the microseconds to draw the line once."""
+    """Return the time in microseconds to draw the line once."""
     line = _Line(_Terminal(), "epoch 1", 1000, quiet=False)
     began = time.perf_counter()
     for _ in range(times):
@@ -272,7 +272,7 @@ def scan() -> dict[str, Any]:
 
 
 def coverage_in_a_process(name: str) -> dict[str, Any]:
-    """Run one program in its own process, because cached memory and workspaces would be found in the next."""
+    """Run one program in its own process. Otherwise, the next program would include its cached memory and workspaces."""
     ended = subprocess.run(
         [sys.executable, "-m", "bench.overhead.watch", "--program", name],
         stdout=subprocess.PIPE,
@@ -284,7 +284,7 @@ def coverage_in_a_process(name: str) -> dict[str, Any]:
 
 
 def coverage(device: str, program: Callable[[], None]) -> dict[str, Any]:
-    """Return the shares at the failure of a run whose batch doubles until it does not fit."""
+    """Run with a doubling batch size until the batch does not fit, and return the shares at the failure."""
     events: list[Any] = []
     gpus = None if device == "cuda" else [find_gpu(96 * MiB)]
     if device == "cuda":
@@ -367,7 +367,7 @@ def _checkpointed() -> None:
 
 
 def _kept_losses() -> None:
-    """A leak: every step's graph stays alive until memory is full."""
+    """Run a leak. The graph of every step stays alive until memory is full."""
     rows = 8192 if torch.cuda.get_device_properties(0).total_memory > GiB else 512
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

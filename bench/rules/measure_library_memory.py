@@ -1,4 +1,4 @@
-"""Measures the GPU memory that CUDA and its libraries allocate outside of PyTorch. Needs a GPU that nothing else uses.
+"""Measures the GPU memory that CUDA and its libraries allocate outside of PyTorch. Needs a GPU that no other program uses.
 
     python -m bench.rules.measure_library_memory OUT [--no-models]
 
@@ -27,7 +27,7 @@ MiB = 1 << 20
 
 
 def outside() -> float:
-    """MiB in use on the device that PyTorch did not reserve."""
+    """Return the memory in MiB that is in use on the device but not reserved by PyTorch."""
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return (total - free - torch.cuda.memory_reserved()) / MiB
@@ -134,7 +134,7 @@ MODELS = (
 
 
 def measured(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a process that has not used the GPU, or the text of its error."""
+    """Run `work` in a process that has not used the GPU. Return its result, or the text of its error."""
 
     def attempt() -> Any:
         try:
@@ -164,7 +164,7 @@ def in_sequence() -> dict[str, float]:
 
 
 def whole_step(model: str, optimizer: str, precision: str, batch: int) -> list[float]:
-    """Memory outside PyTorch after the model, and after each of three steps."""
+    """Return the memory outside PyTorch after the model is created, and after each of three steps."""
     from bench.accuracy.cases.build_step import build
     from bench.accuracy.cases.case import Case
 
@@ -200,7 +200,7 @@ def with_free(name: str, free: int) -> str:
 
 
 def least_free(name: str) -> dict[str, Any]:
-    """Return the least free memory with which the first use succeeds, to 4 MiB, and what the failures say."""
+    """Return the minimum free memory with which the first use succeeds, within 4 MiB, and the messages of the failures."""
     low, high, messages = 0, 320, {}
     while high - low > 4:
         middle = (low + high) // 2

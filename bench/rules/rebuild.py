@@ -1,9 +1,9 @@
-"""Rebuilds every table and model that Legroom ships for CUDA, and checks the rules that were fitted by hand: `make rules`.
+"""Rebuilds every table and model that Legroom ships for CUDA, and checks the rules that were fitted by hand (`make rules`).
 
     python -m bench.rules.rebuild [--recordings build/rules] [--check]
 
-Steps whose recordings are in the folder run without a GPU. A step without recordings is skipped, with the command that
-records them. `--check` writes nothing and exits with 1 if a rebuilt file differs from the shipped one. See
+Steps whose recordings are in the folder run without a GPU. A step without recordings is skipped, and the command that
+records them is printed. `--check` writes nothing and exits with 1 if a rebuilt file differs from the shipped one. See
 bench/rules/README.md.
 """
 
@@ -31,14 +31,14 @@ class Step:
 
     name: str
     folder: str
-    """Its recordings, below the folder of all recordings."""
+    """The folder of its recordings, below the folder of all recordings."""
     pattern: str
     record: str
-    """The command that records on an H200, `{out}` being the folder."""
+    """The command that records on an H200. `{out}` is replaced by the folder."""
     run: Callable[[list[Path], Path], object]
-    """Called with the folders of recordings and the file to write."""
+    """A function that is called with the folders of recordings and the file to write."""
     ships: Path | None = None
-    """The file that the step writes. Without one, the rules are Python code and the step only checks them."""
+    """The file that the step writes. If None, the rules are Python code, and the step only checks them."""
     needs_recordings: bool = True
 
 
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(step: Step, recordings: Path, *, check: bool) -> str:
-    """Run one step and return a line about its outcome."""
+    """Run one step and return a line about the result."""
     print(f"\n=== {step.name}", flush=True)
     folder = recordings / step.folder
     recorded = [folder] if list(folder.glob(step.pattern)) else []

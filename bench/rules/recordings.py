@@ -1,4 +1,4 @@
-"""Where recordings for the rules are kept, and which versions they come from."""
+"""The folder of the recordings for the rules, and the versions that were recorded."""
 
 import json
 import sys
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDINGS = Path("build/rules")
-"""Not in the repository: the recordings are large. Each program below writes into its own folder here."""
+"""The folder of the recordings. It is not in the repository, because the recordings are large. Each program has its
+own subfolder."""
 
 
 def write_versions(folder: Path) -> None:

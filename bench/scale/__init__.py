@@ -1,1 +1,1 @@
-"""Training on several GPUs: strategies, balance, failures."""
+"""Programs that check and measure training on several GPUs: strategies, balance and failures."""

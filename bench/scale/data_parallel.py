@@ -1,9 +1,11 @@
-"""Measures how much more memory DataParallel's first GPU uses than the others: torch's own, and `legroom.parallel` with "dp".
+"""Measures how much more memory the first GPU uses than the other GPUs, for torch's DataParallel and for
+`legroom.parallel` with "dp".
 
     python -m bench.scale.data_parallel [--gpus 2 4]
 
-On virtual GPUs, after two steps computed on the CPU: the first GPU's peak over the mean of the others' peaks. Its part of the
-batch is chosen before the first step; the predicted peaks are printed next to the measured ones.
+Two steps are computed on the CPU with virtual GPUs. The result is the first GPU's peak divided by the mean peak of
+the other GPUs. The first GPU's part of the batch is chosen before the first step. The predicted peaks are printed
+next to the measured peaks.
 """
 
 from typing import Any

@@ -1,4 +1,5 @@
-"""Kills ranks during `legroom launch`: seconds until it exits, right rank reported, weights after a restart.
+"""Kills ranks during `legroom launch`. Measures the seconds until it exits, and checks the reported rank and the
+weights after a restart.
 
     python -m bench.scale.launch_kills [--kills 10] [--ranks 2]
 
@@ -88,7 +89,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Kill:
-    """One launch whose rank was killed."""
+    """The result of one launch whose rank was killed."""
 
     seconds: float
     is_named: bool
@@ -146,7 +147,7 @@ class Launch:
         return {int(rank): int(pid) for rank, pid in re.findall(r"\[(\d+)\] process (\d+)", self.text())}
 
     def kill_at_a_random_moment(self, victim: int, random_source: random.Random) -> None:
-        """Half of the time during startup, half of the time during training."""
+        """Kill a rank at a random moment. Half of the moments are during startup, and half are during training."""
         sign = random_source.choice(("process", "training"))
         while self.text().count(f"] {sign}") < self._ranks:
             if self.process.poll() is not None:

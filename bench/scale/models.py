@@ -1,4 +1,4 @@
-"""A ResNet-50 and a GPT without dropout, so that any two ways to train them can be compared exactly."""
+"""A ResNet-50 and a GPT without dropout, so that two ways of training can be compared exactly."""
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +80,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT; with `tied`, the head shares its weights with the embedding."""
+    """A GPT. With `tied`, the head shares its weights with the embedding."""
 
     def __init__(
         self, layers: int, width: int, heads: int, vocabulary: int, length: int, *, tied: bool = False
@@ -113,5 +113,5 @@ def text_batch(rows: int, length: int, vocabulary: int) -> tuple[Tensor, Tensor]
 
 
 def token_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy over classes or over tokens."""
+    """Return the cross-entropy over classes or over tokens."""
     return F.cross_entropy(output.flatten(0, -2), target.flatten())

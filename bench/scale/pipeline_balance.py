@@ -1,9 +1,9 @@
-"""Measures how evenly memory is spread over a pipeline's stages, and how close the prediction is.
+"""Measures the memory balance of a pipeline's stages, and the accuracy of the prediction.
 
     python -m bench.scale.pipeline_balance [--stages 2 4] [--models resnet50 gpt]
 
-Each rank is a process with its own virtual GPU; two steps are computed on the CPU through `legroom.parallel` with strategy
-"pipeline". The prediction is what the split was chosen by, before the first step.
+Each rank is a process with its own virtual GPU. Two steps are computed on the CPU through `legroom.parallel` with
+strategy "pipeline". The prediction is made before the first step and determines the split.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ def _row(name: str, stages: int, schedule: str, peaks: list[tuple[int, tuple[int
 
 
 def train(name: str, schedule: str) -> tuple[int, tuple[int, ...]]:
-    """On every rank: return its peak and the predicted peaks of all ranks."""
+    """Return the peak of this rank and the predicted peaks of all ranks. This function runs on every rank."""
     torch.manual_seed(0)
     model, batch = work(name)
     torch.cuda.reset_peak_memory_stats()

@@ -1,9 +1,9 @@
-"""Compares the memory that `strategy="auto"` predicts for `ddp` and `fsdp` with what every rank uses.
+"""Compares the memory that `strategy="auto"` predicts for `ddp` and `fsdp` with the measured memory of every rank.
 
     python -m bench.scale.predicted_peaks [--ranks 2 4] [--models resnet50 gpt]
 
-Each rank is a process with its own virtual GPU; two steps are computed on the CPU. The prediction is one number for the rank
-that needs most: reserved memory for `ddp`, allocated memory for `fsdp`.
+Each rank is a process with its own virtual GPU. Two steps are computed on the CPU. The prediction is one number for
+the rank with the highest use: reserved memory for `ddp` and allocated memory for `fsdp`.
 """
 
 import torch
@@ -57,7 +57,7 @@ def row(
 
 
 def predictions(name: str) -> dict[str, int]:
-    """On every rank: return what `auto` predicts for each strategy."""
+    """Return the prediction of `auto` for each strategy. This function runs on every rank."""
     torch.manual_seed(0)
     model, batch = work(name)
     run = legroom.parallel(model, torch.optim.AdamW(model.parameters(), lr=1e-4), "auto", batch=batch)
@@ -65,7 +65,7 @@ def predictions(name: str) -> dict[str, int]:
 
 
 def train(name: str, strategy: str) -> tuple[int, int]:
-    """On every rank: return the peak of allocated and of reserved memory."""
+    """Return the peaks of allocated and reserved memory. This function runs on every rank."""
     torch.manual_seed(0)
     model, batch = work(name)
     run = legroom.parallel(

@@ -1,8 +1,8 @@
-"""Compares the weights of every strategy with those of one process after twenty steps in float32.
+"""Compares the weights of every strategy with the weights of one process after twenty steps in float32.
 
     python -m bench.scale.strategies [--ranks 2 4]
 
-A small GPT with tied weights trains on batches of which the last of each epoch is smaller. `ddp`, `fsdp` and `pipeline` run in
+A small GPT with tied weights is trained. The last batch of each epoch is smaller. `ddp`, `fsdp` and `pipeline` run in
 processes over gloo on the CPU, `dp` and `split` in one process with virtual GPUs. Some rows use unequal micro-batches.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def train(variant: str, options: dict[str, Any]) -> Any:
-    """On every rank: return its weights and the losses of whole batches."""
+    """Return the weights of this rank and the losses of whole batches. This function runs on every rank."""
     torch.manual_seed(0)
     model = GPT(4, 32, 4, 61, 12, tied=True)
     data = text_batch(ROWS, 12, 61)

@@ -2,9 +2,10 @@
 
     python -m bench.scale.strategies_gpu [FOLDER]       # --small tests the program on a virtual GPU
 
-A 12-layer GPT with AdamW in float32 (and bfloat16 for FSDP2's policy). For each strategy: the difference of the weights after
-five steps, the time of a step relative to the hand-written loop (alternating, median of rounds), and the peak predicted
-without the GPU next to the measured one. NCCL's own buffers are outside torch's allocator and not counted.
+The model is a 12-layer GPT with AdamW in float32 (and bfloat16 for FSDP2's policy). The program prints the difference
+of the weights after five steps, the time of a step relative to the hand-written loop (alternating, median of rounds),
+and the predicted and measured peaks of each strategy. NCCL's own buffers are outside torch's allocator and are not
+counted.
 """
 
 import contextlib

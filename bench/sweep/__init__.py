@@ -1,1 +1,1 @@
-"""Every operation that a training script may call, measured and traced."""
+"""Programs that measure and trace all operations of training scripts."""

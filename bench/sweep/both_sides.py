@@ -1,7 +1,7 @@
-"""Runs a sweep case on a GPU or on a traced device and returns what it allocates.
+"""Runs a sweep case on a GPU or on a traced device, and returns its allocations.
 
-Both return bytes allocated (+) and freed (-), in order. Memory that libraries allocate once and keep is allocated before
-(`warm_up`).
+Both sides return the bytes allocated (+) and freed (-), in order. Memory that libraries allocate once and keep is
+allocated in advance (`warm_up`).
 """
 
 from typing import Any
@@ -25,13 +25,13 @@ class Measured:
         return requests_of(torch.cuda.memory._snapshot()["device_traces"][0])
 
     def rest(self) -> None:
-        """Free the cache now and then, because several processes share the device."""
+        """Free the cache occasionally, because several processes share the device."""
         if torch.cuda.memory_reserved() > LARGEST_CACHE:
             torch.cuda.empty_cache()
 
 
 def requests_of(trace: list[dict[str, Any]]) -> list[int]:
-    """Return the bytes allocated and freed; blocks of earlier cases are ignored."""
+    """Return the bytes allocated and freed. Blocks of earlier cases are ignored."""
     sizes: dict[int, int] = {}
     requests = []
     for event in trace:
@@ -44,7 +44,8 @@ def requests_of(trace: list[dict[str, Any]]) -> list[int]:
 
 
 def warm_up() -> None:
-    """Allocate what libraries keep, in this thread and in the thread of the backward pass, before anything is counted."""
+    """Allocate the memory that libraries keep before counting starts, in this thread and in the thread of the
+    backward pass."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(64, 64, device="cuda", dtype=dtype, requires_grad=True)
         torch.nn.functional.linear(x, x, x[0]).sum().backward()
@@ -53,7 +54,7 @@ def warm_up() -> None:
 
 
 class Traced:
-    """Runs cases on a traced device. It stays open between cases, because opening it is most of the cost."""
+    """Runs cases on a traced device. The device stays open between cases, because opening it takes most of the time."""
 
     def __init__(self) -> None:
         self._device: Any = None
@@ -96,7 +97,7 @@ class Traced:
         warm_up()
 
     def rest(self) -> None:
-        """Nothing is kept between cases except the device."""
+        """Do nothing, because only the device is kept between cases."""
 
     def close(self) -> None:
         if self._device is not None:
@@ -105,7 +106,7 @@ class Traced:
 
 
 def signed(events: list[Any], before: int) -> list[int]:
-    """Return the requests from event `before` on; blocks that existed before are ignored."""
+    """Return the requests after event `before`. Blocks that already existed are ignored."""
     from legroom.memory.events import Alloc, Free
 
     sizes: dict[int, int] = {}

@@ -1,6 +1,8 @@
-"""Sweep cases: small compositions of operations, such as routing, codebooks, graphs, scans, boxes, alignments, initialization.
+"""Sweep cases: small compositions of operations, such as routing, codebooks, graphs, scans, boxes, alignments and
+initialization.
 
-Single operations may be predicted correctly and their combination not: accumulated gradients, retained views, shared casts.
+A prediction may be correct for single operations and wrong for their combination, because of accumulated gradients,
+retained views and shared casts.
 """
 
 import itertools
@@ -26,7 +28,7 @@ def cases() -> Iterator[Case]:
 
 
 def _experts(k: Kit) -> Any:
-    """Two of four experts per token, chosen by a router."""
+    """Run two of four experts per token, chosen by a router."""
     width = k.shape[-1]
     x = k.x.reshape(-1, width)
     weights, places = k.layer(nn.Linear, width, 4)(x).softmax(-1).topk(2, -1)
@@ -71,7 +73,7 @@ def _alignment(k: Kit) -> Any:
 
 
 def _cached_keys(k: Kit) -> Any:
-    """Autoregressive decoding with a growing key-value cache."""
+    """Run autoregressive decoding with a growing key-value cache."""
     keys = values = None
     out: Any = None
     with torch.no_grad():
@@ -122,7 +124,7 @@ def _dense_joins(k: Kit) -> Any:
 
 
 def _patches_masked(k: Kit) -> Any:
-    """Three quarters of the tokens are masked out and replaced by one learned token."""
+    """Mask three quarters of the tokens, and replace them by one learned token."""
     batch, length, width = k.shape
     order = torch.rand(batch, length, device="cuda").argsort(1)
     back = order.argsort(1)
@@ -278,7 +280,7 @@ def _initial_values() -> Iterator[Case]:
 
 
 def _boxes() -> Iterator[Case]:
-    """torchvision's operations; skipped if it is not installed."""
+    """Yield operations of torchvision. They are skipped if torchvision is not installed."""
     try:
         ops: Any = torchvision().ops
     except ImportError:

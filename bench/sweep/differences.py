@@ -1,4 +1,4 @@
-"""Compares the requests of sweep cases on a GPU with those of a trace."""
+"""Compares the requests of sweep cases on a GPU with the requests of a trace."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -8,7 +8,7 @@ from bench.lib.table import print_table
 
 BLOCK = 512
 NOTABLE = 16 << 10
-"""Bytes below which a difference is not visible in a peak."""
+"""Differences below this number of bytes are not visible in a peak."""
 
 
 class Difference(NamedTuple):
@@ -16,20 +16,20 @@ class Difference(NamedTuple):
 
     name: str
     measured: int
-    """Bytes at the peak."""
+    """The number of bytes at the peak."""
     traced: int
     only_measured: list[int]
-    """Requests that only the GPU made, largest first."""
+    """The requests that only the GPU made, largest first."""
     only_traced: list[int]
 
     @property
     def size(self) -> int:
-        """By how many bytes the peak is wrong, or else the largest request that differs."""
+        """The error of the peak in bytes or, if the peak is correct, the largest request that differs."""
         return abs(self.measured - self.traced) or max((*self.only_measured, *self.only_traced), default=0)
 
 
 def peak(requests: list[int]) -> int:
-    """Return the most that is allocated at once, in blocks."""
+    """Return the peak of allocated bytes, rounded to blocks."""
     blocks = ((size + BLOCK - 1) // BLOCK * BLOCK if size > 0 else -((-size + BLOCK - 1) // BLOCK * BLOCK) for size in requests)  # fmt: skip
     return max(itertools.accumulate(blocks), default=0)
 

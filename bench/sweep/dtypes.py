@@ -3,9 +3,9 @@
     python -m bench.sweep.dtypes                # both
     python -m bench.sweep.dtypes --mode virtual
 
-The dtypes of every operation come from torch's own tests (`op_db`). A case is one operation, one dtype, with or without its backward
-pass. `legroom.observe.dispatch.wider_dtypes` lists the operations that are computed in a wider dtype. A case that fails here is
-missing in that list, or cannot be computed on the CPU at all.
+The dtypes of every operation come from torch's own tests (`op_db`). A case is one operation, one dtype, with or
+without its backward pass. `legroom.observe.dispatch.wider_dtypes` lists the operations that are computed in a wider
+dtype. A case that fails in this program is missing in that list, or cannot be computed on the CPU at all.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 SAMPLES = 2
-"""Inputs per case."""
+"""The number of inputs per case."""
 
 
 class DtypeCase(NamedTuple):
@@ -46,7 +46,8 @@ class DtypeCase(NamedTuple):
 
 
 def operations() -> list[Any]:
-    """Return torch's descriptions of its operations. Their module imports `expecttest`, which is not needed for them."""
+    """Return torch's descriptions of its operations. Their module imports `expecttest`, which the descriptions do not
+    need."""
     placeholder: Any = types.ModuleType("expecttest")
     placeholder.TestCase = unittest.TestCase
     sys.modules.setdefault("expecttest", placeholder)
@@ -68,7 +69,7 @@ def cases() -> Iterator[DtypeCase]:
 
 
 def failures(device: contextlib.AbstractContextManager[Any]) -> tuple[int, dict[str, str]]:
-    """Return the number of cases, and the error of each that fails on `device`."""
+    """Return the number of cases, and the error of each case that fails on `device`."""
     failed: dict[str, str] = {}
     with device, warnings.catch_warnings():
         warnings.simplefilter("ignore")

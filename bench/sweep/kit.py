@@ -1,8 +1,8 @@
 """Builds sweep cases: one operation in several shapes, precisions, layouts and gradient settings.
 
-`Kit` gives an operation its first tensor and makes more of the same kind. `variants` makes the cases of one operation: every
-shape in every precision, and one shape in every layout. This shows copies of non-contiguous tensors and buffers that only
-large or odd sizes need.
+`Kit` provides the first tensor of an operation and further tensors of the same kind. `variants` returns the cases of
+one operation: every shape in every precision, and one shape in every layout. These cases show copies of
+non-contiguous tensors, and buffers that only large or odd sizes need.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ TYPES = {
     "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool, "complex": torch.complex64,
 }  # fmt: skip
 RECURRENT = (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN)
-"""Modules that accept a device and a dtype, although their signatures do not say so."""
+"""Modules that accept a device and a dtype, although their signatures do not contain these arguments."""
 Shape = tuple[int, ...]
 Action = Callable[["Kit"], Any]
 
 
 class Case(NamedTuple):
     name: str
-    """The first word is the operation."""
+    """The name of the case. Its first word is the operation."""
     run: Callable[[], Any]
 
 
 class Variant(NamedTuple):
-    """How one case of an operation differs from the others."""
+    """The properties of one case of an operation: shape, precision, layout and gradients."""
 
     shape: Shape
     dtype: str = "fp32"
@@ -46,7 +46,7 @@ class Variant(NamedTuple):
 
 
 class Kit:
-    """What an operation is given."""
+    """The inputs of an operation."""
 
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
@@ -55,13 +55,13 @@ class Kit:
         self.x = self.tensor(*variant.shape) if variant.shape else None
 
     def tensor(self, *shape: int, grad: bool = True, dtype: torch.dtype | None = None) -> Any:
-        """Return values of the variant's precision and layout."""
+        """Return a tensor with the variant's precision and layout."""
         dtype = dtype or self.dtype
         grad = grad and (dtype.is_floating_point or dtype.is_complex)
         return _laid(shape, dtype, self.variant.layout, grad)
 
     def plain(self, *shape: int, grad: bool = True, dtype: torch.dtype | None = None) -> Any:
-        """Return contiguous values, whatever the variant."""
+        """Return a contiguous tensor, regardless of the variant."""
         dtype = dtype or self.dtype
         return _laid(shape, dtype, "", grad and (dtype.is_floating_point or dtype.is_complex))
 
@@ -97,7 +97,7 @@ def _laid(shape: Shape, dtype: torch.dtype, layout: str, grad: bool) -> Tensor:
 
 
 def case(operation: str, variant: Variant, action: Action) -> Case:
-    """Return a case: the forward pass of `action`, and a backward pass from all results that have gradients."""
+    """Return a case with the forward pass of `action` and a backward pass from all results that have gradients."""
 
     def run() -> None:
         kit = Kit(variant)
@@ -147,7 +147,8 @@ def variants(
     autocast: bool = True,
     integers: Sequence[str] = (),
 ) -> Iterator[Case]:
-    """Return the cases of one operation. `half`: it supports half precision; `integers`: the other dtypes to try."""
+    """Return the cases of one operation. `half` means that the operation supports half precision. `integers` are the
+    other dtypes to try."""
     for shape in shapes:
         yield case(operation, Variant(shape), action)
         if half:

@@ -1,8 +1,9 @@
 """Sweep cases: the modules of torch.nn with plausible arguments, in training and, if different, in evaluation.
 
-Omitted: containers, `Identity`, `Flatten` and `Unflatten` (no memory of their own), lazy modules (they become the others),
-`SyncBatchNorm` (needs several ranks), `CrossMapLRN2d` (CPU only), `LinearCrossEntropyLoss` (not in the measured release).
-Convolutions are covered by `bench.rules.convolution`; a few are here for their biases and layouts.
+These modules are omitted: containers, `Identity`, `Flatten` and `Unflatten` (no memory of their own), lazy modules
+(they become other modules), `SyncBatchNorm` (needs several ranks), `CrossMapLRN2d` (CPU only) and
+`LinearCrossEntropyLoss` (not in the measured release). Convolutions are covered by `bench.rules.convolution`. This
+file contains a few of them for their biases and layouts.
 """
 
 from collections.abc import Iterator

@@ -1,14 +1,14 @@
-"""Compares what every operation of a training script allocates on a GPU with what a trace predicts.
+"""Compares the allocations of every operation of a training script on a GPU with the predictions of a trace.
 
     python -m bench.sweep.operations measure OUT [--jobs 8] [--seconds 150]     on a GPU: OUT/measured.jsonl.gz
     python -m bench.sweep.operations trace OUT [--jobs 8] [--seconds 150]       anywhere: OUT/traced.jsonl.gz
     python -m bench.sweep.operations compare OUT [--only WORD...] [--again]     prints the differences, largest first
 
-Cases are operations × shapes × precisions × layouts (the other modules of this folder), each a forward and a backward pass. A
-row is [name, requests, ""] or [name, null, error]; requests are bytes allocated (+) and freed (-) in order. Measuring runs
-without a recorder, after libraries have allocated what they keep. Tracing runs each case on a traced device; if that needs
-data, it computes on the CPU, as `legroom estimate` does. `compare` uses the rows of both, or with `--again` traces again what
-was measured.
+Cases are operations × shapes × precisions × layouts (the other modules of this folder), each a forward and a backward
+pass. A row is [name, requests, ""] or [name, null, error]; requests are bytes allocated (+) and freed (-) in order.
+The measurement runs without a recorder, after libraries have allocated the memory that they keep. The trace runs each
+case on a traced device. If the case needs data, it is computed on the CPU, as in `legroom estimate`. `compare` uses
+the rows of both. With `--again`, it traces the measured cases again.
 """
 
 import concurrent.futures
@@ -47,9 +47,9 @@ KEPT = (32 << 20, 1 << 20)
 """The number of bytes that cuBLAS allocates once and keeps."""
 RESULTS = {"measure": "measured", "trace": "traced"}
 UNUSABLE = 75
-"""Exit code of a process whose CUDA context is unusable."""
+"""The exit code of a process whose CUDA context is unusable."""
 LONGEST = 6
-"""Seconds for one case."""
+"""The maximum time in seconds for one case."""
 
 
 def main(argv: list[str]) -> int:
@@ -97,7 +97,7 @@ def cases() -> Iterator[Case]:
 
 
 def chosen(only: list[str]) -> list[Case]:
-    """Return the cases in a fixed order with kinds mixed, so that a time limit leaves out some of each."""
+    """Return the cases in a fixed order with mixed kinds, so that a time limit omits some cases of each kind."""
     found = [one for one in cases() if any(word in one.name for word in only)]
     random.Random(0).shuffle(found)
     return found
@@ -122,7 +122,7 @@ def in_parts(what: str, folder: Path, jobs: int, only: list[str], seconds: float
 
 
 def in_processes(what: str, folder: Path, part: str, only: list[str], end: float) -> None:
-    """Run one part; a process whose CUDA context became unusable is replaced by another."""
+    """Run one part. If the CUDA context of a process becomes unusable, another process replaces it."""
     command = [
         sys.executable,
         "-m",
@@ -179,7 +179,7 @@ def work(what: str, folder: Path, part: str, only: list[str], seconds: float) ->
 
 
 def give_up(file: TextIO, one: Case) -> None:
-    """Exit the process: a kernel or a library ignores the alarm."""
+    """Exit the process, because a kernel or a library ignores the alarm."""
     file.write(json.dumps([one.name, None, "hangs"]) + "\n")
     file.flush()
     os._exit(UNUSABLE)
@@ -203,7 +203,7 @@ def _too_late(*_: Any) -> None:
 
 
 def read(folder: Path, what: str) -> dict[str, tuple[list[int] | None, str]]:
-    """Return the requests or the error by name."""
+    """Return the requests or the error of each case, by name."""
     path = folder / f"{RESULTS[what]}.jsonl.gz"
     if not path.exists():
         return {}

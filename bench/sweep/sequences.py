@@ -223,7 +223,7 @@ _MODULES: dict[str, Any] = {
 
 
 def _evaluated() -> Iterator[Case]:
-    """Evaluation without gradients: the fast paths of attention and transformer layers."""
+    """Yield evaluation without gradients, which uses the fast paths of attention and transformer layers."""
     actions: dict[str, Any] = {
         "TransformerEncoderLayer-eval": lambda k: _block(k).eval()(k.x),
         "TransformerEncoderLayer-eval-padded": lambda k: _block(k).eval()(k.x, src_key_padding_mask=_tails(k)),

@@ -1,1 +1,1 @@
-"""Hyperparameter search: lost trials, packing, overhead, resuming."""
+"""Programs that measure hyperparameter search: lost trials, packing, overhead and resuming."""

@@ -1,8 +1,8 @@
-"""A search space in which many configurations do not fit: a small CNN for digits on a small virtual GPU.
+"""A search space in which many configurations do not fit. The model is a small CNN for digits on a small virtual GPU.
 
-About a quarter of it fits only in micro-batches and about a quarter not at all. The network, the data (scikit-learn's digits)
-and the training are real; a trial takes a few seconds on one core. `train` is for Legroom; `epochs` is the same training for
-other loops.
+About a quarter of the configurations fit only in micro-batches, and about a quarter do not fit at all. The network,
+the data (scikit-learn's digits) and the training are real. A trial takes a few seconds on one core. `train` is for
+Legroom, and `epochs` is the same training for other loops.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ SPACE: dict[str, Any] = {
     "epochs": 6,
 }
 TYPICAL = {"channels": 32, "units": 2048, "batch_size": 128, "lr": 1e-3, "dropout": 0.2, "epochs": 3}
-"""The configuration that the number of threads is chosen with."""
+"""The configuration with which the number of threads is chosen."""
 
 
 class DigitsNet(nn.Module):
@@ -47,7 +47,7 @@ class DigitsNet(nn.Module):
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
-    """For `legroom.tune`."""
+    """Train a trial of `legroom.tune`."""
     for loss in epochs(config, trial.device, lambda model, optimizer: trial.guard(model, optimizer).step):
         trial.report(loss=loss)
 

@@ -1,4 +1,4 @@
-"""What the digit search spaces share: scikit-learn's digits and a training loop that yields validation losses."""
+"""Common parts of the digit search spaces: scikit-learn's digits and a training loop that yields validation losses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def training_losses(
     make_step: MakeStep,
     *shape: int,
 ) -> Iterator[float]:
-    """`shape`: the shape of one image as the model expects it."""
+    """Train, and yield the validation loss after each epoch. `shape` is the shape of one image as the model expects it."""
     x, y, valid_x, valid_y = _data(*shape)
     step = make_step(model, optimizer)
     rng = torch.Generator().manual_seed(1)

@@ -1,7 +1,8 @@
-"""A search space of small GPTs for a real GPU with little free memory: part of it fits only in micro-batches, part not at all.
+"""A search space of small GPTs for a real GPU with little free memory. Some configurations fit only in micro-batches,
+and some do not fit at all.
 
-The texts are synthetic: nine times in ten a token follows from the two before it by a rule. `train` is for Legroom; `epochs` is
-the same training for other loops.
+The texts are synthetic. In nine of ten cases, a token follows from the two tokens before it by a rule. `train` is for
+Legroom, and `epochs` is the same training for other loops.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Step = Callable[[LossFunction, torch.Tensor, torch.Tensor], Any]
 VOCABULARY = 512
 ROUNDS = 6
-"""Reports per trial."""
+"""The number of reports per trial."""
 GPU = REAL
 SPACE: dict[str, Any] = {
     "width": {"int_log2": [9, 12]},
@@ -31,7 +32,7 @@ SPACE: dict[str, Any] = {
 TYPICAL = {
     "width": 1024, "layers": 4, "batch_size": 32, "lr": 1e-3, "dropout": 0.1, "texts": 3072, "length": 256
 }  # fmt: skip
-"""The configuration that the number of threads is chosen with."""
+"""The configuration with which the number of threads is chosen."""
 
 
 class GPT(nn.Module):
@@ -68,7 +69,7 @@ class Block(nn.Module):
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
-    """For `legroom.tune`."""
+    """Train a trial of `legroom.tune`."""
     for loss in epochs(config, trial.device, lambda model, optimizer: trial.guard(model, optimizer).step):
         trial.report(loss=loss)
 
@@ -99,7 +100,7 @@ def epochs(
 
 
 def _texts(count: int, length: int, *, seed: int) -> torch.Tensor:
-    """Return tokens that follow from the two before them by a rule, nine times in ten."""
+    """Return tokens. In nine of ten cases, a token follows from the two tokens before it by a rule."""
     rng = torch.Generator().manual_seed(seed)
     texts = torch.randint(VOCABULARY, (count, length + 1), generator=rng)
     follows = torch.rand(count, length + 1, generator=rng) < 0.9

@@ -1,4 +1,5 @@
-"""Compares Legroom with plain Ray Tune on a space in which many configurations do not fit: lost trials, best value, time.
+"""Compares Legroom with plain Ray Tune on a space in which many configurations do not fit, by lost trials, best value
+and time.
 
     python -m bench.tuning.lost_trials --out rows.jsonl            # continues where it stopped; --table prints the results
 
@@ -35,13 +36,14 @@ from bench.tuning.lost_trials_table import show
 from bench.tuning.other_program import REAL, gpu_of, other_program
 
 SPACES = ("convnet_space", "transformer_space", "gpt_space")
-"""Modules in this folder. The last one is for a real GPU, most of which another program uses."""
+"""Modules in this folder. The last module is for a real GPU on which another program uses most of the memory."""
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
-"""Trials per study: more than the searcher draws at random (ten; HyperOpt twenty)."""
+"""The number of trials per study. It is at least the number of random trials of the searcher (ten, or twenty for
+HyperOpt)."""
 LONGEST = 240.0
-"""Seconds after which a plain Ray study is stopped."""
+"""The maximum time in seconds for a plain Ray study."""
 
 
 def main() -> None:
@@ -83,8 +85,8 @@ def main() -> None:
 
 
 def fastest_threads(path: Path, space: str) -> int:
-    """Return the number of threads that trains a typical trial fastest here; it is saved, so that all studies of a
-    file use the same."""
+    """Return the number of threads with which a typical trial is fastest on this machine. The number is saved, so
+    that all studies of a file use the same number."""
     for row in read(path):
         if "threads" in row:
             return int(row["threads"])
@@ -104,7 +106,7 @@ def fastest_threads(path: Path, space: str) -> int:
 
 
 def time_threads(space: str) -> None:
-    """Print as JSON the seconds of a typical trial by number of threads, the best of two."""
+    """Print the seconds of a typical trial by number of threads as JSON. The result is the best of two runs."""
     import torch
 
     from bench.tuning.plain_step import plain_step
@@ -138,7 +140,7 @@ def add(
     gpu: str,
     threads: int,
 ) -> None:
-    """Run one study and append it to the file, unless it is there."""
+    """Run one study and append it to the file, unless the file contains it already."""
     if (system, search, seed) in {(r["system"], r["search"], r["seed"]) for r in read(path) if "system" in r}:
         return
     study_of = ["--study", system, search, str(seed), str(threads)]
@@ -168,8 +170,8 @@ def add(
 def study(
     space: str, system: str, search: str, seed: int, trials: int, epochs: int, gpu: str, threads: int
 ) -> dict[str, Any]:
-    """Run one study and return it as a row: each trial with its losses and their times in seconds since the search
-    started."""
+    """Run one study and return it as a row. The row contains each trial with its losses and their times in seconds
+    since the start of the search."""
     from bench.tuning import lost_trials_ray  # imported before the clock starts, for every system
 
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  Ray's workers would be passed over by any other program
@@ -208,7 +210,7 @@ def run_legroom(
 
 
 def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
-    """Return a Legroom study, in its own folder, as a row."""
+    """Run a Legroom study in its own folder, and return it as a row."""
     from legroom.tuning.trial.records import TrialState
 
     clock = Clock()
@@ -242,7 +244,7 @@ def legroom_row(search: Callable[[Path, "Clock"], Any]) -> dict[str, Any]:
 
 
 class Clock:
-    """Records when each loss was reported."""
+    """A callback that records the time of each reported loss."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -256,13 +258,13 @@ class Clock:
             reported.append([self.last, report.metrics["loss"]])
 
     def on_study_start(self, job: Any, records: Any) -> None:
-        """The clock started when the search was requested."""
+        """Do nothing, because the clock started when the search was requested."""
 
     def on_message(self, message: str) -> None:
         print(message, file=sys.stderr)
 
     def on_study_end(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because there is nothing to close."""
 
 
 if __name__ == "__main__":

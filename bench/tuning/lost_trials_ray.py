@@ -1,11 +1,11 @@
-"""Plain Ray Tune on a space of `bench.tuning.lost_trials`.
+"""Runs plain Ray Tune on a space of `bench.tuning.lost_trials`.
 
 Follows Ray Tune's documentation, without any knowledge of memory: a trial that runs out of memory fails, and the searcher
 learns of an error. Two settings help Ray: workers are reused between trials (`reuse_actors`), so torch is imported once and
 again after each failed trial; and a learning searcher waits for the previous trial (`ConcurrencyLimiter`).
 
 `BayesOptSearch` stalls once one of its first ten trials has failed: `suggest` returns nothing until there are ten results, and
-`on_trial_complete` drops failed trials. `Help` holds workarounds that a user could apply.
+`on_trial_complete` drops failed trials. `Help` contains workarounds that a user could apply.
 """
 
 import importlib
@@ -42,12 +42,12 @@ class Help:
     """Workarounds applied by hand."""
 
     half: bool = False
-    """Two trials at a time on the GPU, each with half of its memory."""
+    """True if two trials run at a time on the GPU, each with half of its memory."""
     catches: bool = False
-    """The function catches the error and reports infinity, which Bayesian optimization ignores; a lost trial then
-    costs no worker."""
+    """True if the function catches the error and reports infinity, which Bayesian optimization ignores. A lost trial
+    then costs no worker."""
     learns_at_once: bool = False
-    """Bayesian optimization runs without random trials (`random_search_steps=0`)."""
+    """True if Bayesian optimization runs without random trials (`random_search_steps=0`)."""
 
 
 HELP = {
@@ -58,9 +58,9 @@ HELP = {
 }
 
 VIRTUAL = "virtual_gpu"
-"""A Ray resource that stands for the virtual GPU."""
+"""The Ray resource that represents the virtual GPU."""
 STILL = 10.0
-"""Seconds without a running trial or a proposal after which a searcher counts as stalled."""
+"""A searcher counts as stalled after this many seconds without a running trial or a proposal."""
 
 
 def run_plain(
@@ -75,7 +75,8 @@ def run_plain(
     threads: int,
     longest: float,
 ) -> dict[str, Any]:
-    """Run one study for at most `longest` seconds. `space`: its module in `bench.tuning`; `threads`: per trial."""
+    """Run one study for at most `longest` seconds. `space` is the module of the space in `bench.tuning`. `threads` is
+    the number of threads per trial."""
     searched = importlib.import_module(f"bench.tuning.{space}")
     os.environ.update(QUIET)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # one traceback per failed trial
@@ -123,7 +124,7 @@ def run_plain(
 def train(
     config: dict[str, Any], *, space: str, search: str, help: Help, epochs: int, gpu: str, threads: int
 ) -> None:
-    """For Ray Tune: the same training as Legroom's, in a loop without a guard."""
+    """Train a trial of Ray Tune. The training is the same as for Legroom, in a loop without a guard."""
     searched = importlib.import_module(f"bench.tuning.{space}")
     torch.set_num_threads(threads)
     whole = {
@@ -143,8 +144,8 @@ def train(
 
 
 def space_for(searched: ModuleType, search: str) -> dict[str, Any]:
-    """Return the space in Ray's form, with the same names in the same order. Bayesian optimization accepts only floats
-    there."""
+    """Return the space in Ray's format, with the same names in the same order. Ray's Bayesian optimization accepts
+    only floats."""
     space: dict[str, Any] = {}
     for name, kind, low, high in ranges(searched):
         if kind == "uniform":
@@ -173,7 +174,7 @@ def configuration(searched: ModuleType, search: str, drawn: dict[str, Any]) -> d
 
 
 def ranges(searched: ModuleType) -> list[tuple[str, str, Any, Any]]:
-    """Yield the name, kind and ends of each searched parameter; the others are constant."""
+    """Yield the name, kind and ends of each searched parameter. The other parameters are constant."""
     return [
         (name, kind, *ends)
         for name, written in searched.SPACE.items()
@@ -198,8 +199,8 @@ def searcher(search: str, seed: int, help: Help, longest: float) -> SearchAlgori
 
 
 class TimeLimited(ConcurrencyLimiter):
-    """Proposes nothing after the time limit or once stalled; while Ray waits for a proposal it does not check the
-    time."""
+    """A searcher that proposes nothing after the time limit or after it has stalled. Ray does not check the time
+    while it waits for a proposal."""
 
     def __init__(self, searcher: Searcher, max_concurrent: int, seconds: float) -> None:
         super().__init__(searcher, max_concurrent)

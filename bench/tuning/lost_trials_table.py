@@ -1,8 +1,8 @@
-"""Prints the tables of `bench.tuning.lost_trials`: lost trials, best values, and times.
+"""Prints the tables of `bench.tuning.lost_trials` with lost trials, best values and times.
 
-Times are compared in two ways. The ratio per seed uses the plain system's own best value as the target, which that system
-reaches by definition. The other uses one target for all seeds, the median of the plain system's best values, and divides all
-seconds that a system spent by how often it reached the target.
+Times are compared in two ways. The ratio per seed uses the plain system's own best value as the target, which that
+system reaches by definition. The other comparison uses one target for all seeds, the median of the plain system's
+best values. It divides all seconds that a system spent by the number of times that the system reached the target.
 """
 
 import itertools
@@ -18,8 +18,8 @@ Others = dict[tuple[str, int], Row]
 """The plain system's studies, by search and seed."""
 NAMES = ("search", "system")
 SAME = 0.02
-"""Relative difference below which losses count as equal. The number of threads and micro-batches changes the last
-digits, and training amplifies that."""
+"""Losses with a smaller relative difference count as equal. The number of threads and micro-batches changes the last
+digits, and training amplifies these changes."""
 FOUND = ("seeds", "trials", "started", "lost to memory", "rejected", "split", "wasted s", "first report")
 BESTS = (
     "all took",
@@ -32,7 +32,7 @@ BESTS = (
 
 
 def show(rows: Sequence[Row], plain: str = "ray") -> None:
-    """Print both tables. `plain`: the system that the others are compared with."""
+    """Print both tables. `plain` is the system with which the other systems are compared."""
     print_table(
         "Studies; times in seconds, medians over seeds (min to max)",
         [*NAMES, *FOUND, *BESTS],
@@ -108,31 +108,31 @@ def _how_soon(mine: Sequence[Row], others: Others) -> list[str]:
 
 
 def _pairs(mine: Sequence[Row], others: Others) -> list[tuple[Row, Row]]:
-    """Yield each study with the plain one of the same search and seed, if that found anything."""
+    """Yield each study with the plain study of the same search and seed, if the plain study has a result."""
     both = [(row, others[key]) for row in mine if (key := (row["search"], row["seed"])) in others]
     return [(row, plain) for row, plain in both if math.isfinite(best(plain))]
 
 
 def best(row: Row, *, within: float = math.inf) -> float:
-    """Return the lowest loss: of all, or of those reported within a time."""
+    """Return the lowest of all losses, or of the losses reported within a time."""
     reported = (pair for trial in row["trials"] for pair in trial["losses"])
     return min((loss for seconds, loss in reported if seconds <= within), default=math.inf)
 
 
 def reached(row: Row, value: float) -> float:
-    """Return the seconds until a loss was as low, or nearly; infinity if never."""
+    """Return the seconds until a loss was nearly as low as the target, or infinity if no loss was."""
     reported = (pair for trial in row["trials"] for pair in trial["losses"])
     return min((seconds for seconds, loss in reported if loss <= value * (1 + SAME)), default=math.inf)
 
 
 def training(row: Row) -> float:
-    """Return the seconds that trials trained, from report to report: without starts, imports and lost trials."""
+    """Return the seconds that trials trained, from report to report. Starts, imports and lost trials are not included."""
     reported = [[seconds for seconds, _ in trial["losses"]] for trial in row["trials"]]
     return sum((times[-1] - times[0]) * len(times) / (len(times) - 1) for times in reported if len(times) > 1)
 
 
 def same_first(row: Row, plain: Row) -> int:
-    """Return how many proposals are the same in both, from the first one on."""
+    """Return the number of proposals, starting with the first, that are the same in both."""
     pairs = zip(row["proposed"], plain["proposed"], strict=False)
     same = itertools.takewhile(lambda pair: all(_alike(pair[0][n], pair[1][n]) for n in pair[1]), pairs)
     return sum(1 for _ in same)

@@ -1,4 +1,4 @@
-"""The GPU of a tuning benchmark: a virtual one, or a real one most of which another program uses."""
+"""The GPU of a tuning benchmark. This is a virtual GPU, or a real GPU on which another program uses most of the memory."""
 
 import contextlib
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 REAL = "real"
-"""Instead of a virtual GPU's size: this machine's GPU, shared with another program."""
+"""The value that selects this machine's GPU, shared with another program, instead of a virtual GPU."""
 ROOM = 16 << 30
 """The number of bytes that the other program leaves free."""
 
@@ -33,7 +33,7 @@ def other_program() -> Iterator[None]:
 
 
 def gpu_of(size: str) -> contextlib.AbstractContextManager[object]:
-    """Within the context, `cuda` is a virtual GPU of that size, or the real one."""
+    """Inside the context, make `cuda` a virtual GPU of that size, or the real GPU."""
     if size == REAL:
         return contextlib.nullcontext()
     from legroom import VirtualGPU

@@ -1,4 +1,5 @@
-"""Measures what a search costs besides training: until its first report, per further trial, and per estimate, next to plain Ray Tune.
+"""Measures the overhead of a search until its first report, per further trial, and per estimate, compared with plain
+Ray Tune.
 
     python -m bench.tuning.overhead --rounds 3 --trials 6
 
@@ -32,7 +33,7 @@ from legroom.tuning.space.space import read_space
 from legroom.tuning.trial.function import TrainFunction
 
 Times = list[float]
-"""When each trial reported, in seconds since the search started."""
+"""The time of each trial's report, in seconds since the start of the search."""
 
 
 def main() -> None:
@@ -78,14 +79,14 @@ def in_process(system: str, trials: int) -> Times:
 
 
 def report_once(config: dict[str, Any], trial: Any) -> None:
-    """For Legroom."""
+    """Train a trial of Legroom."""
     import torch  # noqa: F401  (what every training function does)
 
     trial.report(loss=config["lr"], at=time.time())
 
 
 def report_once_to_ray(config: dict[str, Any]) -> None:
-    """The same for Ray."""
+    """Train a trial of Ray."""
     import torch  # noqa: F401
     from ray import tune as ray_tune
 
@@ -93,8 +94,8 @@ def report_once_to_ray(config: dict[str, Any]) -> None:
 
 
 def plain_ray(trials: int, *, reuse: bool) -> Times:
-    """`reuse`: workers are reused between trials, which is not Ray's default, because a trial's GPU memory may stay
-    allocated."""
+    """Measure plain Ray Tune. With `reuse`, workers are reused between trials. This is not Ray's default, because a
+    trial's GPU memory may stay allocated."""
     began = time.time()
     import ray
     from ray import tune as ray_tune
@@ -129,7 +130,7 @@ def legroom(trials: int, engine: str) -> Times:
 
 
 def estimates(count: int) -> None:
-    """Measure how long the memory gate takes for configurations of `convnet_space`, each asked twice."""
+    """Measure the time of the memory gate for configurations of `convnet_space`, each requested twice."""
     from bench.tuning import (
         convnet_space,  # a trial's function is in this file and does not need scikit-learn
     )
@@ -177,7 +178,7 @@ SYSTEMS: dict[str, Callable[[int], Times]] = {
 
 
 def _ratio(times: dict[str, list[float]], name: str) -> float:
-    """Round by round, because a round runs under one load."""
+    """Return the median ratio of each round, because the load is the same within a round."""
     plain = times["plain Ray Tune"]
     return statistics.median(mine / theirs for mine, theirs in zip(times[name], plain, strict=True))
 

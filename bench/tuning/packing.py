@@ -1,4 +1,4 @@
-"""Measures the packing of trials on GPUs: makespan relative to one trial per GPU and to an oracle.
+"""Measures the packing of trials on GPUs, as the makespan relative to one trial per GPU and to an oracle.
 
     python -m bench.tuning.packing
 
@@ -29,19 +29,21 @@ from legroom.units import GiB
 SPACE = read_space({"width": {"uniform": [0.0, 1.0]}, "epochs": {"uniform": [0.0, 1.0]}})
 SLOTS = 8
 STUDIES = (40, 100)
-"""Trials."""
+"""The numbers of trials per study."""
 GPUS = [TrialGpu(index=0, memory=24 * GiB, virtual=True), TrialGpu(index=1, memory=8 * GiB, virtual=True)]
 ORDERS, DRAWS = 100, 300
-AIM = 0.9
-"""Orders that the oracle tries."""
+"""The number of random orders that the oracle tries, and the number of samples of each trial's runtime."""
+TARGET = 0.9
+"""Below this ratio to the oracle, the planner also runs with known distributions."""
 
 Kind = Callable[[float, float, random.Random], tuple[float, float, int]]
-"""From two numbers between 0 and 1 and a random source: GiB, seconds per report, number of reports."""
+"""A function that returns GiB, seconds per report and the number of reports, from two numbers between 0 and 1 and a
+random source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trial: the memory and the time it needs."""
+    """A trial with the memory and the time that it needs."""
 
     width: float
     epochs: float
@@ -78,7 +80,7 @@ def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
         against_bound.append(bound(works, GPUS) / ours)
         with_odds.append((works, knows_all))
     mean = statistics.fmean(against_oracle)
-    known = statistics.fmean(o / packed(w, GPUS, KnownOdds(kind, is_random, w)) for w, o in with_odds) if mean < AIM else None  # fmt: skip
+    known = statistics.fmean(o / packed(w, GPUS, KnownOdds(kind, is_random, w)) for w, o in with_odds) if mean < TARGET else None  # fmt: skip
     return [
         f"{statistics.fmean(against_one):.2f}",
         f"{mean:.1%}",
@@ -89,7 +91,8 @@ def figures(kind: Kind, is_random: bool, trials: int) -> list[str]:
 
 
 class KnownOdds(RuntimeModel):
-    """Predicts from the true distribution: the most that can be known about durations that are not drawn yet."""
+    """Predicts runtimes from the true distribution, which is the best possible prediction of durations that are not
+    drawn yet."""
 
     def __init__(self, kind: Kind, is_random: bool, works: Sequence[Work]) -> None:
         super().__init__(SPACE)
@@ -138,7 +141,7 @@ def packed(works: Sequence[Work], gpus: Sequence[TrialGpu], lengths: RuntimeMode
 
 
 def one_per_gpu(works: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
-    """Give each trial a GPU, in order: the next that is free and large enough."""
+    """Give each trial, in order, the next free GPU that is large enough."""
     free = {gpu.index: 0.0 for gpu in gpus}
     for work in works:
         able = [gpu for gpu in gpus if gpu.memory >= work.size]
@@ -148,7 +151,7 @@ def one_per_gpu(works: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
 
 
 def oracle(works: Sequence[Work], gpus: Sequence[TrialGpu], rng: random.Random) -> float:
-    """Return the best of many orders, starting with those that are known to be good."""
+    """Return the best of many orders, starting with orders that are known to be good."""
     orders: list[list[Work]] = [
         sorted(works, key=lambda work: -work.seconds),
         sorted(works, key=lambda work: -work.size),
@@ -166,7 +169,7 @@ def oracle(works: Sequence[Work], gpus: Sequence[TrialGpu], rng: random.Random) 
 
 
 def _listed(order: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
-    """Start each trial as early as memory allows, in this order; later ones may start earlier where they fit."""
+    """Start each trial as early as memory allows, in this order. Later trials may start earlier if they fit."""
     free = {gpu.index: gpu.memory for gpu in gpus}
     left, ends, clock, count = list(order), list[tuple[float, int, int, int]](), 0.0, 0
     while left or ends:
@@ -184,7 +187,7 @@ def _listed(order: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
 
 
 def bound(works: Sequence[Work], gpus: Sequence[TrialGpu]) -> float:
-    """Return a lower bound: memory times time, the longest trial, and the slots."""
+    """Return a lower bound of the makespan from memory times time, the longest trial, and the slots."""
     area = sum(work.size * work.seconds for work in works) / sum(gpu.memory for gpu in gpus)
     return max(area, max(work.seconds for work in works), sum(work.seconds for work in works) / SLOTS)
 
@@ -195,7 +198,7 @@ def _admission(work: Work, gpus: Sequence[TrialGpu]) -> Admission:
 
 
 def draw(kind: Kind, is_random: bool, rng: random.Random) -> Work:
-    """Draw a trial: its size follows from `width`, its duration from `epochs` or from chance."""
+    """Draw a trial. Its size follows from `width`, and its duration follows from `epochs` or is random."""
     width, epochs = rng.random(), rng.random()
     size, pace, reports = _drawn(kind, is_random, width, epochs, rng)
     return Work(width, epochs, round(size * GiB), pace * reports, reports)
@@ -221,7 +224,7 @@ def small_and_long(width: float, length: float, _: random.Random) -> tuple[float
 
 
 def cut_short(width: float, length: float, rng: random.Random) -> tuple[float, float, int]:
-    """Which trials survive a rung is random; the time of a step need not be."""
+    """Return a trial that ASHA stops after a random number of reports. The time per report is not random."""
     return 1 + 11 * width, 6.0**length, 4 * 2 ** min(4, int(rng.expovariate(1.0)))
 
 

@@ -1,4 +1,4 @@
-"""Compares plans with the best possible ones when durations are random, by solving small studies exactly.
+"""Compares plans with the best possible plans for random durations, by solving small studies exactly.
 
     python -m bench.tuning.packing_optimum
 
@@ -23,14 +23,14 @@ from legroom.tuning.memory.start_order import Allocation, Capacity, Demand, best
 MEMORY = 4
 TRIALS = 5
 ODDS = {1: 0.63, 2: 0.23, 4: 0.14}
-"""Duration in paces → probability."""
+"""Maps durations in paces to probabilities."""
 STUDIES, DRAWS, SAMPLES = 10, 60, 16
 
 WAITS = -1
 
 
 class Trial(NamedTuple):
-    """A trial that has not ended: the memory it needs, and for how long it has run."""
+    """A trial that has not ended, with the memory that it needs and the time for which it has run."""
 
     size: int
     pace: int
@@ -44,9 +44,9 @@ class Trial(NamedTuple):
 
 
 State = tuple[Trial, ...]
-"""All trials that have not ended, sorted, so that states that differ only in names are the same."""
+"""All trials that have not ended. They are sorted, so that states that differ only in names are equal."""
 Policy = Callable[[dict[int, Trial]], int | None]
-"""From all trials that have not ended, by number: which one starts now, if any."""
+"""A function that returns the trial to start now, if any, from all trials that have not ended."""
 
 
 def main() -> None:
@@ -71,16 +71,16 @@ def main() -> None:
 
 
 def best_online(trials: State) -> Policy:
-    """Return the best policy without knowledge of the future: the smallest expected makespan."""
+    """Return the policy with the smallest expected makespan without knowledge of the future."""
 
     @cache
     def expected(state: State) -> float:
-        """Expected time until all trials have ended, before anything starts."""
+        """Return the expected time until all trials have ended, before a trial starts."""
         return min((after(started) for started in _choices(state)), default=0.0)
 
     @cache
     def after(state: State) -> float:
-        """One unit of time in which nothing starts; several trials may end."""
+        """Return the expected time after one unit of time in which no trial starts. Several trials may end."""
         running = [trial for trial in state if trial.at != WAITS]
         waiting = [trial for trial in state if trial.at == WAITS]
         ends = [trial.left().get(1, 0.0) for trial in running]
@@ -106,7 +106,7 @@ def best_online(trials: State) -> Policy:
 
 
 def _choices(state: State) -> Iterator[State]:
-    """Yield everything that can start now, including nothing if a trial runs."""
+    """Yield all sets of trials that can start now, including the empty set if a trial runs."""
     waiting, running = ([t for t in state if (t.at == WAITS) is waits] for waits in (True, False))
     free, seen = MEMORY - sum(trial.size for trial in running), set()
     for count in range(0 if running else 1, len(waiting) + 1):

@@ -81,7 +81,7 @@ def search(trials: int) -> Study:
 
 
 def makespan(study: Study) -> float:
-    """Seconds from the first start to the last end; estimates before the first trial are not counted."""
+    """Return the seconds from the first start to the last end. Estimates before the first trial are not counted."""
     return max(t.ended or 0.0 for t in study.trials) - min(t.started or 0.0 for t in study.trials)
 
 

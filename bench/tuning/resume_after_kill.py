@@ -24,7 +24,7 @@ STEPS = 3
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
-    """Log each call; a step takes a moment."""
+    """Train a trial and log each call. A step takes a short time."""
     calls = Path(config["calls"])
     with calls.open("a") as file:
         file.write(f"{trial.number}\n")
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def killed_run(folder: Path, trials: int, seconds: float) -> bool:
-    """Run the study in a fork and kill it `seconds` after the first trial of this run; return whether it was still
+    """Run the study in a fork and kill it `seconds` after the first trial of this run. Return True if it was still
     running."""
     calls = folder / "calls.txt"
     known = len(_calls(calls))

@@ -1,4 +1,5 @@
-"""Compares search methods on a real GPU most of which another program uses: lost trials, best value, time. Needs a GPU.
+"""Compares search methods on a real GPU on which another program uses most of the memory, by lost trials, best value
+and time. Needs a GPU.
 
     python -m bench.tuning.shared_gpu FOLDER --seconds 230
 
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 def run_legroom(space: Any, search: str, seed: int, trials: int, virtual: str | None) -> dict[str, Any]:
-    """Run one Legroom study. It gets the free memory as an argument, because not every container shows other
+    """Run one Legroom study. The study gets the free memory as an argument, because not every container shows other
     processes."""
     if virtual:
         gpus = virtual_gpus(virtual)
@@ -165,7 +166,7 @@ def _received(pipes: list[Connection]) -> Iterator[tuple[Connection, Any]]:
 
 
 def _trial(config: dict[str, Any] | None, virtual: str | None, pipe: Connection) -> None:
-    """The process of one trial: sends its losses, then how it ended."""
+    """Run the process of one trial, which sends its losses and then its result."""
     import torch
 
     from legroom import VirtualGPU

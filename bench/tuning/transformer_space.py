@@ -1,9 +1,10 @@
-"""A search space in which many configurations do not fit: a small transformer that reads digits row by row on a small virtual GPU.
+"""A search space in which many configurations do not fit. The model is a small transformer that reads digits row by
+row on a small virtual GPU.
 
-Whether a configuration fits depends on width × layers and on the batch; no single parameter decides it. It was written by
-another author than `convnet_space`. The network, the data (scikit-learn's digits) and the training are real; a trial takes 2 to
-12 s on one core. The best configurations have medium width and few layers. `train` is for Legroom; `epochs` is the same
-training for other loops.
+The memory of a configuration depends on width × layers and on the batch, so no single parameter decides if it fits.
+The author of this space did not write `convnet_space`. The network, the data (scikit-learn's digits) and the training
+are real. A trial takes 2 to 12 s on one core. The best configurations have medium width and few layers. `train` is
+for Legroom, and `epochs` is the same training for other loops.
 """
 
 from collections.abc import Iterator
@@ -27,9 +28,9 @@ SPACE: dict[str, Any] = {
     "epochs": 4,
 }
 TYPICAL = {"width": 128, "layers": 2, "batch_size": 32, "lr": 1e-3, "dropout": 0.1, "epochs": 2}
-"""The configuration that the number of threads is chosen with."""
+"""The configuration with which the number of threads is chosen."""
 HEAD = 16
-"""Width of an attention head."""
+"""The width of an attention head."""
 
 
 class Block(nn.Module):
@@ -53,7 +54,7 @@ class Block(nn.Module):
 
 
 class RowReader(nn.Module):
-    """Each row of eight pixels is a token; the mean over tokens gives the scores."""
+    """A transformer in which each row of eight pixels is a token. The mean over tokens gives the scores."""
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class RowReader(nn.Module):
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
-    """For `legroom.tune`."""
+    """Train a trial of `legroom.tune`."""
     for loss in epochs(config, trial.device, lambda model, optimizer: trial.guard(model, optimizer).step):
         trial.report(loss=loss)
 

@@ -12,37 +12,39 @@ class Case:
     model: str
     optimizer: str
     precision: str
-    """`fp32`, `tf32` (fp32 with TF32 matrix products), `amp_fp16`, `amp_bf16` or `bf16` (everything in bfloat16)."""
+    """The precision: `fp32`, `tf32` (fp32 with TF32 matrix products), `amp_fp16`, `amp_bf16` or `bf16` (all tensors
+    in bfloat16)."""
     batch: int
     channels_last: bool = False
     checkpoint: bool = False
-    """Activation checkpointing, through the model's own method."""
+    """True if the model uses activation checkpointing through its own method."""
     accumulate: int = 1
-    """Micro-batches per optimizer step."""
+    """The number of micro-batches per optimizer step."""
     clip: bool = False
-    """`clip_grad_norm_` before the optimizer step."""
+    """True if `clip_grad_norm_` is called before the optimizer step."""
     ema: bool = False
-    """An exponential moving average of the parameters on the device."""
+    """True if the device has an exponential moving average of the parameters."""
     frozen: bool = False
-    """Only the last quarter of the parameter tensors is trained."""
+    """True if only the last quarter of the parameter tensors is trained."""
     keep_grads: bool = False
-    """`zero_grad(set_to_none=False)`."""
+    """True if `zero_grad(set_to_none=False)` is called."""
     benchmark: bool = False
-    """`torch.backends.cudnn.benchmark`."""
+    """True if `torch.backends.cudnn.benchmark` is enabled."""
     retain: bool = False
-    """Backward runs twice, the first time with `retain_graph=True`."""
+    """True if backward runs twice, the first time with `retain_graph=True`."""
     ddp: bool = False
-    """`DistributedDataParallel` over NCCL with one rank."""
+    """True if the model is wrapped in `DistributedDataParallel` over NCCL with one rank."""
     inference: bool = False
-    """A forward pass in evaluation mode without gradients; no optimizer step."""
+    """True if the case runs only a forward pass in evaluation mode without gradients."""
     evaluate: bool = False
-    """A batch is evaluated without gradients after every step."""
+    """True if a batch is evaluated without gradients after every step."""
     inputs_first: bool = False
-    """The batch is created before gradients are cleared and lives until the step ends. Not part of the key."""
+    """True if the batch is created before gradients are cleared and stays alive until the step ends. This option is
+    not part of the key."""
 
     @property
     def key(self) -> str:
-        """The name of the case in tables: `resnet50/sgdm/fp32/b16`, then the options that are on."""
+        """The name of the case in tables, for example `resnet50/sgdm/fp32/b16`, followed by the enabled options."""
         options = [
             name if value is True else f"{name}{value}"
             for name, value in asdict(self).items()
@@ -53,7 +55,8 @@ class Case:
 
 
 class CaseSet:
-    """Cases that are measured and scored together. The decorator lists a model's builder and one case that trains it:
+    """Cases that are measured and scored together. A decorator registers the builder of a model and one case that
+    trains the model:
 
     @SET.case("adam", "fp32", 64, clip=True)
     def cats_and_dogs() -> Spec: ...

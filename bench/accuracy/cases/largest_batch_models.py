@@ -1,4 +1,4 @@
-"""Models whose largest batch was measured and that no case of a set trains."""
+"""Models whose largest batch was measured, and which are not part of any set of cases."""
 
 import itertools
 from collections.abc import Callable
@@ -185,7 +185,8 @@ def _discriminator(channels: int, widths: tuple[int, ...], norm: Callable[[int],
 
 
 def _dcgan_step(parts: StepParts) -> Callable[[], Tensor]:
-    """DCGAN step: the discriminator learns from real, then from generated images; then the generator learns."""
+    """Return a DCGAN step. The discriminator learns from real images and from generated images, and then the
+    generator learns."""
     generator, discriminator = parts.model["generator"], parts.model["discriminator"]
     discriminator_optimizer, generator_optimizer = (
         parts.optimizer(discriminator.parameters()),
@@ -217,7 +218,7 @@ def _dcgan_step(parts: StepParts) -> Callable[[], Tensor]:
 
 @model
 def famous_faces() -> Spec:
-    """DCGAN of the PyTorch tutorial at 64 pixels."""
+    """Build the DCGAN of the PyTorch tutorial on 64-pixel images."""
     model = {
         "generator": _generator(100, (512, 256, 128, 64), 3),
         "discriminator": _discriminator(3, (64, 128, 256, 512), nn.BatchNorm2d),
@@ -227,7 +228,7 @@ def famous_faces() -> Spec:
 
 @model
 def emotions_in_voices() -> Spec:
-    """HuBERT on four seconds of audio; its convolutions are frozen."""
+    """Build HuBERT with frozen convolutions, on four seconds of audio."""
     config = huggingface().HubertConfig(
         **transformer_sizes(512, 6, num_labels=8), mask_time_prob=0.0, layerdrop=0.0
     )
@@ -302,7 +303,7 @@ def sounds_of_a_city() -> Spec:
 
 @model
 def questions_from_texts() -> Spec:
-    """T5-small."""
+    """Build T5-small."""
     config = huggingface().T5Config(decoder_start_token_id=0, use_cache=False)
     return Spec(
         huggingface().T5ForConditionalGeneration(config),

@@ -1,4 +1,4 @@
-"""The reference cases: well-known models, each in several precisions and at two batch sizes."""
+"""The reference cases, which train well-known models in several precisions and at two batch sizes."""
 
 from bench.accuracy.cases.case import Case
 

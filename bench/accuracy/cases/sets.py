@@ -1,8 +1,8 @@
 """The sets of measured cases, and the models that they train.
 
-`reference`: well-known models at two batch sizes each. They were visible while the rules were written.
-`unseen-small`, `unseen-broad`: written by authors who did not know the rules, and scored once before any rule was
-fitted to them. They predict best how close the next script's estimate will be.
+`reference` contains well-known models at two batch sizes each. These cases were visible while the rules were written.
+The authors of `unseen-small` and `unseen-broad` did not know the rules, and these cases were scored once before any
+rule was fitted to them. Their scores are the best prediction of the accuracy for other scripts.
 """
 
 from bench.accuracy.cases.case import Case, CaseSet

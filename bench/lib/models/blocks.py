@@ -15,7 +15,7 @@ from bench.lib.models.parts import StepParts, huggingface, transformer_sizes
 
 
 class Attention(nn.Module):
-    """Multi-head attention: over all positions, causal, or over another sequence."""
+    """Multi-head attention over all positions, over earlier positions (causal), or over another sequence."""
 
     def __init__(self, width: int, heads: int, *, causal: bool = False, few: int = 0, seen: int = 0) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 def transformer_layer(
     width: int, heads: int, *, causal: bool = False, few: int = 0, inner: int = 0, drop: float = 0.0
 ) -> nn.Sequential:
-    """Return a pre-norm transformer layer: attention and a two-layer MLP, each with a residual connection."""
+    """Return a pre-norm transformer layer with attention and a two-layer MLP, each with a residual connection."""
     inner = inner or 4 * width
     look = [nn.LayerNorm(width), Attention(width, heads, causal=causal, few=few), nn.Dropout(drop)]
     think = [nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width), nn.Dropout(drop)]
@@ -115,7 +115,8 @@ class Concat(nn.Module):
 
 
 class UNet(nn.Module):
-    """A U-Net: `down` layers shrink the input; `up` layers grow it again and receive the matching `down` output."""
+    """A U-Net. `down` layers reduce the size of the input. `up` layers increase it again and receive the matching
+    `down` output."""
 
     def __init__(
         self, down: Iterable[nn.Module], up: Iterable[nn.Module], head: nn.Module, *, added: bool = False
@@ -144,7 +145,7 @@ def conv1d_norm(
     groups: int = 1,
     act: type[nn.Module] = nn.ReLU,
 ) -> list[nn.Module]:
-    """`conv_norm` for series."""
+    """Return a 1D convolution with a norm, like `conv_norm`."""
     look = nn.Conv1d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [look, nn.BatchNorm1d(outputs), act()]
 
@@ -159,12 +160,12 @@ def bottleneck(inputs: int, inner: int, outputs: int, stride: int = 1, *, groups
 
 
 def pooled_head(width: int, classes: int, *, drop: float = 0.0) -> list[nn.Module]:
-    """Global average pooling and a linear layer."""
+    """Return global average pooling and a linear layer."""
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(drop), nn.Linear(width, classes)]
 
 
 def binary_loss(model: nn.Module, *rows: Tensor) -> Tensor:
-    """Binary cross-entropy with logits; the last tensor of the batch is the target."""
+    """Return the binary cross-entropy with logits. The last tensor of the batch is the target."""
     *seen, target = rows
     return F.binary_cross_entropy_with_logits(model(*seen), target)
 
@@ -174,8 +175,8 @@ def adversarial(
     discriminator_loss: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
     generator_loss: Callable[[nn.Module, list[Tensor], Tensor], Tensor],
 ) -> Callable[[StepParts], Callable[[], Tensor]]:
-    """Return an adversarial step: first the discriminator learns from generated samples, then the generator from the
-    discriminator."""
+    """Return an adversarial step. First the discriminator learns from generated samples, and then the generator
+    learns from the discriminator."""
 
     def training(parts: StepParts) -> Callable[[], Tensor]:
         generator, discriminator = parts.model["generator"], parts.model["discriminator"]
@@ -246,7 +247,7 @@ class _DiffusionBlock(nn.Module):
 
 
 class DiffusionUNet(nn.Module):
-    """A diffusion U-Net: two blocks on each level, attention on the last levels."""
+    """A diffusion U-Net with two blocks on each level and attention on the last levels."""
 
     def __init__(
         self, channels: int, width: int, times: tuple[int, ...], *, output_channels: int = 0, attention_levels: int = 1, classes: int = 0, words: int = 0

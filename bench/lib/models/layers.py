@@ -1,4 +1,4 @@
-"""Layers that the models of the cases share, and changes to finished networks: new heads, LoRA."""
+"""Layers that the models of the cases share, and changes to complete networks, such as new heads and LoRA."""
 
 import itertools
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def linear_norm(*widths: int, drop: float) -> list[nn.Module]:
 
 
 def outputs_of(layers: nn.ModuleList, x: Tensor) -> list[Tensor]:
-    """Return the outputs of all layers, each applied to the previous one's output."""
+    """Return the outputs of all layers. Each layer is applied to the output of the previous layer."""
     return list(itertools.accumulate(layers, lambda y, layer: layer(y), initial=x))[1:]
 
 
@@ -94,7 +94,7 @@ class Recurrent(nn.Module):
 
 
 def with_new_head(name: str, classes: int, *, frozen: bool = False, drop: float = 0.0) -> Any:
-    """Return a torchvision network with a new last layer; with `frozen`, only that layer is trained."""
+    """Return a torchvision network with a new last layer. With `frozen`, only that layer is trained."""
     model = torchvision_model(name)
     if frozen:
         freeze(model)
@@ -108,7 +108,7 @@ def with_new_head(name: str, classes: int, *, frozen: bool = False, drop: float 
 
 
 def resnet_stages(name: str) -> nn.ModuleList:
-    """Return a torchvision ResNet, split where it halves the image."""
+    """Return the stages of a torchvision ResNet, split at the layers that halve the image size."""
     body = torchvision_model(name)
     first = nn.Sequential(body.conv1, body.bn1, body.relu)
     return nn.ModuleList(

@@ -1,4 +1,4 @@
-"""What builders of models share: the `Spec` that they return, optional libraries, common batches and losses."""
+"""Common parts of model builders: the `Spec` that they return, optional libraries, common batches and losses."""
 
 import contextlib
 import itertools
@@ -19,18 +19,18 @@ class Spec:
     batch: Callable[[int, str], list[Tensor]]
     loss: Callable[..., Tensor]
     training: Callable[["StepParts"], Any] | None = None
-    """Builds the step if it is not the usual one (clear gradients, loss, backward, one optimizer step): adversarial training,
-    rollouts before an update, gradients of gradients.
+    """A function that builds a custom step, for example for adversarial training, rollouts before an update, or
+    gradients of gradients. The usual step clears gradients and runs the loss, backward and one optimizer step.
     """
 
 
 @dataclass
 class StepParts:
-    """What a custom step is built from."""
+    """The parts from which a custom step is built."""
 
     model: Any
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-    """Creates the case's optimizer for these parameters."""
+    """A function that creates the case's optimizer for these parameters."""
     batch: Callable[[], list[Tensor]]
     precision: Callable[[], contextlib.AbstractContextManager[Any]]
     """The case's autocast context, or a null context."""
@@ -40,8 +40,8 @@ _definitions: list[Any] = []
 
 
 def torchvision() -> Any:
-    """Import torchvision for its models. If its operators were built for another torch, declare the two that its
-    import needs."""
+    """Import torchvision for its models. If its operators were built for another torch, declare the two operators
+    that its import needs."""
     try:
         import torchvision as found
     except RuntimeError:
@@ -73,7 +73,7 @@ def image_classifier(name: str, *, size: int = 224, classes: int = 1000) -> Spec
 
 
 def labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    """Return images or other arrays with one class each, created on the host as a DataLoader does."""
+    """Return images or other arrays with one class each. They are created on the host, as by a DataLoader."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         return [torch.randn(count, *shape).to(device), torch.randint(0, classes, (count,)).to(device)]
@@ -104,18 +104,18 @@ def mse_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @torch.no_grad()
 def ema_update(slow: Iterable[Tensor], fast: Iterable[Tensor], share: float) -> None:
-    """Update an exponential moving average: move `slow` towards `fast` by `share`."""
+    """Update an exponential moving average. `slow` moves towards `fast` by `share`."""
     for old, new in zip(slow, fast, strict=True):
         old.lerp_(new, share)
 
 
 def no_loss(*_: object) -> Tensor:
-    """Placeholder loss for models with a custom step."""
+    """Return a placeholder loss for models with a custom step."""
     raise NotImplementedError("this model has a custom step")
 
 
 def mlp(*widths: int, last: bool = False, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Build a multilayer perceptron; with `last`, the activation also follows the last layer."""
+    """Build a multilayer perceptron. With `last`, an activation also follows the last layer."""
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), act()]
@@ -153,7 +153,8 @@ def padded_texts(vocabulary: int, length: int, classes: int) -> Callable[[int, s
 def padded_to_longest(
     lengths: tuple[int, ...], vocabulary: int, classes: int, *, per_token: bool = False
 ) -> Callable[[int, str], list[Tensor]]:
-    """Return texts, attention masks and labels. Batches cycle through `lengths`, the length of their longest text."""
+    """Return texts, attention masks and labels. Batches cycle through `lengths`, which are the lengths of their
+    longest texts."""
     longest = itertools.cycle(lengths)
 
     def batch(count: int, device: str) -> list[Tensor]:
@@ -221,7 +222,7 @@ def normal(*shape: int) -> Callable[[int], Tensor]:
 
 
 def uniform(*shape: int) -> Callable[[int], Tensor]:
-    """Uniform values between 0 and 1."""
+    """Return a function that creates uniform values between 0 and 1."""
     return lambda count: torch.rand(count, *shape)
 
 
@@ -230,7 +231,7 @@ def integers(classes: int, *shape: int) -> Callable[[int], Tensor]:
 
 
 def zeros_or_ones(*shape: int) -> Callable[[int], Tensor]:
-    """Random 0.0 and 1.0."""
+    """Return a function that creates random values 0.0 and 1.0."""
     return lambda count: torch.randint(0, 2, (count, *shape)).float()
 
 
@@ -259,7 +260,7 @@ def source_and_target(
 
 
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Dice loss: one minus the overlap of prediction and target."""
+    """Return the Dice loss, which is one minus the overlap of prediction and target."""
     output = output.float().sigmoid().flatten(1)
     target = target.flatten(1)
     return 1 - ((2 * (output * target).sum(1) + 1) / (output.sum(1) + target.sum(1) + 1)).mean()
@@ -278,5 +279,5 @@ def transformer_sizes(width: int, layers: int, **more: Any) -> dict[str, Any]:
 
 
 def token_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy over every token."""
+    """Return the cross-entropy over every token."""
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())

@@ -1,7 +1,8 @@
-"""The models of the reference cases: from torchvision or transformers where they exist, small ones of our own elsewhere.
+"""The models of the reference cases. Most models come from torchvision or transformers, and the others are defined in
+this file.
 
 Each builder returns a `Spec`: a model with random weights, a function that makes a batch, and the loss. Text models
-(`reference_sequences`) are built from a configuration; nothing is downloaded.
+(`reference_sequences`) are built from a configuration, so nothing is downloaded.
 """
 
 import itertools
@@ -88,7 +89,7 @@ def _mlp() -> Spec:
 
 
 class _ResidualBlock(nn.Module):
-    """A diffusion U-Net's block: group norm, SiLU, convolution; the time step is added in the middle."""
+    """A block of a diffusion U-Net with group norm, SiLU and convolution. The time step is added in the middle."""
 
     def __init__(self, inputs: int, outputs: int, time: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Workspaces of convolutions: recording, the table, the forest."""
+"""Programs that record the workspaces of convolutions, and build the table and the forest."""

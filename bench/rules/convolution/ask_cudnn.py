@@ -2,7 +2,7 @@
 
     python -m bench.rules.convolution.ask_cudnn [--count 2000] [--handle] [--out FOLDER] [--survey SECONDS] [--jobs 15]
 
-Needs cuDNN (`LEGROOM_CUDNN` names the library if torch has none) but no GPU: cuDNN answers for a GPU that is described to it.
+Needs cuDNN (`LEGROOM_CUDNN` names the library if torch has none) but no GPU, because cuDNN answers for a described GPU.
 `--handle` also asks through a handle on a real GPU, as torch does, and by that GPU's own description. FOLDER gets the answers
 that differ from the table. `--survey` then records answers about randomly drawn convolutions with several processes for so
 many seconds, through the handle or for the described GPU: FOLDER/answers-<part>.jsonl.gz with rows as `survey` writes
@@ -62,7 +62,7 @@ Answer = tuple[int, int, dict[int, int]]
 
 
 class WithHandle(Cudnn):
-    """Asks as torch does: through a handle on a real GPU."""
+    """Queries cuDNN through a handle on a real GPU, as torch does."""
 
     def __init__(self, functions: Any) -> None:
         super().__init__(functions, H200)
@@ -77,7 +77,7 @@ class WithHandle(Cudnn):
     def select_kernel(
         self, question: ConvQuery, operation: ConvOperation
     ) -> tuple[KernelChoice | None, list[SkippedKernel]]:
-        """With a GPU no kernel is skipped."""
+        """Return the first choice. With a GPU, no kernel is skipped."""
         return self.select(question, operation), []
 
     def sizes_of(
@@ -134,7 +134,7 @@ def main(argv: list[str]) -> int:
 
 
 ENOUGH = 0.8
-"""Share of answers that must agree with the table before a survey starts."""
+"""The fraction of answers that must agree with the table before a survey starts."""
 
 
 def description_of_device(functions: Any) -> str:
@@ -171,8 +171,8 @@ def measured(count: int, seed: int) -> list[Known]:
 
 
 def compare(ways: dict[str, Cudnn], functions: Any, measured_layers: list[Known], out: Path) -> float:
-    """Print how often each way agrees with the table, within 1% of the bytes the convolution reads and writes; return
-    the best share."""
+    """Print how often each way agrees with the table, within 1% of the bytes that the convolution reads and writes.
+    Return the best fraction."""
     right: collections.Counter[tuple[str, str, str]] = collections.Counter()
     seen: collections.Counter[tuple[str, str, str]] = collections.Counter()
     refused: collections.Counter[str] = collections.Counter()
@@ -228,7 +228,7 @@ def answered(
     refused: collections.Counter[str],
     most: int = 1,
 ) -> list[Answer]:
-    """Return the first few choices with their knobs; fewer if cuDNN refuses."""
+    """Return the first few choices with their knobs, or fewer if cuDNN rejects some."""
     found: list[Answer] = []
     try:
         with descriptor_set(functions) as descriptors:
@@ -300,7 +300,7 @@ def answer_of(
 
 
 def requests(index: int, count: int, first: int) -> Iterator[tuple[list[Any], ConvQuery]]:
-    """Yield every `count`-th convolution of an endless fixed list, as a row of the survey and as a question."""
+    """Yield every `count`-th convolution of an endless fixed list, as a row of the survey and as a query."""
     for seed in range(100 * first + 500, 100 * first + 600):
         drawn = [
             *draw_practice(20_000, seed),

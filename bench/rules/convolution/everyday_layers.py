@@ -36,7 +36,7 @@ def _square(
 
 
 def residual() -> Iterator[Layer]:
-    """ResNets, basic and with bottlenecks, and those for small images."""
+    """Yield layers of ResNets: basic, with bottlenecks, and for small images."""
     for picture in (64, 96, 112, 128, 144, 160, 176, 192, 224, 256, 288, 299, 320, 384, 448, 512):
         yield _square(3, 64, picture, 7, 2)
         yield _square(1, 64, picture, 7, 2)
@@ -83,7 +83,7 @@ def u_shaped() -> Iterator[Layer]:
 
 
 def pyramids() -> Iterator[Layer]:
-    """Feature pyramids, heads of detectors and of segmentation networks."""
+    """Yield layers of feature pyramids, and of heads of detectors and segmentation networks."""
     for picture in (256, 320, 384, 512, 640, 800):
         for level in range(5):
             side = picture >> (2 + level)
@@ -102,7 +102,7 @@ def pyramids() -> Iterator[Layer]:
 
 
 def detectors() -> Iterator[Layer]:
-    """One-stage detectors such as YOLO."""
+    """Yield layers of one-stage detectors such as YOLO."""
     for picture in (320, 416, 512, 640):
         for first in (16, 24, 32, 48, 64):
             yield _square(3, first, picture, 3, 2)
@@ -137,7 +137,7 @@ def diffusion() -> Iterator[Layer]:
 
 
 def generative() -> Iterator[Layer]:
-    """Autoencoders, GANs and image-to-image networks."""
+    """Yield layers of autoencoders, GANs and image-to-image networks."""
     for picture in (28, 32, 64, 128, 256):
         for first in (16, 32, 48, 64, 96, 128):
             for edge in (1, 3):
@@ -165,7 +165,7 @@ def generative() -> Iterator[Layer]:
 
 
 def inverted() -> Iterator[Layer]:
-    """Pointwise layers of inverted residuals, and stems."""
+    """Yield pointwise layers of inverted residuals, and stems."""
     for picture in (160, 192, 224, 240, 256, 260, 288, 300, 380):
         for outputs in (16, 24, 32, 40, 48):
             yield _square(3, outputs, picture, 3, 2)

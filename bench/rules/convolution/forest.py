@@ -38,7 +38,8 @@ from legroom.observe.cuda_rules.convolution.workspace_formulas import formula_fo
 from legroom.observe.cuda_rules.convolution.workspace_rules import Convolution, tensor_bytes
 
 LARGEST = 4 << 30
-"""Bytes. Larger workspaces are not learned: kernels split such convolutions, and they are rare."""
+"""The maximum workspace size in bytes. Larger workspaces are not learned, because they are rare and kernels split
+such convolutions."""
 
 
 class Answered(NamedTuple):
@@ -51,11 +52,11 @@ class Answered(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """True if its layer is in the held-out tenth."""
+        """True if the layer is in the held-out tenth."""
         return crc32(repr(self.question.layer[2:9]).encode()) % 10 == 0
 
     def formula(self, place: int) -> str:
-        """Return the label."""
+        """Return the label of a recorded answer."""
         engine, knobs = self.engines[place]
         settings = {int(name): value for name, value in knobs.items()}
         return formula_for(self.sizes[place], engine, settings, self.question, self.c, OPERATIONS[place])
@@ -123,7 +124,7 @@ class TrainingPart(NamedTuple):
 
 
 TRAINING_DATA: list[tuple[Any, Any]] = []
-"""Features and formula numbers of every convolution, by operation; forked processes read them here."""
+"""The features and formula numbers of every convolution, by operation. Forked processes read this variable."""
 
 
 def read_part(share: tuple[list[Path], int, int, int]) -> TrainingPart:
@@ -204,8 +205,8 @@ def _row(key: tuple[str, str], found: list[tuple[float, float]]) -> list[str]:
 
 
 def _errors(sizes: list[int], one: Answered, place: int) -> tuple[float, float]:
-    """Return the errors of the likeliest and of the largest size, relative to the bytes that the convolution reads and
-    writes."""
+    """Return the errors of the most likely size and of the largest size, relative to the bytes that the convolution
+    reads and writes."""
     real, scale = one.sizes[place], tensor_bytes(one.c)
     return (sizes[0] - real) / scale, (max(sizes) - real) / scale
 

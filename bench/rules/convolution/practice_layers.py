@@ -1,4 +1,4 @@
-"""Draws convolutions at random as people write them in their own networks.
+"""Draws random convolutions like those in custom networks.
 
 `draw_practice(count)` returns the same list everywhere. Small classifiers with odd channels and no padding, games, series,
 text, waves, volumes, patches, heads, first layers of many bands, groups, large depthwise kernels, transposed convolutions.
@@ -14,7 +14,7 @@ Maker = Callable[[random.Random], Layer]
 BATCHES = (1, 2, 4, 8, 8, 10, 12, 16, 16, 16, 20, 24, 32, 32, 32, 32, 48, 50, 64, 64, 64, 64, 96, 100, 100, 128, 128, 128, 128,
            150, 200, 256, 256, 256, 500, 512, 512, 1000, 1024)  # fmt: skip
 DTYPES = ("float32",) * 9 + ("float16",) * 5 + ("bfloat16",) * 5 + ("float32_strict",)
-"""Strict: `torch.backends.cudnn.allow_tf32 = False`, without rounding to TF32."""
+"""The dtypes to draw. Strict means `torch.backends.cudnn.allow_tf32 = False`, without rounding to TF32."""
 PICTURES = (28, 28, 32, 32, 32, 40, 48, 64, 64, 84, 96, 100, 112, 128, 128, 144, 150, 160, 180, 192, 200, 224, 224, 240, 250,
             256, 280, 299, 300, 320, 384)  # fmt: skip
 WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32, 32, 36, 40, 48, 50, 60, 64, 64, 64, 64, 72, 80, 96,
@@ -22,7 +22,7 @@ WIDTHS = (4, 6, 8, 8, 10, 12, 15, 16, 16, 16, 18, 20, 24, 24, 25, 30, 32, 32, 32
 
 
 def draw_practice(count: int, seed: int = 57, *, seldom: bool = False) -> list[Request]:
-    """`seldom`: more of the kinds that are learned worst."""
+    """Return random requests. With `seldom`, the kinds with the largest errors are drawn more often."""
     rng = random.Random(seed)
     makers, weights = zip(*(MAKERS | SELDOM if seldom else MAKERS).items(), strict=True)
     requests: list[Request] = []
@@ -64,7 +64,7 @@ def _otherwise(layer: Layer, rng: random.Random) -> Layer:
 
 
 def _small_classifier(rng: random.Random) -> Layer:
-    """Any layer of a chain of convolution, activation and pooling."""
+    """Return a layer from a chain of convolution, activation and pooling."""
     side = rng.choice(PICTURES)
     inputs = rng.choice((1, 1, 3, 3, 3))
     outputs = rng.choice(WIDTHS[:30])
@@ -81,7 +81,7 @@ def _small_classifier(rng: random.Random) -> Layer:
 
 
 def _game(rng: random.Random) -> Layer:
-    """Agents that see images: the networks of DQN, IMPALA, and control from pixels."""
+    """Return a layer of an agent that receives images, as in DQN, IMPALA and control from pixels."""
     edge = rng.choice((1, 2, 3, 4, 4, 4, 9, 12))
     side = rng.choice((64, 72, 84, 84, 84, 84, 96, 100))
     first, second = rng.choice(((32, 64), (32, 64), (16, 32), (64, 128), (32, 32)))
@@ -108,7 +108,8 @@ def _game(rng: random.Random) -> Layer:
 
 
 def _series(rng: random.Random) -> Layer:
-    """Sensors, prices, heartbeats: few channels, long or dilated kernels, sometimes causal padding."""
+    """Return a layer for sensors, prices or heartbeats, with few channels, long or dilated kernels, and sometimes
+    causal padding."""
     inputs = rng.choice((1, 1, 1, 2, 3, 6, 7, 8, 9, 12, 16, 21, *WIDTHS[16:]))
     outputs = rng.choice(WIDTHS[7:])
     length = rng.choice((24, 30, 48, 50, 60, 96, 100, 128, 128, 168, 187, 200, 256, 300, 336, 400, 500, 512, 600, 720, 1000, 1000, 1024,
@@ -127,7 +128,7 @@ def _series(rng: random.Random) -> Layer:
 
 
 def _text(rng: random.Random) -> Layer:
-    """Convolutions over words, or over the embedding matrix as an image."""
+    """Return a convolution over words, or over the embedding matrix as an image."""
     width = rng.choice((32, 50, 64, 100, 100, 128, 128, 200, 256, 300, 300, 384, 512, 768))
     outputs = rng.choice((32, 50, 64, 100, 100, 128, 128, 150, 200, 256, 300, 512, width))
     length = rng.choice(
@@ -142,7 +143,7 @@ def _text(rng: random.Random) -> Layer:
 
 
 def _wave(rng: random.Random) -> Layer:
-    """Raw audio with strides, and frames of spectra."""
+    """Return a layer for raw audio with strides, or for frames of spectra."""
     length = rng.choice((4000, 8000, 16000, 16000, 22050, 24000, 32000, 44100, 48000))
     width = rng.choice((16, 32, 32, 48, 64, 64, 128, 256, 512))
     shrunk = length // rng.choice((4, 5, 8, 16, 20, 64, 160, 320))
@@ -163,7 +164,7 @@ def _wave(rng: random.Random) -> Layer:
 
 
 def _spectrum(rng: random.Random) -> Layer:
-    """Spectrograms as images that are not square, and layers along one direction only."""
+    """Return a layer for spectrograms as images that are not square, or a layer along one direction only."""
     sizes = (rng.choice((40, 64, 64, 80, 96, 128, 128, 161, 201, 256, 257)), rng.choice((63, 87, 94, 100, 101, 128, 157, 173, 200, 216, 256, 300, 313, 431, 500)))  # fmt: skip
     shrunk = rng.choice((1, 1, 2, 2, 4, 8))
     inputs = rng.choice((1, 1, 2)) if shrunk == 1 and rng.random() < 0.6 else rng.choice(WIDTHS[5:])
@@ -173,7 +174,7 @@ def _spectrum(rng: random.Random) -> Layer:
 
 
 def _volume(rng: random.Random) -> Layer:
-    """Medical scans and videos."""
+    """Return a layer for medical scans or videos."""
     edge = rng.choice((1, 1, 2, 3, 3, 4))
     width = rng.choice((8, 8, 16, 16, 16, 24, 32, 32, 32, 48, 64, 64, 96, 128, 256))
     inputs, outputs = rng.choice(
@@ -207,7 +208,7 @@ def _patches(rng: random.Random) -> Layer:
 
 
 def _head(rng: random.Random) -> Layer:
-    """Last layers with kernels of one or three pixels, and layers over a single pixel, as in gates."""
+    """Return a last layer with a kernel of one or three pixels, or a layer over a single pixel, as in gates."""
     outputs = rng.choice(
         (1, 1, 2, 3, 4, 5, 6, 8, 10, 12, 17, 19, 20, 21, 24, 32, 64, 80, 85, 91, 100, 150, 255)
     )
@@ -223,7 +224,7 @@ def _head(rng: random.Random) -> Layer:
 
 
 def _first(rng: random.Random) -> Layer:
-    """First layers: gray images, two views, four latent channels, masks with images, satellite bands."""
+    """Return a first layer for gray images, two views, four latent channels, masks with images, or satellite bands."""
     edge = rng.choice((1, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8, 9, 10, 12, 13))
     kernel, stride = rng.choice(
         ((3, 1), (3, 1), (3, 2), (5, 1), (5, 2), (7, 1), (7, 2), (7, 2), (4, 2), (9, 1), (11, 4), (6, 2))
@@ -271,7 +272,7 @@ def _depthwise(rng: random.Random) -> Layer:
 
 
 def _transposed(rng: random.Random) -> Layer:
-    """Decoders; a kernel of three needs output padding to double its input."""
+    """Return a layer of a decoder. A kernel of three needs output padding to double its input."""
     inputs = rng.choice(
         (4, 8, 8, 16, 16, 20, 32, 32, 32, 48, 64, 64, 64, 96, 100, 128, 128, 128, 256, 256, 512, 1024)
     )
@@ -291,7 +292,7 @@ def _transposed(rng: random.Random) -> Layer:
 
 
 def _inner(rng: random.Random) -> Layer:
-    """Return the middle of residual, U-shaped and dense networks, at the sizes that any image size leads to."""
+    """Return a layer from the middle of a residual, U-shaped or dense network, at sizes that result from any image size."""
     side = max(3, rng.choice(PICTURES) // rng.choice((1, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 32)))
     width = rng.choice(
         (16, 24, 32, 32, 48, 64, 64, 64, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 640, 768, 1024)
@@ -321,6 +322,6 @@ MAKERS: dict[Maker, float] = {
     _transposed: 9,
     _inner: 20,
 }
-"""How often each kind is drawn."""
+"""The relative frequency of each kind."""
 SELDOM: dict[Maker, float] = {_grouped: 40, _volume: 25, _series: 20, _transposed: 15, _depthwise: 8}
-"""The same for convolutions that networks seldom have."""
+"""The relative frequency of kinds that are rare in networks."""

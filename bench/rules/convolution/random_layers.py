@@ -1,7 +1,7 @@
 """Draws convolutions at random for text, audio, volumes and large images.
 
-`draw(count)` returns the same list everywhere: (layer, batch, dtype, channels last). Sizes, channels and kernels are common ones
-for such networks, so that the measurements represent networks that were not measured.
+`draw(count)` returns the same list everywhere: (layer, batch, dtype, channels last). Sizes, channels and kernels are
+common for such networks, so the measurements represent networks that were not measured.
 """
 
 import random
@@ -22,7 +22,7 @@ class Layer(NamedTuple):
     groups: int
     transposed: bool
     grown: int = 0
-    """`output_padding` of a transposed convolution."""
+    """The `output_padding` of a transposed convolution."""
 
 
 Request = tuple[Layer, int, str, bool]
@@ -55,7 +55,7 @@ def make_layer(
     groups: int = 1,
     transposed: bool = False,
 ) -> Layer:
-    """One number stands for every dimension; without `padding` the size is kept."""
+    """Return a layer. A single number applies to every dimension. Without `padding`, the size does not change."""
     dimensions = len(sizes)
     reach = (kernel,) * dimensions if isinstance(kernel, int) else kernel
     step = (stride,) * dimensions if isinstance(stride, int) else stride

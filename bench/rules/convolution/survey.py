@@ -1,4 +1,4 @@
-"""Records cuDNN's workspaces for convolutions of well-known networks and for random ones, on a real GPU. Needs a GPU.
+"""Records cuDNN's workspaces for convolutions of well-known networks and for random convolutions, on a real GPU. Needs a GPU.
 
     python -m bench.rules.convolution.survey OUT [--round 1|2|3|4|5] [--jobs 12] [--seconds 150]
 
@@ -34,7 +34,8 @@ from bench.rules.recordings import write_versions
 
 TABLE = Path(__file__).parents[3] / "src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz"
 LARGEST = 1 << 29
-"""The number of bytes of the largest tensor of a recorded convolution (twice as many in the first four rounds)."""
+"""The maximum size in bytes of a tensor of a recorded convolution. In the first four rounds, the maximum was twice as
+large."""
 
 PICTURES = (
     "alexnet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "densenet121",
@@ -150,13 +151,13 @@ ROUNDS: dict[int, dict[str, Any]] = {
     },
     5: {"networks": (), "generators": (), "random": 0, "everyday": 14_000, "practice": 62_000, "resized": (32, 64, 96, 128, 256)},
 }  # fmt: skip
-"""Which batch sizes were recorded in which round."""
+"""The batch sizes that were recorded in each round."""
 
 
 def requests(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
     """Return all requests in a fixed random order, so that a run with a time limit records a fair sample.
 
-    Later rounds omit what the table has; layers that it has at no batch size come first.
+    Later rounds omit convolutions that are in the table. Layers that are not in the table at any batch size come first.
     """
     wanted = ROUNDS[survey_round]
     networks = set(layers_of_networks()) if wanted["networks"] else set()
@@ -180,7 +181,7 @@ def requests(survey_round: int) -> list[tuple[Layer, int, str, bool]]:
 
 
 def known_batches() -> dict[str, set[int]]:
-    """Return the batch sizes at which the table has each layer, whatever its padding."""
+    """Return the batch sizes at which the table has each layer, regardless of its padding."""
     if not TABLE.exists():
         return {}
     known: dict[str, set[int]] = {}
@@ -194,7 +195,7 @@ def known_batches() -> dict[str, set[int]]:
 
 
 def identity(layer: Layer, dtype: str, last: bool) -> str:
-    """Return a layer's key in the table: without padding, which follows from its sizes where it matters."""
+    """Return a layer's key in the table. The key excludes the padding, which follows from the sizes if it matters."""
     named = [
         layer.inputs,
         layer.outputs,
@@ -286,7 +287,7 @@ def run(network: nn.Module, shape: tuple[int, ...], note: Any) -> None:
 
 
 def layers_of_generators() -> Iterator[Layer]:
-    """Layers of U-Nets, diffusion models, autoencoders, GANs, audio and video networks."""
+    """Yield layers of U-Nets, diffusion models, autoencoders, GANs, audio and video networks."""
 
     def square(inputs: int, outputs: int, size: int, kernel: int, stride: int = 1, padding: int | None = None,
                transposed: bool = False) -> Layer:  # fmt: skip

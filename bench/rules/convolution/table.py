@@ -1,10 +1,10 @@
-"""Rebuilds the table of cuDNN's convolution workspaces; adds new recordings of `survey` if folders are given.
+"""Rebuilds the table of cuDNN's convolution workspaces. If folders are given, new recordings of `survey` are added.
 
     python -m bench.rules.convolution.table [FOLDER...] [--out FILE]
 
 The table is src/legroom/observe/cuda_rules/convolution/convolutions_h200.jsonl.gz. Each measured size is stored as its parts (copies of
 input, weights or output with padded channels, or a copy of the weights per sample) and a remainder, so that other batch sizes
-can be extrapolated. The table holds all measurements: rebuilding it without folders writes the same bytes.
+can be extrapolated. The table contains all measurements, so rebuilding it without folders writes the same bytes.
 """
 
 import gzip
@@ -56,7 +56,7 @@ def measured(folder: Path) -> Iterator[list[Any]]:
 
 
 def encode(measurement: list[Any]) -> tuple[ConvLayer, Row]:
-    """Encode a measurement as the table stores it: the layer, and its batch with kinds and remainders."""
+    """Encode a measurement in the format of the table: the layer, and its batch with kinds and remainders."""
     dtype, layout, batch, inputs, outputs, sizes, kernel, stride, padding, dilation, groups, transposed, grown, *bytes_ = measurement  # fmt: skip
     layer = ConvLayer(
         dtype, layout == "last", inputs, outputs, tuple(sizes), tuple(kernel), tuple(stride), tuple(dilation), groups, transposed,
@@ -68,10 +68,11 @@ def encode(measurement: list[Any]) -> tuple[ConvLayer, Row]:
 
 
 def explain(size: int, convolution: Convolution) -> tuple[int, int]:
-    """Return the kind that leaves the smallest remainder, and that remainder. Simpler kinds win if both leave little.
+    """Return the kind that leaves the smallest remainder, and that remainder. If several kinds leave a small
+    remainder, the simplest kind is used.
 
-    WorkspaceKind and remainder together must round up to the allocator's block size, not beyond: half a KiB more may not fit where the
-    real one did.
+    The sum of kind and remainder must not exceed the allocator's block size. Half a KiB more may not fit where the
+    real workspace did.
     """
     size = -(-size // UNIT) * UNIT
     best = min(

@@ -1,7 +1,7 @@
 """Decision trees for hundreds of labels.
 
-scikit-learn's regression trees are grown on random vectors, one per label. The variance of the vectors in a branch is, up to
-noise, its Gini impurity, and sums of a few numbers replace counts of hundreds of labels.
+scikit-learn's regression trees are grown on random vectors, one per label. The variance of the vectors in a branch
+approximates its Gini impurity. Sums of a few numbers therefore replace counts of hundreds of labels.
 """
 
 from typing import Any, NamedTuple
@@ -14,22 +14,23 @@ from legroom.observe.cuda_rules.convolution.decision_forest import LEAF
 CODE = 8
 """The length of a label's random vector."""
 SAMPLED, TRIED = 0.8, 0.5
-"""Share of the samples that a tree is grown on, and of the features tried for each split."""
+"""The fraction of the samples for each tree, and the fraction of the features that are tried for each split."""
 
 
 class Tree(NamedTuple):
-    """Nodes in preorder: each before its left branch, and that before its right branch."""
+    """A tree as a list of nodes in preorder. Each node comes before its left branch, and the left branch comes before
+    the right branch."""
 
     features: Any
-    """A feature's number, or LEAF."""
+    """The number of the feature, or LEAF."""
     values: Any
-    """The largest value of the feature in the left branch; for a leaf, its most frequent label."""
+    """The largest value of the feature in the left branch. For a leaf, this is its most frequent label."""
     right: Any
     """The number of nodes from a node to its right branch."""
 
 
 def grow(features: Any, labels: Any, leaves: int, seed: int) -> Tree:
-    """`features`: one row per sample. `labels`: the number of its label."""
+    """Grow a tree. `features` has one row per sample. `labels` contains the label number of each sample."""
     random = np.random.default_rng(seed)
     codes = random.standard_normal((int(labels.max()) + 1, CODE)).astype(np.float32)
     samples = random.choice(len(labels), int(SAMPLED * len(labels)), replace=False)

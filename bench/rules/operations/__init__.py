@@ -1,1 +1,1 @@
-"""Temporary memory of single operations: recording, comparing."""
+"""Programs that record and compare the temporary memory of single operations."""

@@ -1,8 +1,8 @@
-"""Compares what operations allocate inside, traced here, with what was recorded on a GPU.
+"""Compares the traced temporary memory of operations with recordings from a GPU.
 
     python -m bench.rules.operations.compare FOLDER [--only WORD...]     FOLDER/operations-*.jsonl.gz, from `measure operations`
 
-Each operation runs twice on a traced device; only the second run counts, because libraries keep memory from the first.
+Each operation runs twice on a traced device. Only the second run counts, because libraries keep memory from the first run.
 Prints every operation whose peak differs from the recorded one, and how many are right by kind of operation.
 """
 
@@ -26,9 +26,9 @@ from legroom.predict.tracing.virtual_trace import make_device
 from legroom.units import format_size
 
 CUBLAS_WORKSPACES = (32 << 20, 1 << 20)
-"""The number of bytes that cuBLAS allocates once and keeps. A recorded history has them in whichever operation came first."""
+"""The number of bytes that cuBLAS allocates once and keeps. In a recorded history, the first operation allocates them."""
 TOLERANCE = 64 << 10
-"""Bytes below which a difference is not shown."""
+"""Differences below this number of bytes are not shown."""
 
 
 def main(argv: list[str]) -> int:

@@ -1,7 +1,7 @@
-"""Fourier transforms for `operation_list`: cuFFT does not document the size of its workspaces.
+"""Fourier transforms for `operation_list`. The documentation of cuFFT does not specify the size of its workspaces.
 
-One, two and three dimensions; lengths with small and with large prime factors; the last dimensions and others; two
-batch sizes each.
+The list includes one, two and three dimensions, lengths with small and with large prime factors, the last dimensions
+and other dimensions, and two batch sizes each.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ VALUES = (1 << 19, 1 << 21)
 
 
 def transforms() -> Iterator[Operation]:
-    """Yield (name, forward pass)."""
+    """Yield the name and the forward pass of each transform."""
     for values in VALUES:
         for length in LENGTHS:
             yield from _kinds((max(1, values // length), length), (1,))

@@ -1,4 +1,5 @@
-"""Records which memory each operation allocates inside, on a real GPU. Needs a GPU, torch, torchvision and transformers, not Legroom.
+"""Records the temporary memory of each operation on a real GPU. Needs a GPU, torch, torchvision and transformers, not
+Legroom.
 
     python -m bench.rules.operations.measure operations OUT [--jobs 4] [--only WORD]     the operations of operation_list.py
     python -m bench.rules.operations.measure cases OUT --cases KEY,KEY [--jobs 4]        two steps of training cases
@@ -107,7 +108,7 @@ def history() -> list[int]:
 
 
 def describe(value: Any) -> Any:
-    """Describe an argument: a tensor by dtype, shape and non-contiguous strides, anything else as it is."""
+    """Describe an argument. A tensor is described by dtype, shape and non-contiguous strides. Other values are unchanged."""
     if isinstance(value, torch.Tensor):
         text = f"{str(value.dtype)[6:]}{list(value.shape)}"
         if not value.is_contiguous():
@@ -120,9 +121,9 @@ def describe(value: Any) -> Any:
 
 
 class OperationBorders(TorchDispatchMode):
-    """Marks where in the allocator's history each operation begins and ends.
+    """Records the positions in the allocator's history at which each operation begins and ends.
 
-    The position is the allocator's own count of allocations and frees: reading it allocates nothing.
+    The position is the allocator's own count of allocations and frees. Reading this count allocates no memory.
     """
 
     def __init__(self) -> None:
@@ -150,7 +151,7 @@ class OperationBorders(TorchDispatchMode):
     def split(self, events: list[int]) -> dict[str, Any]:
         """Return the distinct operations, the order in which they ran, and all events.
 
-        `order` holds [operation, events since the previous one, events inside it]."""
+        Each entry of `order` is [operation, events since the previous operation, events inside the operation]."""
         names: dict[str, int] = {}
         order = []
         last = 0

@@ -1,8 +1,8 @@
 """Operations of ordinary training code, each as a small forward and backward pass.
 
-`OPERATIONS()` yields (name, function) in a fixed order. `measure.py` runs them on a real GPU, `compare.py` on a traced one.
-The list covers losses, distances, sorting, scattering, recurrent cells, sampling, and layers over strided tensors.
-`bench.sweep` covers more operations in fewer shapes.
+`OPERATIONS()` yields names and functions in a fixed order. `measure.py` runs them on a real GPU, and `compare.py`
+runs them on a traced GPU. The list covers losses, distances, sorting, scattering, recurrent cells, sampling, and
+layers over strided tensors. `bench.sweep` covers more operations in fewer shapes.
 """
 
 import itertools
@@ -204,7 +204,7 @@ def _sorting() -> Iterator[Operation]:
 
 
 def _indexing() -> Iterator[Operation]:
-    """Graphs, tables and replay buffers: rows gathered and scattered by index."""
+    """Yield operations of graphs, tables and replay buffers, which gather and scatter rows by index."""
     for nodes, edges, width in (
         (1000, 5000, 64),
         (10000, 200000, 32),
@@ -355,7 +355,7 @@ def _roi_align(picture: Tensor, side: int) -> Tensor:
 
 
 def _cells() -> Iterator[Operation]:
-    """Recurrent cells in a loop, as decoders and agents use them."""
+    """Yield recurrent cells in a loop, as in decoders and agents."""
     for batch, inputs, hidden, dtype in ((32, 64, 128, "fp32"), (256, 512, 512, "fp32"), (64, 300, 1024, "fp32"), (64, 256, 256, "bf16")):  # fmt: skip
 
         def along(kind: str, b: int = batch, i: int = inputs, h: int = hidden, d: str = dtype) -> Tensor:

@@ -1,1 +1,1 @@
-"""Workspaces of recurrent layers: recording, comparing."""
+"""Programs that record and compare the workspaces of recurrent layers."""

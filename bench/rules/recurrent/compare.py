@@ -2,7 +2,8 @@
 
     python -m bench.rules.recurrent.compare FOLDER      FOLDER/recurrent-*.jsonl.gz
 
-Right: within 0.5% of the measured size. Error: the mean and the 95th percentile of the absolute error.
+A prediction is right if it is within 0.5% of the measured size. The error is the mean and the 95th percentile of the
+absolute error.
 """
 
 import gzip
@@ -97,21 +98,21 @@ def described(request: Request) -> RecurrentLayer:
 
 
 def lengths(request: Request) -> list[int]:
-    """As the survey drew them."""
+    """Return the sequence lengths of a packed batch, as the survey drew them."""
     rng = random.Random(request.batch)
     return [request.steps, *(rng.randint(1, request.steps) for _ in range(request.batch - 1))]
 
 
 def workspace_and_reserve(events: list[int], *, training: bool) -> tuple[int, int]:
-    """Return workspace and reserve: the workspace is freed first (except for a few bytes of seeds), the reserve is
-    allocated after it."""
+    """Return the workspace and the reserve. The workspace is freed first (except for a few bytes of seeds), and the
+    reserve is allocated after it."""
     used = -next(size for size in events if size < -4096)
     before = events[events.index(-used) - 1]
     return used, before if training else 0
 
 
 def repeated(events: list[int]) -> int:
-    """Return the largest size that is allocated twice: the backward pass allocates its workspace twice."""
+    """Return the largest size that is allocated twice, because the backward pass allocates its workspace twice."""
     counts: dict[Any, int] = defaultdict(int)
     for size in events:
         counts[size] += 1

@@ -1,4 +1,4 @@
-"""Records what cuDNN allocates for recurrent layers in one forward and one backward pass, on a real GPU. Needs a GPU.
+"""Records the allocations of cuDNN for recurrent layers in one forward and one backward pass, on a real GPU. Needs a GPU.
 
     python -m bench.rules.recurrent.survey OUT [--jobs 8] [--seconds 40]
 
@@ -27,7 +27,7 @@ from bench.lib.command_line import command_line
 from bench.rules.recordings import write_versions
 
 LARGEST = 400 << 20
-"""The number of bytes of all gates of a recorded layer."""
+"""The maximum size in bytes of all gates of a recorded layer."""
 
 
 class Request(NamedTuple):
@@ -185,7 +185,7 @@ STEPS = (
 
 
 def sweeps() -> Iterator[Request]:
-    """Vary one size at a time: this shows what each size is multiplied with."""
+    """Yield layers in which one size varies at a time, which shows the factor of each size."""
     for dtype in ("float32", "float16", "bfloat16"):
         for kind in ("LSTM", "GRU", "RNN"):
             for layers, both in ((1, False), (1, True), (2, False), (2, True), (3, False)):
@@ -213,7 +213,7 @@ def sweeps() -> Iterator[Request]:
 
 
 def drawn(count: int) -> Iterator[Request]:
-    """Common sizes at random."""
+    """Yield layers with random common sizes."""
     rng = random.Random(31)
     for _ in range(count):
         kind = rng.choice(("LSTM", "LSTM", "LSTM", "GRU", "GRU", "RNN"))
@@ -240,7 +240,7 @@ def drawn(count: int) -> Iterator[Request]:
 
 
 def measure(request: Request) -> list[list[int] | None]:
-    """Return the bytes that both passes allocated and freed; weights and input exist before."""
+    """Return the bytes that both passes allocated and freed. Weights and input already exist."""
     try:
         layer, given = build(request)
         forward, out = recorded(lambda: layer(given)[0])

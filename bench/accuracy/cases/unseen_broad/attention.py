@@ -28,7 +28,7 @@ case = CASES.case
 
 
 def _next_token_loss(output: Tensor, ids: Tensor) -> Tensor:
-    """Next-token cross-entropy."""
+    """Return the next-token cross-entropy."""
     return F.cross_entropy(output[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
@@ -98,7 +98,7 @@ class _SpeedrunGPT(nn.Module):
 
 @case("adamw_fused", "amp_bf16", 6, accumulate=2, clip=True)
 def raced_gpt() -> Spec:
-    """Eight layers; logits are soft-capped at 15."""
+    """Build a GPT with eight layers and logits that are soft-capped at 15."""
     return Spec(
         _SpeedrunGPT(32768, 512, 8, 512), tokens(32768, 512), lambda m, ids, _: _next_token_loss(m(ids), ids)
     )
@@ -106,7 +106,8 @@ def raced_gpt() -> Spec:
 
 @case("adamw", "amp_bf16", 8)
 def losses_in_pieces() -> Spec:
-    """Chunked loss: the output layer and its cross-entropy run with checkpointing, 512 tokens at a time."""
+    """Build a GPT with a chunked loss. The output layer and its cross-entropy run with checkpointing, 512 tokens at a
+    time."""
     layers = [transformer_layer(512, 8, causal=True) for _ in range(6)]
     model = nn.ModuleDict(
         {
@@ -146,7 +147,7 @@ class _RelativeAttention(nn.Module):
 
 @case("adamw", "amp_fp16", 12)
 def how_far_apart() -> Spec:
-    """Masked language model on 256 tokens."""
+    """Build a masked language model on 256 tokens."""
     layers = [
         part
         for _ in range(6)
@@ -217,7 +218,7 @@ def bytes_in_two_stages() -> Spec:
 
 
 class _SwitchExperts(nn.Module):
-    """Top-1 routing with a capacity per expert; overflowing tokens skip the layer (Switch)."""
+    """Top-1 routing with a capacity per expert (Switch). Overflowing tokens skip the layer."""
 
     def __init__(self, width: int, experts: int, room: float = 1.25) -> None:
         super().__init__()
@@ -240,7 +241,7 @@ class _SwitchExperts(nn.Module):
 
 
 class _ExpertChoice(nn.Module):
-    """Expert choice routing: each expert picks the same number of tokens."""
+    """Expert choice routing, in which each expert selects the same number of tokens."""
 
     def __init__(self, width: int, experts: int, share: int) -> None:
         super().__init__()
@@ -258,7 +259,7 @@ class _ExpertChoice(nn.Module):
 
 
 class _SoftExperts(nn.Module):
-    """Soft routing: experts process weighted mixtures of all positions (Soft MoE)."""
+    """Soft routing, in which experts process weighted mixtures of all positions (Soft MoE)."""
 
     def __init__(self, width: int, experts: int, slots: int) -> None:
         super().__init__()
@@ -274,7 +275,7 @@ class _SoftExperts(nn.Module):
 
 
 def _with_experts(width: int, layers: int, experts: type[nn.Module], *sizes: int, causal: bool) -> list[nn.Module]:  # fmt: skip
-    """Return transformer layers, every second one followed by experts."""
+    """Return transformer layers. Experts follow every second layer."""
     found: list[nn.Module] = []
     for number in range(layers):
         found.append(transformer_layer(width, width // 64, causal=causal))
@@ -334,7 +335,7 @@ class _TriangleBlock(nn.Module):
 
 @case("adam", "amp_bf16", 4, clip=True)
 def distances_of_residues() -> Spec:
-    """Tables of 88 × 88 residue pairs, with activation checkpointing."""
+    """Build a model over tables of 88 × 88 residue pairs, with activation checkpointing."""
     layers = Checkpointed(*(_TriangleBlock(96, 4) for _ in range(6)))
     model = sequential(nn.Linear(20, 96), layers, nn.LayerNorm(96), nn.Linear(96, 37))
 
@@ -346,7 +347,7 @@ def distances_of_residues() -> Spec:
 
 @case("adam", "fp32", 16)
 def each_series_is_a_word() -> Spec:
-    """321 series of 96 hours, 192 hours ahead; each series is one token (iTransformer)."""
+    """Build a model that predicts 321 series of 96 hours for the next 192 hours. Each series is one token (iTransformer)."""
     layers = [transformer_layer(512, 8, inner=512, drop=0.1) for _ in range(3)]
     model = sequential(
         Transpose(), nn.Linear(96, 512), *layers, nn.LayerNorm(512), nn.Linear(512, 192), Transpose()

@@ -1,4 +1,5 @@
-"""Derivatives inside the loss and `torch.func`: physics, hypernetworks, meta-learning, differential privacy."""
+"""Models with derivatives inside the loss or with `torch.func`: physics, hypernetworks, meta-learning and
+differential privacy."""
 
 import itertools
 from collections.abc import Callable
@@ -23,7 +24,7 @@ def _gradient(y: Tensor, x: Tensor) -> Tensor:
 
 @case("adam", "fp32", 9000)
 def wake_of_a_cylinder() -> Spec:
-    """Navier-Stokes PINN with a stream function: third derivatives, and measured velocities."""
+    """Build a Navier-Stokes PINN with a stream function. Its loss uses third derivatives and measured velocities."""
 
     def loss(model: nn.Module, points: Tensor, speeds: Tensor) -> Tensor:
         points = points.requires_grad_(True)
@@ -44,7 +45,7 @@ def wake_of_a_cylinder() -> Spec:
 
 @case("adamw", "fp32", 3000)
 def charges_by_curvature() -> Spec:
-    """Poisson's equation in five dimensions, with the full Hessian of every point."""
+    """Build a network for Poisson's equation in five dimensions, with the full Hessian of every point."""
 
     def loss(model: nn.Module, points: Tensor) -> Tensor:
         weights = dict(model.named_parameters())
@@ -112,7 +113,7 @@ def a_network_for_each_picture() -> Spec:
 
 @case("adam", "fp32", 160)
 def tasks_side_by_side() -> Spec:
-    """MAML: two inner steps on ten samples per task, vectorized over tasks."""
+    """Build MAML with two inner steps on ten samples per task, vectorized over tasks."""
 
     def loss(
         model: nn.Module, support: Tensor, output: Tensor, query: Tensor, query_target: Tensor
@@ -136,7 +137,7 @@ def tasks_side_by_side() -> Spec:
 
 
 def _dp_sgd(parts: StepParts) -> Callable[[], Tensor]:
-    """DP-SGD: per-sample gradients are clipped to norm one, summed, and noise is added."""
+    """Return a DP-SGD step. Per-sample gradients are clipped to norm one and summed, and noise is added."""
     model = parts.model
     optimizer = parts.optimizer(model.parameters())
     names = [name for name, _ in model.named_parameters()]

@@ -27,7 +27,7 @@ case = CASES.case
 
 @case("adamw", "amp_fp16", 30, ema=True, clip=True)
 def mugs_from_noise() -> Spec:
-    """Class-conditional diffusion on 56-pixel images; the class is dropped for one sample in ten."""
+    """Build class-conditional diffusion on 56-pixel images. The class is dropped for one sample in ten."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
         mixed, noise, time = add_noise(x)
@@ -87,7 +87,7 @@ def toys_as_few_numbers() -> Spec:
 
 @case("adam", "fp32", 18)
 def holes_in_facades() -> Spec:
-    """Inpainting with a discriminator on 144-pixel images (a context encoder)."""
+    """Build an inpainting model with a discriminator on 144-pixel images (a context encoder)."""
     widths = (3, 48, 96, 192, 384)
     down = [
         nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
@@ -121,7 +121,7 @@ def holes_in_facades() -> Spec:
 
 
 class _FrameInterpolation(nn.Module):
-    """Frame interpolation: predicts the flow from both frames and a blending mask."""
+    """A frame interpolation model that predicts the flow from both frames and a blending mask."""
 
     def __init__(self, widths: tuple[int, ...] = (32, 64, 128, 256)) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class _DenseBlock(nn.Module):
 
 @case("adam", "amp_fp16", 9, channels_last=True)
 def sharper_by_thick_blocks() -> Spec:
-    """Super-resolution from 52 to 208 pixels (ESRGAN's generator)."""
+    """Build a super-resolution model from 52 to 208 pixels (ESRGAN's generator)."""
 
     def plain(outputs: int = 48) -> nn.Module:
         return nn.Conv2d(48, outputs, 3, padding=1)

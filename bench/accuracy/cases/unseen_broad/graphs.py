@@ -25,12 +25,12 @@ case = CASES.case
 
 
 def _edges(degree: int) -> Callable[[int], Tensor]:
-    """Return random edges; the batch size is the number of nodes."""
+    """Return random edges. The batch size is the number of nodes."""
     return lambda count: torch.randint(0, count, (2, degree * count))
 
 
 def _node_loss(model: nn.Module, *graph: Tensor) -> Tensor:
-    """Cross-entropy over nodes; the last tensor of the batch is the target."""
+    """Return the cross-entropy over nodes. The last tensor of the batch is the target."""
     *seen, target = graph
     return F.cross_entropy(model(*seen), target)
 
@@ -41,7 +41,7 @@ def _sum_messages(messages: Tensor, ends: Tensor, nodes: int) -> Tensor:
 
 
 class _PNALayer(nn.Module):
-    """Mean, minimum, maximum and standard deviation of the neighbors' messages (PNA)."""
+    """A layer that aggregates the mean, minimum, maximum and standard deviation of the neighbors' messages (PNA)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def sixteen_layers_of_neighbours() -> Spec:
 
 
 class _RelationalConv(nn.Module):
-    """Relational convolution: weights of forty relations as mixtures of six bases (R-GCN)."""
+    """Relational convolution. The weights of forty relations are mixtures of six bases (R-GCN)."""
 
     def __init__(self, inputs: int, outputs: int, relations: int = 40, few: int = 6) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _RelationalConv(nn.Module):
 
 @case("adamw_loop", "fp32", 20000)
 def forty_kinds_of_edges() -> Spec:
-    """Nodes have only a learned embedding."""
+    """Build a graph network whose nodes have only a learned embedding."""
 
     class Graph(nn.Module):
         def __init__(self) -> None:
@@ -172,7 +172,7 @@ def atoms_that_move_each_other() -> Spec:
 
 
 class _ConvE(nn.Module):
-    """Knowledge graph completion: subject and relation as a small image for a convolution (ConvE)."""
+    """Knowledge graph completion, in which subject and relation form a small image for a convolution (ConvE)."""
 
     def __init__(self, things: int = 15000, relations: int = 470, width: int = 200) -> None:
         super().__init__()

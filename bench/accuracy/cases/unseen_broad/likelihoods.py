@@ -26,7 +26,7 @@ case = CASES.case
 
 
 class _MaskedLinear(nn.Linear):
-    """A masked linear layer: outputs depend only on inputs of lower order."""
+    """A masked linear layer, whose outputs depend only on inputs of lower order."""
 
     def __init__(self, before: Tensor, after: Tensor, *, strict: bool = False) -> None:
         super().__init__(len(before), len(after))
@@ -95,7 +95,7 @@ def rows_that_stream() -> Spec:
 
 
 def _langevin_step(parts: StepParts) -> Callable[[], Tensor]:
-    """Energy-based model: twelve Langevin steps produce negative samples."""
+    """Return a step of an energy-based model. Twelve Langevin steps produce negative samples."""
     model = parts.model
     optimizer = parts.optimizer(model.parameters())
 
@@ -125,7 +125,7 @@ def lower_where_real() -> Spec:
 
 
 class _TabularDenoiser(nn.Module):
-    """Diffusion on tables: denoises numeric and categorical columns (TabDDPM)."""
+    """Diffusion on tables, which denoises numeric and categorical columns (TabDDPM)."""
 
     def __init__(self, columns: int, kinds_of: int, width: int = 768) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _TabularDenoiser(nn.Module):
 
 @case("adamw", "fp32", 5000, ema=True)
 def noise_over_tables() -> Spec:
-    """30 numeric columns and 6 categorical columns with 9 categories each."""
+    """Build diffusion on 30 numeric columns and 6 categorical columns with 9 categories each."""
 
     def loss(model: nn.Module, x: Tensor, kind: Tensor) -> Tensor:
         time, noise = torch.rand(len(x), device=x.device), torch.randn_like(x)
@@ -162,7 +162,7 @@ def noise_over_tables() -> Spec:
 
 
 def _sinkhorn_cost(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -> Tensor:
-    """Entropic optimal transport with Sinkhorn iterations; all iterations stay in the graph."""
+    """Return the entropic optimal transport cost with Sinkhorn iterations. All iterations stay in the graph."""
     cost = torch.cdist(a, b).square()
     here, there = torch.zeros_like(cost[:, 0]), torch.zeros_like(cost[0])
     for _ in range(rounds):
@@ -174,7 +174,7 @@ def _sinkhorn_cost(a: Tensor, b: Tensor, rounds: int = 24, blur: float = 0.05) -
 
 @case("rmsprop", "fp32", 1600)
 def heaps_of_sand() -> Spec:
-    """Return a generator of points, trained with the transport cost to the batch."""
+    """Return a generator of points that is trained with the transport cost to the batch."""
 
     def loss(model: nn.Module, code: Tensor, points: Tensor) -> Tensor:
         return _sinkhorn_cost(model(code), points)

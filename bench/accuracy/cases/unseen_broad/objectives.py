@@ -34,7 +34,7 @@ case = CASES.case
 
 
 def _diagonal_loss(near: Tensor) -> Tensor:
-    """Cross-entropy in which the right answer of row i is column i."""
+    """Return the cross-entropy in which column i is the correct class of row i."""
     return F.cross_entropy(near, torch.arange(len(near), device=near.device))
 
 
@@ -43,7 +43,7 @@ def _diagonal_loss(near: Tensor) -> Tensor:
 
 @case("adamw", "amp_fp16", 32)
 def same_sentence_twice() -> Spec:
-    """BERT-base embeds each sentence twice with different dropout (SimCSE)."""
+    """Build a BERT-base that embeds each sentence twice with different dropout (SimCSE)."""
     return Spec(
         SentenceEncoder(768, 12),
         batch_of(integers(30522, 40)),
@@ -53,7 +53,7 @@ def same_sentence_twice() -> Spec:
 
 @case("adam", "fp32", 4000)
 def rows_with_strange_values() -> Spec:
-    """Contrastive learning on tables: 60% of the values are replaced by another sample's (SCARF)."""
+    """Build contrastive learning on tables. 60% of the values are replaced by values of another sample (SCARF)."""
     model = sequential(linear_norm(180, 1024, 1024, 1024, 1024, drop=0.1), mlp(1024, 512, 128))
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -66,7 +66,8 @@ def rows_with_strange_values() -> Spec:
 
 
 def _grad_cache(parts: StepParts) -> Callable[[], Tensor]:
-    """GradCache: embed without a graph, compute the gradients of the embeddings, then backpropagate chunk by chunk."""
+    """Return a GradCache step. It embeds without a graph, computes the gradients of the embeddings, and then
+    backpropagates chunk by chunk."""
     model = parts.model
     optimizer = parts.optimizer(model.parameters())
 
@@ -103,7 +104,7 @@ def large_batches_in_pieces() -> Spec:
 
 
 class _Distillation(nn.Module):
-    """A frozen large encoder and a small one that matches its embeddings and similarities."""
+    """A frozen large encoder and a small encoder that learns its embeddings and similarities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +131,7 @@ def larger_reader_teaches() -> Spec:
 
 
 class _ProjectedViT(nn.Module):
-    """A vision transformer over all or some patches; returns the projected class token."""
+    """A vision transformer over all or some patches that returns the projected class token."""
 
     def __init__(self, width: int = 320) -> None:
         super().__init__()
@@ -147,7 +148,8 @@ class _ProjectedViT(nn.Module):
 
 
 def _dino_step(parts: StepParts) -> Callable[[], Tensor]:
-    """Self-distillation: an EMA teacher sees two views, the student both views and four crops (DINO)."""
+    """Return a self-distillation step. An EMA teacher sees two views, and the student sees both views and four crops
+    (DINO)."""
     model = parts.model
     slow = copy.deepcopy(model).requires_grad_(False)
     optimizer = parts.optimizer(model.parameters())
@@ -187,7 +189,7 @@ def parts_and_wholes() -> Spec:
 
 
 class _Electra(nn.Module):
-    """A small generator fills masked tokens; a larger discriminator detects them (ELECTRA)."""
+    """A small generator fills masked tokens, and a larger discriminator detects the generated tokens (ELECTRA)."""
 
     def __init__(self, words: int = 16000, width: int = 384) -> None:
         super().__init__()
@@ -216,7 +218,7 @@ def filled_and_found_out() -> Spec:
 
 
 def _fgm_step(parts: StepParts) -> Callable[[], Tensor]:
-    """Adversarial training: embeddings are perturbed along their gradient and gradients accumulate (FGM)."""
+    """Return an adversarial training step. Embeddings are perturbed along their gradient, and gradients accumulate (FGM)."""
     model = parts.model
     optimizer = parts.optimizer(model.parameters())
     words = model.get_input_embeddings().weight
@@ -243,7 +245,7 @@ def _fgm_step(parts: StepParts) -> Callable[[], Tensor]:
 
 @case("adamw", "amp_bf16", 16)
 def words_moved_to_hurt() -> Spec:
-    """RoBERTa-base with nine layers."""
+    """Build RoBERTa-base with nine layers."""
     config = huggingface().RobertaConfig(vocab_size=50265, num_hidden_layers=9, max_position_embeddings=514, num_labels=4)  # fmt: skip
     model = huggingface().RobertaForSequenceClassification(config)
     return Spec(model, padded_to_longest((128, 110, 140), 50265, 4), no_loss, _fgm_step)
@@ -254,7 +256,7 @@ def words_moved_to_hurt() -> Spec:
 
 @case("adamw", "bf16", 3, clip=True, accumulate=2)
 def liked_without_an_older_copy() -> Spec:
-    """Preference tuning without a reference model: odds ratios of chosen and rejected answers (ORPO)."""
+    """Build preference tuning without a reference model, from odds ratios of chosen and rejected answers (ORPO)."""
     sizes = transformer_sizes(768, 10, vocab_size=30000, intermediate_size=2048, num_key_value_heads=4)
 
     def loss(model: nn.Module, liked: Tensor, other: Tensor) -> Tensor:
@@ -271,7 +273,7 @@ def liked_without_an_older_copy() -> Spec:
 
 
 def _pcgrad_step(parts: StepParts) -> Callable[[], Tensor]:
-    """Gradient surgery: conflicting components of the tasks' gradients are removed (PCGrad)."""
+    """Return a gradient surgery step, which removes conflicting components of the tasks' gradients (PCGrad)."""
     body, heads = parts.model["body"], parts.model["heads"]
     optimizer = parts.optimizer(parts.model.parameters())
     shared = list(body.parameters())
@@ -304,7 +306,7 @@ def _pcgrad_step(parts: StepParts) -> Callable[[], Tensor]:
 
 @case("adam", "fp32", 5000)
 def tasks_in_peace() -> Spec:
-    """Four regression tasks on 240 columns."""
+    """Build a model with four regression tasks on 240 columns."""
     heads = nn.ModuleList(mlp(1024, 256, size) for size in (1, 3, 8, 20))
     model = nn.ModuleDict({"body": mlp(240, 1536, 1536, 1536, 1024, last=True), "heads": heads})
     batch = batch_of(normal(240), *(normal(size) for size in (1, 3, 8, 20)))

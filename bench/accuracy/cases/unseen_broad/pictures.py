@@ -1,5 +1,5 @@
-"""Images, video and volumes: classification, segmentation, detection, tracking; image, speech and video models of
-transformers."""
+"""Models for images, video and volumes (classification, segmentation, detection, tracking), and image, speech and
+video models of transformers."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def tiles_and_bricks() -> Spec:
 
 @case("adamw", "amp_bf16", 25, ema=True)
 def moths_on_a_sheet() -> Spec:
-    """EfficientNet-B5 on 190-pixel images."""
+    """Build EfficientNet-B5 on 190-pixel images."""
     return Spec(
         with_new_head("efficientnet_b4", 280, drop=0.4),
         labelled(3, 190, 190, classes=280),
@@ -67,20 +67,20 @@ def minerals() -> Spec:
 
 @case("adam", "fp32", 52, frozen=True, evaluate=True)
 def lichens() -> Spec:
-    """DenseNet with the first three quarters of its tensors frozen."""
+    """Build a DenseNet with the first three quarters of its tensors frozen."""
     return Spec(with_new_head("densenet121", 17), labelled(3, 136, 136, classes=17), classification_loss)
 
 
 @case("adam", "fp32", 56, evaluate=True)
 def loaves_and_rolls() -> Spec:
-    """Four plain convolutions on 96 × 128 images."""
+    """Build four plain convolutions on 96 × 128 images."""
     model = sequential(conv_pool((3, 40, 80, 80, 160)), nn.Flatten(), nn.Dropout(0.3), mlp(160 * 48, 320, 14))
     return Spec(model, labelled(3, 96, 128, classes=14), classification_loss)
 
 
 @case("adamw", "amp_bf16", 66, clip=True)
 def patches_stay_patches() -> Spec:
-    """Patches and depthwise convolutions with residual connections (ConvMixer)."""
+    """Build a model of patches and depthwise convolutions with residual connections (ConvMixer)."""
 
     def residual(layer: nn.Module) -> list[nn.Module]:
         return [layer, nn.GELU(), nn.BatchNorm2d(320)]
@@ -97,7 +97,7 @@ def patches_stay_patches() -> Spec:
 
 
 class Scales(nn.Module):
-    """Channels in groups; each group also receives the previous group's output (Res2Net)."""
+    """A block with channels in groups. Each group also receives the output of the previous group (Res2Net)."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def scales_within_a_block() -> Spec:
 
 @case("adam", "amp_fp16", 15, channels_last=True, clip=True)
 def gardens_from_drones() -> Spec:
-    """Return a U-Net with a ResNet-50 encoder, eight classes."""
+    """Return a U-Net with a ResNet-50 encoder and eight classes."""
     up = [
         sequential(conv_norm(a + b, c), conv_norm(c, c))
         for a, b, c in ((2048, 1024, 256), (256, 512, 128), (128, 256, 64), (64, 64, 32))
@@ -139,7 +139,7 @@ def gardens_from_drones() -> Spec:
 
 @case("sgd_fused", "fp32", 8)
 def four_pools_over_a_scene() -> Spec:
-    """Pyramid pooling over a ResNet-18 (PSPNet)."""
+    """Build pyramid pooling over a ResNet-18 (PSPNet)."""
     pools = [
         sequential(
             nn.AdaptiveAvgPool2d(places), conv_norm(512, 128, 1), nn.Upsample(size=(10, 14), mode="bilinear")
@@ -157,7 +157,7 @@ def four_pools_over_a_scene() -> Spec:
 
 
 class _SSD(nn.Module):
-    """Single-shot detection: six boxes per position on four feature maps (SSD)."""
+    """Single-shot detection with six boxes per position on four feature maps (SSD)."""
 
     def __init__(self, classes: int = 11, shapes: int = 6) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ def boxes_on_four_maps() -> Spec:
 
 
 class _SiamFC(nn.Module):
-    """Siamese tracking: features of the template are the kernel over the scene (SiamFC)."""
+    """Siamese tracking, in which features of the template are the kernel over the scene (SiamFC)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ def _conv3d_norm(inputs: int, outputs: int, stride: int, depth: int = 3) -> list
 
 
 class _SlowFast(nn.Module):
-    """A slow pathway with many channels and a fast one with many frames (SlowFast)."""
+    """A slow pathway with many channels and a fast pathway with many frames (SlowFast)."""
 
     def __init__(self, classes: int, widths: tuple[int, ...] = (3, 64, 128, 256, 384)) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ def hippocampi() -> Spec:
 
 @case("adamw", "amp_bf16", 36, clip=True, ema=True)
 def half_of_a_base_learns() -> Spec:
-    """ViT-base with its first half frozen."""
+    """Build ViT-base with its first half frozen."""
     model = huggingface().ViTForImageClassification(huggingface().ViTConfig(num_labels=47))
     early = list(model.parameters())
     for parameter in early[: len(early) // 2]:
@@ -302,7 +302,7 @@ def half_of_a_base_learns() -> Spec:
 
 @case("adamw", "amp_fp16", 10, clip=True)
 def second_windows_at_256() -> Spec:
-    """Swin V2 tiny."""
+    """Build Swin V2 tiny."""
     config = huggingface().Swinv2Config(image_size=256, window_size=8, num_labels=12)
     return Spec(
         huggingface().Swinv2ForImageClassification(config), labelled(3, 256, 256, classes=12), image_loss
@@ -311,7 +311,7 @@ def second_windows_at_256() -> Spec:
 
 @case("sgdm", "fp32", 14)
 def hierarchy_without_windows() -> Spec:
-    """Hiera tiny."""
+    """Build Hiera tiny."""
     config = huggingface().HieraConfig(depths=[1, 2, 7, 2], num_labels=33)
     return Spec(
         huggingface().HieraForImageClassification(config), labelled(3, 224, 224, classes=33), image_loss
@@ -320,7 +320,7 @@ def hierarchy_without_windows() -> Spec:
 
 @case("adamw", "amp_bf16", 64)
 def fast_over_small_maps() -> Spec:
-    """LeViT: convolutions, then attention with batch norms."""
+    """Build LeViT, which has convolutions and then attention with batch norms."""
     config = huggingface().LevitConfig(num_labels=65)
     return Spec(
         huggingface().LevitForImageClassification(config), labelled(3, 224, 224, classes=65), image_loss
@@ -329,7 +329,7 @@ def fast_over_small_maps() -> Spec:
 
 @case("adamw", "fp32", 6)
 def pictures_before_words() -> Spec:
-    """GIT: image patches precede the caption's tokens."""
+    """Build GIT, in which image patches precede the caption's tokens."""
     config = huggingface().GitConfig(
         **transformer_sizes(512, 6, vocab_size=20000, use_cache=False), vision_config=transformer_sizes(512, 8, image_size=192, patch_size=16)
     )  # fmt: skip
@@ -345,7 +345,7 @@ def pictures_before_words() -> Spec:
 
 @case("adamw", "amp_fp16", 5, accumulate=2, clip=True)
 def half_minutes_written_down() -> Spec:
-    """Whisper-base, fully trained."""
+    """Build a fully trained Whisper-base."""
     config = huggingface().WhisperConfig(
         d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
         encoder_ffn_dim=2048, decoder_ffn_dim=2048, use_cache=False,
@@ -357,7 +357,7 @@ def half_minutes_written_down() -> Spec:
 
 @case("adamw", "amp_bf16", 8)
 def voices_of_callers() -> Spec:
-    """UniSpeech-SAT on 2.5 seconds of audio; the feature extractor is frozen."""
+    """Build UniSpeech-SAT with a frozen feature extractor, on 2.5 seconds of audio."""
     config = huggingface().UniSpeechSatConfig(
         **transformer_sizes(512, 6, num_labels=40),
         mask_time_prob=0.0,
@@ -371,7 +371,7 @@ def voices_of_callers() -> Spec:
 
 @case("radam", "amp_bf16", 6)
 def films_in_tubes() -> Spec:
-    """ViViT: sixteen 112-pixel frames in tubelets of two."""
+    """Build ViViT on sixteen 112-pixel frames in tubelets of two."""
     config = huggingface().VivitConfig(
         **transformer_sizes(384, 8, num_labels=24), image_size=112, num_frames=16, tubelet_size=[2, 16, 16]
     )

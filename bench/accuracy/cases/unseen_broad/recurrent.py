@@ -46,7 +46,7 @@ def letters_of_programs() -> Spec:
 
 @case("nadam", "fp32", 26)
 def narrow_between_frames() -> Spec:
-    """Return a three-layer LSTM with projections, one label per speech frame."""
+    """Return a three-layer LSTM with projections and one label per speech frame."""
     model = sequential(Recurrent(nn.LSTM, 80, 640, num_layers=3, proj_size=160), nn.Linear(160, 46))
     return Spec(model, batch_of(normal(420, 80), integers(46, 420)), token_loss)
 
@@ -64,7 +64,7 @@ def rectified_recurrence() -> Spec:
 
 @case("adam", "fp32", 520, evaluate=True)
 def water_of_wells() -> Spec:
-    """Return a two-layer LSTM over 120 days, seven days ahead."""
+    """Return a two-layer LSTM over 120 days that predicts the next seven days."""
     read = Recurrent(nn.LSTM, 14, 112, num_layers=2, dropout=0.2)
     return Spec(
         sequential(read, Select("last"), mlp(112, 56, 7)), with_targets(120, 14, outputs=(7,)), mse_loss
@@ -100,7 +100,7 @@ def fewer_moments_on_each_level() -> Spec:
 
 
 class _LSTNet(nn.Module):
-    """Convolution, GRU, skip-GRU over seasons, and a linear part, for 300 series (LSTNet)."""
+    """A model for 300 series with a convolution, a GRU, a skip-GRU over seasons, and a linear part (LSTNet)."""
 
     def __init__(self, series: int = 300, width: int = 100, season: int = 24) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def norms_within_cells() -> Spec:
 
 
 class _SRU(nn.Module):
-    """A simple recurrent unit: matrix products for all steps at once, then an elementwise recurrence (SRU)."""
+    """A simple recurrent unit with matrix products for all steps at once and then an elementwise recurrence (SRU)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -230,7 +230,7 @@ def days_in_intensive_care() -> Spec:
 
 
 class _DLinear(nn.Module):
-    """One linear layer over the moving average, another over the remainder (DLinear)."""
+    """A linear layer over the moving average and another linear layer over the remainder (DLinear)."""
 
     def __init__(self, past: int, ahead: int) -> None:
         super().__init__()
@@ -245,6 +245,6 @@ class _DLinear(nn.Module):
 
 @case("sgd", "fp32", 64, evaluate=True)
 def trends_of_traffic() -> Spec:
-    """800 sensors, 300 hours ahead."""
+    """Build a model for 800 sensors that predicts 300 hours."""
     model = sequential(Transpose(), _DLinear(336, 300), Transpose())
     return Spec(model, with_targets(336, 800, outputs=(300, 800)), mse_loss)

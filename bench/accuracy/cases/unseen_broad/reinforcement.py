@@ -128,7 +128,7 @@ def long_games() -> Spec:
 
 
 def _random_shift(screen: Tensor, far: int = 4) -> Tensor:
-    """Shift each screen by a few pixels."""
+    """Return screens that are each shifted by a few pixels."""
     count, size = len(screen), screen.size(2)
     still = torch.eye(2, 3, device=screen.device).repeat(count, 1, 1)
     still[:, :, 2] = (torch.rand(count, 2, device=screen.device) * 2 - 1) * 2 * far / size
@@ -137,7 +137,7 @@ def _random_shift(screen: Tensor, far: int = 4) -> Tensor:
 
 
 def _drq_step(parts: StepParts) -> Callable[[], Tensor]:
-    """Actor-critic from pixels: the critic also trains the encoder, the actor does not (DrQ)."""
+    """Return an actor-critic step from pixels (DrQ). The critic also trains the encoder, but the actor does not."""
     see, act, critic, slow = (parts.model[name] for name in ("see", "act", "critic", "slow"))
     of_judge = parts.optimizer([*see.parameters(), *critic.parameters()])
     of_act = parts.optimizer(act.parameters())
@@ -183,7 +183,7 @@ def arms_seen_by_a_camera() -> Spec:
 
 @case("adam", "fp32", 1024)
 def cautious_after_logs() -> Spec:
-    """Offline Q-learning with a penalty on thirty sampled actions per state (CQL)."""
+    """Build offline Q-learning with a penalty on thirty sampled actions per state (CQL)."""
 
     def loss(model: nn.Module, state: Tensor, move: Tensor, reward: Tensor, after: Tensor) -> Tensor:
         critic, slow = model["now"], model["slow"]
@@ -202,7 +202,7 @@ def cautious_after_logs() -> Spec:
 
 
 class _QMix(nn.Module):
-    """Eight agents share a recurrent network; a hypernetwork mixes their values (QMIX)."""
+    """Eight agents that share a recurrent network. A hypernetwork mixes their values (QMIX)."""
 
     def __init__(self, drones: int = 8, sees: int = 110, state: int = 240, moves: int = 14) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ case = CASES.case
 
 @case("adam", "fp32", 72, evaluate=True)
 def ways_to_walk() -> Spec:
-    """Kernels of three lengths in parallel, on nine sensors over 1,100 time steps (InceptionTime)."""
+    """Build a model with kernels of three lengths in parallel, on nine sensors over 1,100 time steps (InceptionTime)."""
 
     def lengths(inputs: int, width: int = 32) -> list[nn.Module]:
         def thin() -> nn.Module:
@@ -160,7 +160,7 @@ def sound_in_few_codes() -> Spec:
 
 
 class _SpeechEnhancement(nn.Module):
-    """Speech enhancement: a U-Net predicts a complex mask over the spectrogram."""
+    """A speech enhancement U-Net that predicts a complex mask over the spectrogram."""
 
     def __init__(self, widths: tuple[int, ...] = (24, 48, 96, 144)) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class _SpeechEnhancement(nn.Module):
 
 @case("adam", "fp32", 12)
 def hiss_taken_away() -> Spec:
-    """Three seconds of noisy and clean speech."""
+    """Build speech enhancement on three seconds of noisy and clean speech."""
 
     def loss(model: nn.Module, mixed: Tensor, clean: Tensor) -> Tensor:
         output, target = model(mixed), model.seen(clean)

@@ -33,7 +33,7 @@ case = CASES.case
 
 @case("adamw_fused", "amp_bf16", 24000)
 def sensors_of_a_plant() -> Spec:
-    """Six residual MLP blocks on 220 columns."""
+    """Build six residual MLP blocks on 220 columns."""
 
     def block() -> Residual:
         return Residual(
@@ -48,7 +48,7 @@ def sensors_of_a_plant() -> Spec:
 
 @case("adam", "fp32", 12345, keep_grads=True)
 def rent_of_flats() -> Spec:
-    """Linear layers with batch norm, one regression target."""
+    """Build linear layers with batch norm and one regression target."""
     model = sequential(linear_norm(96, 768, 384, 192, 96, drop=0.15), nn.Linear(96, 1))
     return Spec(model, with_targets(96, outputs=(1,)), lambda m, x, y: F.smooth_l1_loss(m(x), y))
 
@@ -77,7 +77,7 @@ class _ObliviousTrees(nn.Module):
 
 @case("nadamw", "fp32", 2500)
 def soft_trees() -> Spec:
-    """Two layers of trees; the second also sees the output of the first."""
+    """Build two layers of trees. The second layer also receives the output of the first layer."""
 
     class Forest(nn.Module):
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _GatedResidual(nn.Module):
 
 
 class _VariableSelection(nn.Module):
-    """A variable selection network: one gated network per column, weighted by a softmax."""
+    """A variable selection network with one gated network per column, weighted by a softmax."""
 
     def __init__(self, columns: int = 32, width: int = 80) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def cells_swapped_between_rows() -> Spec:
 
 @case("adam_amsgrad", "fp32", 9000)
 def months_until_they_leave() -> Spec:
-    """Survival analysis with the Cox partial likelihood over sorted times."""
+    """Build survival analysis with the Cox partial likelihood over sorted times."""
 
     def loss(model: nn.Module, x: Tensor, left: Tensor) -> Tensor:
         risk = model(x).squeeze(1)
@@ -254,7 +254,7 @@ def weighed_pairs_of_fields() -> Spec:
 
 
 class _Caser(nn.Module):
-    """The last nine items as an image for horizontal and vertical convolutions (Caser)."""
+    """Horizontal and vertical convolutions over an image of the last nine items (Caser)."""
 
     def __init__(self, songs: int = 40000, width: int = 96, last: int = 9) -> None:
         super().__init__()

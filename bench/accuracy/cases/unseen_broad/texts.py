@@ -30,7 +30,7 @@ case = CASES.case
 
 @case("adamw", "amp_fp16", 9, clip=True)
 def grades_of_essays() -> Spec:
-    """BERT-base regression."""
+    """Build BERT-base regression."""
     model = huggingface().BertForSequenceClassification(huggingface().BertConfig(num_labels=1))
 
     def loss(model: nn.Module, ids: Tensor, mask: Tensor, grade: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def grades_of_essays() -> Spec:
 
 @case("adamw", "amp_bf16", 6, accumulate=2)
 def five_endings() -> Spec:
-    """RoBERTa-base multiple choice with five options."""
+    """Build RoBERTa-base multiple choice with five options."""
     config = huggingface().RobertaConfig(vocab_size=50265, max_position_embeddings=514)
     return Spec(
         huggingface().RobertaForMultipleChoice(config),
@@ -53,7 +53,7 @@ def five_endings() -> Spec:
 
 @case("adamw", "fp32", 10, clip=True)
 def many_tongues_few_learn() -> Spec:
-    """XLM-RoBERTa-base with frozen embeddings of 250,000 tokens."""
+    """Build XLM-RoBERTa-base with frozen embeddings of 250,000 tokens."""
     config = huggingface().XLMRobertaConfig(vocab_size=250002, max_position_embeddings=514, num_labels=3)
     model = huggingface().XLMRobertaForSequenceClassification(config)
     freeze(model.roberta.embeddings)
@@ -62,7 +62,7 @@ def many_tongues_few_learn() -> Spec:
 
 @case("adam", "fp32", 12)
 def convolved_tags() -> Spec:
-    """ConvBERT token classification: half of the heads are dynamic convolutions."""
+    """Build ConvBERT token classification. Half of the heads are dynamic convolutions."""
     model = huggingface().ConvBertForTokenClassification(
         huggingface().ConvBertConfig(**transformer_sizes(512, 8, num_labels=13))
     )
@@ -71,7 +71,7 @@ def convolved_tags() -> Spec:
 
 @case("adamw", "fp32", 26)
 def phone_intents() -> Spec:
-    """MobileBERT: bottleneck layers."""
+    """Build MobileBERT, which has bottleneck layers."""
     model = huggingface().MobileBertForSequenceClassification(
         huggingface().MobileBertConfig(num_hidden_layers=14, num_labels=77)
     )
@@ -80,7 +80,7 @@ def phone_intents() -> Spec:
 
 @case("adamw_fused", "amp_bf16", 5, checkpoint=True)
 def hidden_words_of_code() -> Spec:
-    """ModernBERT masked language model on code, with activation checkpointing."""
+    """Build a ModernBERT masked language model on code, with activation checkpointing."""
     config = huggingface().ModernBertConfig(
         vocab_size=32000, hidden_size=640, intermediate_size=960, num_hidden_layers=12, num_attention_heads=10,
         pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
@@ -92,7 +92,7 @@ def hidden_words_of_code() -> Spec:
 
 @case("adamw", "amp_fp16", 5, evaluate=True)
 def passages_in_order() -> Spec:
-    """Cross-encoder ranking: eight passages per question."""
+    """Build cross-encoder ranking with eight passages per question."""
     model = huggingface().BertForSequenceClassification(
         huggingface().BertConfig(**transformer_sizes(384, 12, num_labels=1))
     )
@@ -110,7 +110,7 @@ def passages_in_order() -> Spec:
 
 @case("adamw", "amp_fp16", 3, accumulate=2, clip=True)
 def minutes_of_meetings() -> Spec:
-    """BART-base summarization of long texts."""
+    """Build BART-base summarization of long texts."""
     model = huggingface().BartForConditionalGeneration(
         huggingface().BartConfig(
             d_model=768, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=3072, decoder_ffn_dim=3072,
@@ -160,7 +160,7 @@ class _IA3(nn.Module):
 
 @case("adafactor", "bf16", 8)
 def factors_for_t5() -> Spec:
-    """T5-base in which only scales of keys, values and MLPs are trained."""
+    """Build a T5-base in which only scales of keys, values and MLPs are trained."""
     config = huggingface().T5Config(
         d_model=768, d_ff=3072, num_layers=8, num_heads=12, decoder_start_token_id=0, use_cache=False
     )
@@ -210,19 +210,19 @@ def _gpt2(length: int, **sizes: int) -> Spec:
 
 @case("adamw", "fp32", 3, keep_grads=True)
 def jokes() -> Spec:
-    """GPT-2 on 256 tokens, batch size 3."""
+    """Build GPT-2 on 256 tokens with batch size 3."""
     return _gpt2(256)
 
 
 @case("adamw", "amp_fp16", 10, accumulate=2, clip=True)
 def short_messages() -> Spec:
-    """GPT-2 with six layers."""
+    """Build GPT-2 with six layers."""
     return _gpt2(128, n_layer=6)
 
 
 @case("adamw", "amp_bf16", 6, evaluate=True)
 def only_biases_learn() -> Spec:
-    """GPT-2 in which only biases and norms are trained (BitFit)."""
+    """Build a GPT-2 in which only biases and norms are trained (BitFit)."""
     spec = _gpt2(224)
     for name, parameter in spec.model.named_parameters():
         parameter.requires_grad_(name.endswith("bias") or ".ln_" in name)
@@ -231,14 +231,14 @@ def only_biases_learn() -> Spec:
 
 @case("adamw", "amp_bf16", 5, clip=True)
 def commit_messages() -> Spec:
-    """GPT-Neo: every second layer attends to the last 128 tokens only."""
+    """Build GPT-Neo, in which every second layer attends only to the last 128 tokens."""
     sizes = {"hidden_size": 768, "num_layers": 6, "num_heads": 12, "window_size": 128}
     return causal_lm("GPTNeo", 448, **sizes, vocab_size=32000, attention_types=[[["global", "local"], 3]])
 
 
 @case("adamw_fused", "bf16", 6, accumulate=3)
 def norms_without_weights() -> Spec:
-    """OLMo in bfloat16."""
+    """Build OLMo in bfloat16."""
     return causal_lm(
         "Olmo", 448, **transformer_sizes(640, 9, vocab_size=28000, intermediate_size=1792, pad_token_id=1)
     )
@@ -246,14 +246,14 @@ def norms_without_weights() -> Spec:
 
 @case("adafactor", "bf16", 1, checkpoint=True, accumulate=2)
 def long_reports() -> Spec:
-    """Qwen2 on 2,048 tokens, fully trained, with activation checkpointing."""
+    """Build a fully trained Qwen2 on 2,048 tokens, with activation checkpointing."""
     sizes = transformer_sizes(768, 10, vocab_size=56000, intermediate_size=2560, num_key_value_heads=2)
     return causal_lm("Qwen2", 2048, **sizes, tie_word_embeddings=True)
 
 
 @case("adamw", "amp_fp16", 5)
 def new_words_for_an_old_model() -> Spec:
-    """OPT-125M in which only the embeddings are trained."""
+    """Build an OPT-125M in which only the embeddings are trained."""
     spec = causal_lm("OPT", 340, vocab_size=40000)
     freeze(spec.model)
     spec.model.get_input_embeddings().requires_grad_(True)
@@ -261,7 +261,7 @@ def new_words_for_an_old_model() -> Spec:
 
 
 class _LoRAFloat32(nn.Module):
-    """A frozen bfloat16 linear layer with a float32 low-rank update (as PEFT keeps it)."""
+    """A frozen bfloat16 linear layer with a float32 low-rank update, as in PEFT."""
 
     def __init__(self, line: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class _DoRA(nn.Module):
 
 @case("adamw", "amp_bf16", 2, checkpoint=True, clip=True)
 def paths_in_full_precision() -> Spec:
-    """Five wide Llama layers in bfloat16 with float32 LoRA on all linear layers."""
+    """Build five wide Llama layers in bfloat16 with float32 LoRA on all linear layers."""
     sizes = transformer_sizes(2048, 5, vocab_size=48000, intermediate_size=8192, num_key_value_heads=8)
     spec = causal_lm("Llama", 512, **sizes, tie_word_embeddings=True)
     spec.model.to(torch.bfloat16)

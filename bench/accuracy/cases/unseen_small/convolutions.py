@@ -1,4 +1,4 @@
-"""Convolutional networks: small images in small batches, segmentation, generation, signals, volumes."""
+"""Convolutional networks for small images in small batches, segmentation, generation, signals and volumes."""
 
 import itertools
 
@@ -50,7 +50,7 @@ case = CASES.case
 
 @case("sgdm", "fp32", 7, accumulate=4)
 def leaves_by_sevens() -> Spec:
-    """Return a residual network on 76-pixel images, batches of seven, four micro-batches per step."""
+    """Return a residual network on 76-pixel images, with batches of seven and four micro-batches per step."""
     widths = (3, 96, 96, 192, 192, 384)
     blocks = [basic_block(a, b, 2 if a == b else 1) for a, b in itertools.pairwise(widths)]
     return Spec(
@@ -60,7 +60,7 @@ def leaves_by_sevens() -> Spec:
 
 @case("nesterov", "fp32", 11, accumulate=3, clip=True)
 def wide_over_small() -> Spec:
-    """Three stages of wide residual blocks on 36-pixel images."""
+    """Build three stages of wide residual blocks on 36-pixel images."""
     blocks: list[nn.Module] = [*conv_norm(3, 32)]
     for inputs, outputs, stride in ((32, 160, 1), (160, 320, 2), (320, 640, 2)):
         blocks += [basic_block(inputs, outputs, stride), basic_block(outputs, outputs)]
@@ -71,14 +71,14 @@ def wide_over_small() -> Spec:
 
 @case("adam", "fp32", 5, accumulate=6, evaluate=True)
 def coins() -> Spec:
-    """Plain 5 × 5 convolutions on 76-pixel gray images and a wide linear layer."""
+    """Build plain 5 × 5 convolutions on 76-pixel gray images and a wide linear layer."""
     model = sequential(conv_pool((1, 48, 96, 192), 5), nn.Flatten(), nn.Dropout(0.4), mlp(192 * 81, 1024, 31))
     return Spec(model, labelled(1, 76, 76, classes=31), classification_loss)
 
 
 @case("adamw", "tf32", 45)
 def eleven_layers_at_72() -> Spec:
-    """VGG-11 with batch norm and a small head."""
+    """Build VGG-11 with batch norm and a small head."""
     model = parts.torchvision_model("vgg11_bn")
     model.avgpool, model.classifier = nn.AdaptiveAvgPool2d(1), mlp(512, 256, 50)
     return Spec(model, labelled(3, 72, 72, classes=50), classification_loss)
@@ -91,7 +91,7 @@ def eighteen_at_88() -> Spec:
 
 @case("adam", "amp_bf16", 74)
 def two_views_of_one() -> Spec:
-    """ResNet-18 contrastive learning with two views of each 60-pixel image (SimCLR)."""
+    """Build ResNet-18 contrastive learning with two views of each 60-pixel image (SimCLR)."""
 
     def loss(model: nn.Module, first: Tensor, second: Tensor) -> Tensor:
         seen = F.normalize(model(torch.cat([first, second])).float(), dim=1)
@@ -122,7 +122,7 @@ def modern_at_180() -> Spec:
 
 @case("rmsprop", "tf32", 21)
 def narrow_and_grouped() -> Spec:
-    """Grouped bottlenecks on 150-pixel images, multi-label."""
+    """Build a multi-label network of grouped bottlenecks on 150-pixel images."""
     blocks: list[nn.Module] = [*conv_norm(3, 40, 5, 2)]
     for inputs, inner in ((40, 48), (96, 96), (192, 192)):
         blocks += [bottleneck(inputs, inner, 2 * inner, 2, groups=8), bottleneck(2 * inner, inner, 2 * inner, groups=8)]  # fmt: skip
@@ -154,7 +154,7 @@ def roads_and_the_rest() -> Spec:
 
 @case("adamw", "amp_fp16", 5, evaluate=True)
 def edges_of_nuclei() -> Spec:
-    """336-pixel gray images, three classes."""
+    """Build a U-Net on 336-pixel gray images with three classes."""
     down, up = _unet_levels((48, 96, 192, 384), 1)
     return Spec(UNet(down, up, nn.Conv2d(48, 3, 1)), segmentation(1, 336, 336, 3), classification_loss)
 
@@ -215,7 +215,7 @@ _ADVERSARIAL_STEP = adversarial(
 
 @case("adam", "fp32", 63)
 def drawn_faces() -> Spec:
-    """DCGAN on 64-pixel images."""
+    """Build a DCGAN on 64-pixel images."""
     return Spec(
         _generator_and_discriminator((512, 256, 128, 64, 32), 4),
         unlabelled(3, 64, 64),
@@ -226,7 +226,7 @@ def drawn_faces() -> Spec:
 
 @case("adam", "amp_bf16", 26)
 def drawn_sneakers() -> Spec:
-    """DCGAN on 112-pixel images."""
+    """Build a DCGAN on 112-pixel images."""
     return Spec(
         _generator_and_discriminator((384, 192, 96, 48, 24), 7),
         unlabelled(3, 112, 112),
@@ -237,7 +237,7 @@ def drawn_sneakers() -> Spec:
 
 @case("adamw", "tf32", 27, ema=True)
 def noise_at_44() -> Spec:
-    """Diffusion on 44-pixel images."""
+    """Build diffusion on 44-pixel images."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         mixed, noise, time = add_noise(x)
@@ -248,7 +248,7 @@ def noise_at_44() -> Spec:
 
 @case("adam", "fp32", 9)
 def four_times_sharper() -> Spec:
-    """Super-resolution from 44 to 176 pixels without norms (EDSR)."""
+    """Build super-resolution from 44 to 176 pixels without norms (EDSR)."""
 
     def plain(outputs: int = 80) -> nn.Module:
         return nn.Conv2d(80, outputs, 3, padding=1)
@@ -282,7 +282,7 @@ def twelve_leads() -> Spec:
 
 @case("adamw", "amp_fp16", 61, accumulate=2)
 def words_from_waves() -> Spec:
-    """Raw audio of one second, with a long first kernel (M5)."""
+    """Build a network on one second of raw audio, with a long first kernel (M5)."""
     layers: list[nn.Module] = [nn.Conv1d(1, 128, 80, 4), nn.BatchNorm1d(128), nn.ReLU(), nn.MaxPool1d(4)]
     for inputs, outputs in itertools.pairwise((128, 128, 256, 512)):
         layers += [*conv1d_norm(inputs, outputs, 3), nn.MaxPool1d(4)]
@@ -327,7 +327,7 @@ def _conv3d_norm(inputs: int, outputs: int, stride: int = 1) -> list[nn.Module]:
 
 @case("adam", "fp32", 6)
 def spots_in_lungs() -> Spec:
-    """3D classification of 48 × 72 × 72 volumes."""
+    """Build 3D classification of 48 × 72 × 72 volumes."""
     layers = [
         part
         for a, b in itertools.pairwise((1, 24, 48, 96))

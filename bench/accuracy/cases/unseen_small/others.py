@@ -65,13 +65,13 @@ def load_of_a_grid() -> Spec:
 
 @case("adam", "fp32", 9001)
 def loans_paid_back() -> Spec:
-    """Linear layers with batch norm on 130 columns."""
+    """Build linear layers with batch norm on 130 columns."""
     model = sequential(linear_norm(130, 640, 640, 320, drop=0.3), nn.Linear(320, 4))
     return Spec(model, parts.labelled(130, classes=4), classification_loss)
 
 
 class _FTTransformer(nn.Module):
-    """One token per numeric column and transformer layers (FT-Transformer)."""
+    """Transformer layers over one token per numeric column (FT-Transformer)."""
 
     def __init__(self, columns: int = 60, width: int = 128) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def numbers_as_words() -> Spec:
 
 @case("adam", "fp32", 75)
 def next_film() -> Spec:
-    """Sequential recommendation over the last eighty items (SASRec)."""
+    """Build sequential recommendation over the last eighty items (SASRec)."""
     layers = [transformer_layer(96, 2, causal=True, inner=96, drop=0.2) for _ in range(2)]
     model = sequential(TokenEmbedding(16000, 96, 80), *layers, nn.LayerNorm(96), nn.Linear(96, 16000))
     batch = batch_of(integers(16000, 80), integers(16000, 80))
@@ -176,7 +176,7 @@ def liked_before_others() -> Spec:
 
 
 def _graph(features: int, degree: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    """Return one graph: node features, edges, and a class per node. The batch size is the number of nodes."""
+    """Return one graph with node features, edges, and a class per node. The batch size is the number of nodes."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         ends = torch.randint(0, count, (2, degree * count))
@@ -257,7 +257,7 @@ class _GATLayer(nn.Module):
 
 @case("adam", "fp32", 18000)
 def weighed_friends() -> Spec:
-    """Two graph attention layers over 18,000 nodes."""
+    """Build two graph attention layers over 18,000 nodes."""
     layers = nn.ModuleList([_GATLayer(96, 32), _GATLayer(128, 32), nn.Linear(128, 12)])
 
     def loss(model: nn.Module, x: Tensor, ends: Tensor, y: Tensor) -> Tensor:
@@ -298,7 +298,8 @@ def molecules_as_tables() -> Spec:
 
 
 def _td3_step(parts_of_step: parts.StepParts) -> Callable[[], Tensor]:
-    """TD3 step: two critics learn every time, the actor every second time; target networks follow."""
+    """Return a TD3 step. Two critics learn in every step, and the actor learns in every second step. Target networks
+    follow."""
     act, critic, target_act, target_critic = (
         parts_of_step.model[name] for name in ("act", "critic", "target_act", "target_critic")
     )
@@ -353,7 +354,7 @@ def arms_that_reach() -> Spec:
 
 
 class _NeRF(nn.Module):
-    """A radiance field: 64 points per ray with positional encoding (NeRF)."""
+    """A radiance field with 64 points per ray and positional encoding (NeRF)."""
 
     def __init__(self, waves: int = 8, width: int = 192) -> None:
         super().__init__()
@@ -386,7 +387,7 @@ def rays_through_a_room() -> Spec:
 
 @case("nadamw", "fp32", 60000)
 def beams_that_bend() -> Spec:
-    """Fourth derivatives of a beam's equation (a PINN)."""
+    """Build a PINN with fourth derivatives of a beam's equation."""
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_(True)

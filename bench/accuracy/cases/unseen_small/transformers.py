@@ -1,4 +1,4 @@
-"""Transformers trained from scratch or fine-tuned: text, images."""
+"""Transformers for text and images, trained from scratch or fine-tuned."""
 
 import torch
 import torch.nn.functional as F
@@ -35,21 +35,21 @@ case = CASES.case
 
 @case("adamw", "fp32", 9, clip=True)
 def letters_of_complaint() -> Spec:
-    """BERT-base on batches of 88, 130 and 61 tokens."""
+    """Build BERT-base on batches of 88, 130 and 61 tokens."""
     model = huggingface().BertForSequenceClassification(huggingface().BertConfig(num_labels=14))
     return Spec(model, parts.padded_to_longest((88, 130, 61), 30522, 14), masked_text_loss)
 
 
 @case("adamw", "amp_fp16", 22, accumulate=2, evaluate=True)
 def names_in_news() -> Spec:
-    """DistilBERT token classification."""
+    """Build DistilBERT token classification."""
     model = huggingface().DistilBertForTokenClassification(huggingface().DistilBertConfig(num_labels=9))
     return Spec(model, parts.padded_to_longest((115, 140, 92), 30522, 9, per_token=True), masked_text_loss)
 
 
 @case("adam", "fp32", 25)
 def frozen_words() -> Spec:
-    """RoBERTa with only its head trained."""
+    """Build a RoBERTa in which only the head is trained."""
     config = huggingface().RobertaConfig(vocab_size=50265, max_position_embeddings=514, num_labels=6)
     model = huggingface().RobertaForSequenceClassification(config)
     freeze(model.roberta)
@@ -86,7 +86,7 @@ def plays_by_letter() -> Spec:
 
 @case("adam", "fp32", 7, accumulate=2)
 def music_computed_again() -> Spec:
-    """Long sequences with activation checkpointing."""
+    """Build a model on long sequences, with activation checkpointing."""
     layers = Checkpointed(*(transformer_layer(448, 7, causal=True) for _ in range(10)))
     model = sequential(TokenEmbedding(3000, 448, 900), layers, nn.LayerNorm(448), nn.Linear(448, 3000))
     return Spec(model, batch_of(integers(3000, 900), integers(3000, 900)), token_loss)
@@ -99,7 +99,7 @@ def tales_for_children() -> Spec:
 
 @case("adamw", "bf16", 3, accumulate=4)
 def low_paths_in_mistral() -> Spec:
-    """LoRA on queries and values of ten wide Mistral layers."""
+    """Build LoRA on queries and values of ten wide Mistral layers."""
     spec = causal_lm("Mistral", 720, **transformer_sizes(1024, 10, vocab_size=32000, num_key_value_heads=4))
     add_lora(spec.model, ("q_proj", "v_proj"), 8)
     return spec
@@ -107,7 +107,7 @@ def low_paths_in_mistral() -> Spec:
 
 @case("adamw", "bf16", 5, checkpoint=True)
 def qwen_computed_again() -> Spec:
-    """LoRA on the MLPs of Qwen2, with activation checkpointing."""
+    """Build LoRA on the MLPs of Qwen2, with activation checkpointing."""
     spec = causal_lm("Qwen2", 600, **transformer_sizes(896, 12, vocab_size=36000, num_key_value_heads=2))
     add_lora(spec.model, ("gate_proj", "up_proj", "down_proj"), 16)
     spec.model.enable_input_require_grads()
@@ -123,7 +123,7 @@ def opt_on_recipes() -> Spec:
 
 @case("adafactor", "amp_bf16", 11, clip=True)
 def headlines_for_articles() -> Spec:
-    """T5-small summarization."""
+    """Build T5-small summarization."""
     config = huggingface().T5Config(decoder_start_token_id=0, use_cache=False, num_layers=5, d_ff=1536)
     batch = parts.source_and_target(32128, ((280, 24), (340, 20)))
     return Spec(huggingface().T5ForConditionalGeneration(config), batch, masked_text_loss)
