@@ -69,7 +69,7 @@ of a large language model has 20,000.)
 MIN_ENTRIES, MAX_ENTRIES = 5_000, 100_000
 """The minimum and maximum length of a ring. An entry with its stack uses about 0.7 KiB of host memory."""
 LEARNING_STEPS = 4
-"""The number of steps after which the number of entries per step is known."""
+"""After this many steps, the number of entries per step is known."""
 CHECK_SECONDS = 0.5
 """The interval in seconds at which module calls read the statistics if no step ends (inference without a loader)."""
 

@@ -136,9 +136,7 @@ class DeviceAllocations:
         try:
             block = allocator.malloc(nbytes, stream)
         except AllocationFailed as failure:
-            failed = failure.with_traceback(
-                None
-            )  # the traceback would form a reference cycle with this frame
+            failed = failure.with_traceback(None)  # the traceback would form a cycle with this frame
         else:
             number = self.count = self.count + 1
             self.room_left -= block.size

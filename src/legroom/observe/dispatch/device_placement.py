@@ -98,7 +98,7 @@ class DevicePlacement:
         return device, hosts
 
     def check_in_place(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None) -> None:
-        """Check that the inputs of an operation that only writes to its inputs are on one device."""
+        """Check that all inputs are on one device, for an operation that only writes to its inputs."""
         device = self.device_of(args[0])
         for other in args[1:]:
             if isinstance(other, torch.Tensor) and self.device_of(other) != device:

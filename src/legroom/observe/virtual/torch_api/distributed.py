@@ -1,4 +1,4 @@
-"""`torch.distributed` on virtual GPUs: gloo, which sends CPU tensors, replaces NCCL.
+"""Makes `torch.distributed` on virtual GPUs use gloo, which sends CPU tensors, instead of NCCL.
 
 Processes of one or several machines form groups as usual. Each process has its own virtual GPUs. The gradient buckets
 of `DistributedDataParallel` are on the device of the model. Two differences remain. First, `get_backend()` returns
