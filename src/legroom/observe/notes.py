@@ -16,8 +16,8 @@ COMMUNICATION = (
     "measured on an H200 with one rank. More ranks or channels may need more memory."
 )
 COMMUNICATION_EXCLUDED = (
-    "NCCL uses memory outside PyTorch on every GPU: 556 MiB on an H200 with one rank. If the GPU is given as "
-    "a size, the estimate does not include this memory."
+    "NCCL uses memory outside PyTorch on every GPU. On an H200 with one rank, NCCL used 556 MiB. If the GPU "
+    "is given as a size, the estimate does not include this memory."
 )
 COMMUNICATION_BYTES = 556 * 2**20
 """The device memory that the first all-reduce adds, as measured by `bench/accuracy/measure_cases.py context`."""

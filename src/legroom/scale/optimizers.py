@@ -20,7 +20,8 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
     if not isinstance(result, torch.optim.Optimizer):
         if not callable(result):
             raise UsageError(
-                f"optimizer= is a {type(result).__name__}. Pass a torch.optim.Optimizer, or a function that creates one from the parameters."
+                f"optimizer= is a {type(result).__name__}. Pass a torch.optim.Optimizer, or a function "
+                "that creates an optimizer from the parameters."
             )
         result = result([parameter for parameter in model.parameters() if parameter.requires_grad])
     known = set(map(id, model.parameters()))

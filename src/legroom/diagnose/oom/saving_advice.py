@@ -71,8 +71,8 @@ def dataset_on_device(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG609",
         message=f"One input tensor uses {size / evidence.oom.capacity:.0%} of the memory: {format_size(size)}.",
-        fix="If this tensor is the whole dataset, keep it on the host and move one batch at a time to the "
-        "GPU.",
+        fix="If this tensor is the whole dataset, keep the tensor on the host and move one batch at a time "
+        "to the GPU.",
         **location(largest.frame),
         bytes=size,
         saves=size,
@@ -141,8 +141,9 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         message="The optimizer state, which the first optimizer step allocates, does not fit. "
         f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
         "stores two copies of the parameters).",
-        fix="Use an optimizer with less state, or freeze parameters that need no training. SGD has no "
-        "state, or one copy of the parameters with momentum. 8-bit Adam stores half a copy.",
+        fix="Use an optimizer with less state, or freeze parameters that need no training. SGD stores one "
+        "copy of the parameters with momentum, and nothing without momentum. 8-bit Adam stores half a "
+        "copy.",
         **location(oom.frame),
         bytes=max(state, 2 * parameters),
         saves=max(state, parameters),

@@ -173,8 +173,8 @@ def _ranks(nproc: int | None, gpus: Sequence[GpuSpec], real_gpus: int, strategy:
     ranks = nproc or len(gpus) or real_gpus or 1
     if len(gpus) > 1 and ranks > len(gpus):
         raise UsageError(
-            f"{ranks} ranks need {ranks} GPUs, but `--gpu` lists {len(gpus)}. Pass one size or name for all "
-            "ranks, or one for each rank."
+            f"{ranks} ranks need {ranks} GPUs, but `--gpu` lists {len(gpus)}. Pass one GPU for all ranks, or "
+            "one GPU for each rank."
         )
     return ranks
 

@@ -30,8 +30,8 @@ from legroom.scale.ray_cluster import RayHelp, connect_ray
 
 _HELP = RayHelp(
     address="RAY_ADDRESS=",
-    no_cluster="run `ray start --address` on the other nodes, and launch from the first. Without RAY_ADDRESS and --nodes, the "
-    "ranks run on this machine",
+    no_cluster="run `ray start --address` on the other nodes, and launch from the first node. Without "
+    "RAY_ADDRESS and --nodes, the ranks run on this machine",
     no_ray="use `--engine torchrun`, which does not need Ray",
 )
 

@@ -51,7 +51,7 @@ def _format_gpus(plan: LaunchPlan) -> str:
         return f" with a virtual GPU of {sizes[0]}{each}"
     if plan.real_gpus:
         return f" with a GPU{each}"
-    return " on the CPU (no GPU found; use --gpu 8GiB for virtual GPUs)"
+    return " on the CPU, because no GPU was found (use --gpu 8GiB for virtual GPUs)"
 
 
 def render_restart(attempt: LaunchAttempt, allowed: int) -> RenderableType:

@@ -277,7 +277,7 @@ class MicroBatchSizer:
         if phase == "optimizer":
             return max(
                 1, micro // 2
-            ), "the optimizer step did not fit; smaller micro-batches leave more memory for it"
+            ), "the optimizer step did not fit, and smaller micro-batches leave more memory for the step"
         available, needed = self._memory_of_step(failure)
         if available is None or needed is None:
             return max(
@@ -334,7 +334,10 @@ class MicroBatchSizer:
             size, reason = near[-1], f"trying a larger size after {self._successes} successful steps"
         else:
             size = allowed[0]
-            reason = f"trying again {self._successes} steps after {self._failed_at} failed; memory may be free again"
+            reason = (
+                f"trying again {self._successes} steps after {self._failed_at} failed, because memory may be "
+                "free again"
+            )
         self._begin_change(now, size, reason)
 
     def _predicted_max_size(self) -> int | None:
@@ -372,7 +375,8 @@ class MicroBatchSizer:
                 self._begin_change(
                     now,
                     smaller,
-                    f"with micro-batches of {now}, the allocator frees its cache in most steps; a smaller size may be faster",
+                    f"with micro-batches of {now}, the allocator frees its cache in most steps, so a "
+                    "smaller size may be faster",
                 )
 
     def _compare_speeds(self, change: _SizeChange) -> None:

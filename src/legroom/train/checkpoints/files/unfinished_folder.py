@@ -90,8 +90,9 @@ def _no_space(folder: Path, needed: int, error: OSError) -> str:
     except OSError:
         free = ""
     return (
-        f"The checkpoint does not fit on the disk of {folder} ({error.strerror}): it needs {format_size(needed)}{free}. "
-        "Existing checkpoints are not affected. Free disk space, or keep fewer checkpoints with keep=."
+        f"The checkpoint does not fit on the disk of {folder} ({error.strerror}). The checkpoint needs "
+        f"{format_size(needed)}{free}. Existing checkpoints are not affected. Free disk space, or keep fewer "
+        "checkpoints with keep=."
     )
 
 
