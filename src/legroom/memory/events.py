@@ -1,7 +1,7 @@
 """Memory events: a stream of small tuples that describes the memory operations of a running program.
 
-There are two producers: a dispatch mode over CPU or fake tensors, and the history of the CUDA allocator. All analysis
-reads these events. A long run has millions of events, so the frequent events are tuples.
+There are two producers: a dispatch mode over CPU or fake tensors, and the history of the CUDA allocator. All analyses
+use these events. A long run has millions of events, so the frequent events are tuples.
 
 The category of a storage (gradient, activation) is often known only after its allocation, so a `Tag` may follow an
 `Alloc`. The last tag applies to the whole lifetime of the storage. `ledger` combines events into totals.

@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 _Point = tuple[int, float, int, int, tuple[int, ...]]
-"""The number of the event, the time, allocated and reserved memory, and the sums in the order of `Category`."""
+"""A tuple of the event number, the time, allocated memory, reserved memory, and the sums in the order of `Category`."""
 
 _CATEGORIES = tuple(Category)
 _POSITIONS = {category: position for position, category in enumerate(_CATEGORIES)}

@@ -1,10 +1,11 @@
 """Counts the steps of a training loop with torch's hooks on optimizers and loaders.
 
 A step ends with an optimizer step. With several optimizers (a GAN), only the steps of the optimizer that stepped first
-are counted, until another optimizer steps twice in between (layers that are trained one after the other). In a program with backward passes but no optimizer (manual updates), a step ends when the model is called
-again. In a program that never trains (inference), a step is a batch after which a model was called. Batches alone are
-not counted, because some batches are prefetched. For example, accelerate prefetches one batch, and the Trainer of
-transformers prefetches all batches of an accumulated step.
+are counted. If another optimizer steps twice in between (layers that are trained one after the other), its steps are
+counted instead. In a program with backward passes but no optimizer (manual updates), a step ends when the model is
+called again. In a program that never trains (inference), a step is a batch after which a model was called. Batches
+alone are not counted, because some batches are prefetched. For example, accelerate prefetches one batch, and the
+Trainer of transformers prefetches all batches of an accumulated step.
 """
 
 import gc

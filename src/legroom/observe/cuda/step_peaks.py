@@ -25,9 +25,9 @@ class StepPeaks:
         self._namespace = namespace
         self._originals: dict[str, Callable[[int], Any]] = {}
         self._saved: dict[int, _SavedPeaks] = {}
-        """The peaks since the script's last reset that this class saved before its own resets, by device."""
+        """The peaks since the script's last reset by device, saved before this class reset them."""
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
-        """The allocated and reserved peaks of the current step before a reset by the script, by device."""
+        """The allocated and reserved peaks of the current step by device, saved before the script reset them."""
         self._exit = ExitStack()
 
     def install(self) -> None:

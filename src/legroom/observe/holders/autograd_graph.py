@@ -1,8 +1,8 @@
 """Finds the tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
 
 Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
-because unpacking would recompute or copy the tensor. The search reads the object that the hook stored instead. A tensor
-that was not packed by hooks can be unpacked at no cost.
+because unpacking would recompute or copy the tensor. Instead, the search reads the object that the hook stored. A
+tensor that was not packed by hooks can be unpacked at no cost.
 """
 
 import contextlib

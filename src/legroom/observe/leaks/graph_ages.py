@@ -146,8 +146,10 @@ class NodesByIteration:
         return sorted(iteration for iteration in self.nodes if iteration < before)
 
     def parts(self, tensors: Iterable[torch.Tensor], before: int) -> dict[int, "GraphPart"]:
-        """Return a map from the `id` of each tensor to the part of the newest iteration before `before` that its graph
-        retains. Storages that several iterations saved are weights, so they are excluded."""
+        """Return the part of an iteration that the graph of each tensor retains, by the `id` of the tensor. The
+        iteration is the newest iteration before `before`. Storages that several iterations saved are weights, so they
+        are excluded.
+        """
         iterations = self.iterations(before)
         saved = {iteration: self._saved(iteration) for iteration in iterations[-3:]}
         weights = {

@@ -53,8 +53,8 @@ class SourceName:
         )
 
     def is_truncated(self, value: ast.expr) -> bool:
-        """Return whether the value that is assigned to the name is limited. A limited value is a slice of the old value
-        or of a value computed from it, or consists of its largest or most recent items.
+        """Return whether the value that is assigned to the name is limited. A limited value is a slice of the old
+        value, a slice of a value computed from the old value, or its largest or most recent items.
         """
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
             return True

@@ -24,7 +24,7 @@ from legroom.observe.virtual.host import VirtualHost
 from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
 
 VARIABLE = "LEGROOM_VIRTUAL_GPUS"
-"""The environment variable that contains the virtual GPUs that Python programs inherit, as JSON."""
+"""The environment variable from which Python programs inherit virtual GPUs, as JSON."""
 _FOLDER = str(Path(__file__).with_name("inherited"))
 _host: VirtualHost | None = None
 """The virtual GPUs of this process."""

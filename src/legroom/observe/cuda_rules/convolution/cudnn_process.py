@@ -51,8 +51,8 @@ class Answer(NamedTuple):
     logs_skipped_kernels: bool = False
     """The result of `cudnn_query.logs_skipped_kernels`."""
     sizes: tuple[tuple[int, ...], ...] = ()
-    """The most likely workspace size and its alternatives, for the forward pass and the two gradients. Empty if cuDNN
-    returns no result.
+    """The most likely workspace size and its alternatives, for the forward pass and the two gradients. The tuples are
+    empty if cuDNN returns no result.
     """
 
 

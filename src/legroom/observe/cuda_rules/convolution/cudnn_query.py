@@ -265,8 +265,8 @@ def _knobs(descriptors: DescriptorSet, configuration: int) -> dict[int, int]:
 
 _MOST_KNOBS = 24
 _INSTANT, _FALLBACK = 0, 2
-"""Heuristic modes that torch uses: the default mode, and the mode that torch uses if no kernel of the default mode can
-run.
+"""The heuristic modes of torch: the default mode, and the fallback mode for the case that no kernel of the default mode
+can run.
 """
 _FIRST, _ALL = 4, 100
 """The maximum number of kernels to try. Usually the first kernel is used."""

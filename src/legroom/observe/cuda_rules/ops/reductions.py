@@ -6,8 +6,8 @@ room for every thread of a block. If the slow dimension is reduced, the buffer i
 than the part that is used. The bias gradient of a linear layer, a sum over a tall matrix, may therefore use more
 scratch memory than the matrix itself.
 
-The computation follows `setReduceConfig`. Of the GPU's properties, only the number of blocks that run at once matters.
-The sizes match sums measured on an H200 to the byte.
+The computation follows `setReduceConfig`. The only relevant property of the GPU is the number of blocks that run at
+once. The sizes match sums measured on an H200 to the byte.
 """
 
 from collections.abc import Sequence
