@@ -80,8 +80,8 @@ class _Search:
         self._own_lists: set[int] = set()
         """The `id`s of the lists that the search itself uses."""
         self._seen: dict[int, Any] = {}
-        """Maps the `id` of each object that was found to the object. A single dict is used because the search must skip
-        it among the referrers.
+        """All objects that were found, by `id`. A single dict is used because the search must skip it among the
+        referrers.
         """
         self._leads_to: dict[int, int] = {}
         """Maps the `id` of an object to the `id` of the object that it references, one step closer to the target."""

@@ -68,7 +68,7 @@ _MAX_CODE_WIDTH = 78
 
 
 def _wrap_comments(body: str) -> str:
-    """Move comments that make a code line too long for a terminal to a separate line above it."""
+    """Move a comment to a separate line above the code if the line is too long for a terminal."""
     lines, in_code = [], False
     for line in body.split("\n"):
         in_code ^= line.startswith("```")

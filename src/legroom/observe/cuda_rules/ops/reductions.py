@@ -189,7 +189,7 @@ def _flattened(call: OpCall, tensor: Any, dims: Any) -> int:
 
 
 def _widened(call: OpCall, tensor: Any) -> int:
-    """Return the size in bytes of an int64 copy, which sums and products of booleans and small integers need
+    """Return the size in bytes of an int64 copy. Sums and products of booleans and small integers need such a copy
     (`make_reduction`).
     """
     is_sum = call.func._schema.name in ("aten::sum", "aten::prod", "aten::nansum")

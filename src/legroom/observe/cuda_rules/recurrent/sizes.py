@@ -217,8 +217,9 @@ def _in_chunks(layer: RecurrentLayer, is_persistent: bool) -> bool:
 
 
 def _values_in_chunks(layer: RecurrentLayer, masked: int) -> int:
-    """Return the number of values that are copied in chunks. The forward pass copies the gates of one chunk. The
-    backward pass copies all steps, with fewer copies. In training, the workspace is large enough for both passes.
+    """Return the number of values in the workspace if gates are copied in chunks. The workspace of the forward pass
+    includes the gates of one chunk. The workspace of the backward pass includes more values per step, but no gates. In
+    training, the larger of the two numbers is returned.
     """
     hidden, inputs, projected = layer.hidden, layer.inputs, layer.projected
     gates = layer.gates * min(layer.steps, CHUNK) * hidden * layer.batch
