@@ -42,7 +42,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU and its current state. GPUs have the order of NVML (by PCI bus)."""
+    """A GPU and its current state. GPUs are listed in the order of NVML (by PCI bus)."""
 
     index: int
     name: str

@@ -1,9 +1,9 @@
 """Determines from the source code which of the user's functions are called, and which functions are called repeatedly.
 
 A method that empties a buffer has no effect if no code calls it. Functions are compared by name. If it is uncertain
-whether a function is called, the function is treated as called. The uncertain cases are functions whose name occurs
-anywhere, special methods, and functions that override a method of a library (a hook of a trainer). Plain functions that
-may be called from outside (a test, an entry point) are also treated as called.
+whether a function is called, the function is treated as called. A function is treated as called if its name occurs
+anywhere in the code, or if it is a special method. This also applies to functions that override a method of a library
+(a hook of a trainer), and to plain functions that may be called from outside (a test, an entry point).
 """
 
 import ast
