@@ -183,7 +183,7 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
     if kind == "unknown":
         sentence = "This error is unknown. The traceback shows where the error was raised."
     elif isinstance(getattr(builtins, name, None), type):
-        sentence = f"{name}: {_PROGRAM_ERROR}"
+        sentence = f"{name} is {_PROGRAM_ERROR}"
     else:
         sentence = (
             "This error is unknown, but it is unrelated to memory. The traceback shows where the error was "
@@ -200,7 +200,7 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
 
 
 _PROGRAM_ERROR = (
-    "this is a program error, not a memory error. Look at the last line of your own code in the traceback."
+    "a program error, not a memory error. Look at the last line of your own code in the traceback."
 )
 _MEMORY_CODES = frozenset(f"LG70{number}" for number in range(7))
 
@@ -314,7 +314,7 @@ def _explain_exception(error: BaseException) -> Explanation:
         return Explanation(
             kind="not-memory",
             certainty="likely",
-            sentence=f"{name}: {_PROGRAM_ERROR}",
+            sentence=f"{name} is {_PROGRAM_ERROR}",
             message=text.splitlines()[0] if text else name,
         )
     return explanation

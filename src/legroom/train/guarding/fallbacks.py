@@ -138,9 +138,10 @@ def does_not_fit(
         needed = failure.allocated + failure.requested
         sentences.append(f"The step needs more than {format_size(needed)} for tensors.")
     untried = [name for name in ("spill", "checkpoint", "bf16") if name not in tried]
-    more = f"allow more fallbacks with Guard(..., fallbacks={(*tried, *untried)!r}), " if untried else ""
+    if untried:
+        sentences.append(f"Allow more fallbacks with Guard(..., fallbacks={(*tried, *untried)!r}).")
     sentences.append(
-        f"To reduce memory use, {more}use shorter sequences, smaller images or a smaller model. Otherwise, use a larger GPU."
+        "To reduce memory use, use shorter sequences, smaller images or a smaller model. Otherwise, use a larger GPU."
     )
     return DoesNotFit(" ".join(sentences))
 

@@ -226,7 +226,9 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
             f"Parameter `{name}`: {kind} cannot start at {low}, which has no logarithm. Start above zero, or use uniform."
         )
     if step is not None and (kind != "uniform" or not is_number(step) or step <= 0):
-        raise UsageError(f"Parameter `{name}`: step must be above zero, and is only allowed with uniform.")
+        raise UsageError(
+            f"Parameter `{name}`: `step` must be above zero, and is only allowed with `uniform`."
+        )
     if points is not None and (not isinstance(points, int) or points < 1 or kind == "int_log2"):
         raise UsageError(
             f"Parameter `{name}`: `points` is the number of grid points of a range, and must be 1 or more."
