@@ -1,7 +1,8 @@
 """`Finding`: a problem that an analysis reports and that `legroom.show` renders.
 
-Codes: LG1xx retained memory, LG2xx inference, LG3xx transfers and loading, LG4xx precision, LG5xx distributed training,
-LG6xx runs that are too large for the GPU, LG7xx errors known to `legroom explain`, LG9xx the environment.
+The first digit of a code is its group: LG1xx retained memory, LG2xx inference, LG3xx transfers and loading, LG4xx
+precision, LG5xx distributed training, LG6xx runs that are too large for the GPU, LG7xx errors known to `legroom
+explain`, LG9xx the environment.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -23,7 +24,7 @@ class Finding:
     bytes: int = 0
     """The memory that the problem uses. Findings are ranked by `saves`, then by `bytes`."""
     saves: int = 0
-    """The estimated bytes that the fix frees; 0 if unknown."""
+    """The estimated number of bytes that the fix frees, or 0 if unknown."""
     evidence: dict[str, Any] = field(default_factory=dict)
     """Machine-readable values in JSON types."""
 

@@ -2,8 +2,8 @@
 
 The file `legroom.pth` in site-packages checks the environment variable LEGROOM whenever Python starts. If LEGROOM is
 set, this module restarts the interpreter with `-m legroom run` before the script. `LEGROOM=8GiB` adds `--gpu 8GiB`.
-Commands without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged; the Python processes
-that they start check the variable themselves.
+Commands without a Python script or module (`pip`, `torchrun`, `-c`, the prompt) run unchanged. Python processes that
+such a command starts check the variable themselves.
 
 `pip install` creates the file (see setup.py), and `pip uninstall` removes it.
 """
@@ -13,7 +13,8 @@ import sys
 
 VARIABLE = "LEGROOM"
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""The options of the interpreter that take a value. Python has no API that lists them; see `python --help-all`."""
+"""The options of the interpreter that take a value. Python has no API that lists these options. They are documented
+by `python --help-all`."""
 _OFF = ("", "0", "no", "off", "false")
 
 

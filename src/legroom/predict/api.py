@@ -1,4 +1,4 @@
-"""The public functions `estimate`, `max_batch` and `plan`. They accept a model and a batch, or a step function."""
+"""The public functions `estimate`, `max_batch` and `plan`. Each function accepts a model and a batch, or a step function."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,9 +33,9 @@ def estimate(
     """Predict whether a training step fits a GPU. No GPU is needed.
 
     `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
-    optimizer from the parameters; the default is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces your own step.
-    `gpu` is a name or a size, as for `--gpu`. Your objects do not change, because the trace uses copies without data.
-    `search=False` skips the search for the largest batch size.
+    optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces
+    your own step. `gpu` is a name or a size, as for `--gpu`. Your objects do not change, because the trace uses
+    copies without data. `search=False` skips the search for the largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
     trace = traced.trace()

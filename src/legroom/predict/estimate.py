@@ -1,5 +1,5 @@
-"""The estimate of a training step. It shows whether the step fits, its memory use, and the lines that use the memory
-at the peak."""
+"""The estimate of a training step. The estimate contains the verdict, the memory use, and the lines that use the
+memory at the peak."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

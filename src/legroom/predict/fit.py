@@ -39,8 +39,8 @@ def replay(
 
 
 def non_torch_bytes(trace: Trace) -> int:
-    """Return the number of bytes outside PyTorch's allocator. These are the CUDA context, library handles, and NCCL's
-    buffers if ranks communicate.
+    """Return the number of bytes outside PyTorch's allocator. The result includes the CUDA context, library handles,
+    and NCCL's buffers if ranks communicate.
 
     If the GPU is given as a size, the result is 0, because that size is the memory that PyTorch can use.
     """
@@ -56,8 +56,8 @@ def available_bytes(trace: Trace) -> int:
 
 
 def safety_margin(trace: Trace, peaks: ReplayPeaks) -> int:
-    """Return the number of bytes that the safe bound adds to the peak. This is the known uncertainty plus a fraction
-    of the peak."""
+    """Return the number of bytes that the safe bound adds to the peak. The result is the known uncertainty plus a
+    fraction of the peak."""
     share = MARGIN + uncertainty.version_margin(trace.differing_versions)
     return trace.uncertain_bytes + max(MIN_MARGIN, round(share * peaks.reserved))
 

@@ -104,8 +104,8 @@ def _device(world: World) -> torch.device:
 
 
 def _may_have_own_gpu() -> bool:
-    """Return True if the launcher makes only one GPU visible to each rank (a job system, a virtual GPU). That GPU has index 0
-    on every rank.
+    """Return True if the launcher makes only one GPU visible to each rank (a job system, a virtual GPU). The visible
+    GPU has index 0 on every rank.
 
     Two ranks with the same GPU are detected after the process group has started.
     """

@@ -245,7 +245,7 @@ def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
 
 MAX_HOLDERS = 8
 _SHELL_NAMES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""IPython variables that are not reported. They reference all variables, or the same objects as `Out`."""
+"""IPython variables that are not reported, because they reference all variables or the same objects as `Out`."""
 
 
 def _holders(caller: FrameType | None) -> tuple[Holder, ...]:

@@ -1,4 +1,4 @@
-"""The result of a search, with the best trial and a table of all trials. Both can be written to files."""
+"""The result of a search, with the best trial and a table of all trials. The results can be written to files."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A finished or unfinished study. Its `repr` is a one-line summary."""
+    """A finished or unfinished study. The `repr` of a study is a one-line summary."""
 
     metric: str
     mode: Mode

@@ -434,7 +434,7 @@ class StudyRunner:
         record.memory = replace(known, ooms=max(known.ooms, ooms))
 
     def _update_checkpoints(self, record: TrialRecord, checkpoint: str, *, is_best: bool) -> None:
-        """Keep the best and the latest checkpoint, and delete the others."""
+        """Keep the best and the latest checkpoint, and delete all other checkpoints."""
         before = {record.checkpoint, record.last_checkpoint}
         record.last_checkpoint, record.checkpoint_step = checkpoint, record.step
         if is_best or record.checkpoint is None:

@@ -50,9 +50,9 @@ class Machine:
     """The limit of page-locked bytes for this process, or `UNLIMITED`."""
     environ: Mapping[str, str] = field(default_factory=dict)
     torch: str = ""
-    """The version of the installed torch; "" if it is not installed."""
+    """The version of the installed torch, or "" if torch is not installed."""
     torch_cuda: str = ""
-    """The CUDA version that torch was built with; "" without CUDA."""
+    """The CUDA version with which torch was built, or "" for a build without CUDA."""
 
 
 def inspect_machine() -> Machine:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 SECONDS = 120.0
-"""The timeout in seconds. It allows for importing torch from a slow disk and creating CUDA contexts on several
-GPUs."""
+"""The timeout in seconds. Importing torch from a slow disk and creating CUDA contexts on several GPUs take time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The memory of one device at one moment. The moment is the peak or a failed allocation.
 
-The shares of a snapshot add up to the device's total: non-PyTorch memory, each category, memory that PyTorch reserves but
-does not use, and free memory. Each share has its own label, because only a failed allocation shows how the unused part
-divides into cached segments and fragments.
+The shares of a snapshot add up to the device's total: non-PyTorch memory, each category, memory that PyTorch reserves
+but does not use, and free memory. Each share has its own label, because the division of unused memory into cached
+segments and fragments is known only for a failed allocation.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The report of a run as plain data, built from the run's ledger or from its capture.
 
-This module prints nothing and does not import torch. `RunReport.as_json()` is the output of `--format json`; its keys are
-stable.
+This module prints nothing and does not import torch. `RunReport.as_json()` is the output of `--format json`. The keys
+of this output are stable.
 """
 
 import shlex
@@ -81,7 +81,7 @@ class OomReport:
     holders: tuple[Holder, ...]
     advice: tuple[Finding, ...]
     ended_run: bool
-    """True if the error ended the run; False if the script caught it."""
+    """True if the error ended the run. False if the script caught the error."""
 
     @property
     def block(self) -> int:
@@ -289,7 +289,7 @@ def _leaks(
 
 
 def _remark(annotation: Annotation) -> str | None:
-    """Return remarks for the user about how the run was recorded."""
+    """Return remarks for the user about the recording of the run."""
     match annotation:
         case HistoryUnavailable(reason=reason):
             return f"{reason}, so only memory totals per step were recorded"

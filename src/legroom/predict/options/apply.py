@@ -24,7 +24,7 @@ def _raise_no_effect() -> NoReturn:
 
 @contextlib.contextmanager
 def applied(*options: MemoryOption, no_effect: Callable[[], NoReturn] = _raise_no_effect) -> Iterator[None]:
-    """Apply `options` to everything that runs inside the block. `no_effect` is called if an option has no effect."""
+    """Apply `options` to all code that runs inside the block. `no_effect` is called if an option has no effect."""
     with _Undo() as undo:
         undo.no_effect = no_effect
         for option in options:
@@ -132,7 +132,7 @@ def _checkpoint(undo: _Undo) -> None:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the repeated blocks of a model. These are the modules with parameters in its outermost module lists."""
+    """Return the repeated blocks of a model. The blocks are the modules with parameters in its outermost module lists."""
     if isinstance(model, nn.ModuleList | nn.Sequential):
         blocks = [block for block in model if any(True for _ in block.parameters())]
         if len(blocks) > 1:

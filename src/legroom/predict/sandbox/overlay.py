@@ -1,6 +1,6 @@
 """A file system overlay. A script writes to a scratch folder, and reads its own changes from that folder.
 
-The user's files are the lower layer and never change. Everything that the script writes is placed in the upper layer.
+The user's files are the lower layer and never change. All files that the script writes are placed in the upper layer.
 The upper layer is a folder that contains the same paths. For example, `/home/me/log.csv` becomes
 `UPPER/home/me/log.csv`. Files of the lower layer that the script deleted or renamed are recorded in memory.
 

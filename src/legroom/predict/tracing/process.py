@@ -122,9 +122,10 @@ class TracingProcess:
         self._is_own_failure = True
         """True if an error is certainly an error of the script itself (see `own_failures`)."""
         self._imports = contextlib.ExitStack()
-        """Contexts that are active during imports. They are closed at the first batch, after which little is imported."""
+        """Contexts that are active during imports. The contexts are closed at the first batch, because few imports
+        happen after it."""
         self._options = contextlib.ExitStack()
-        """The options of a fork. They are never reverted, because the fork exits with the options applied."""
+        """The options of a fork. The options are never reverted, because the fork exits with the options applied."""
 
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # a fork does not inherit threads
@@ -453,8 +454,8 @@ class TracingProcess:
             signal.setitimer(timer, seconds)
 
     def _traced_device(self) -> int:
-        """Return the index of the device whose memory is estimated. This is the device of the local rank if the
-        script uses that device."""
+        """Return the index of the device whose memory is estimated. If the script uses the device of the local rank,
+        the result is that device."""
         reserved = [device.allocator.peak_reserved for device in self.device.devices]
         used = max(range(len(reserved)), key=reserved.__getitem__)
         if reserved[self._local_rank] or not reserved[used]:

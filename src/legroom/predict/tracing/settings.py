@@ -1,9 +1,10 @@
 """Collects the candidates for the batch size setting of a running script.
 
-The candidates come from these sources: the command line, the parser of the script (argparse, click, absl), variables
-of the running functions (for parsers that turn variables into options), configuration files that the script opened,
-environment variables, and constants in the source code. The names only determine the order of the candidates. The
-caller starts the script again with another value to check a candidate (see `batch_setting`).
+The candidates come from the command line, from the parser of the script (argparse, click, absl), and from variables
+of the running functions, because some parsers turn variables into options. Other candidates come from configuration
+files that the script opened, from environment variables, and from constants in the source code. The names only
+determine the order of the candidates. The caller starts the script again with another value to check a candidate (see
+`batch_setting`).
 """
 
 import argparse

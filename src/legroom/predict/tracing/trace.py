@@ -186,7 +186,7 @@ class Trace:
 def _second_step(first: list[MemoryRequest], last_id: int) -> list[MemoryRequest]:
     """Return the requests of a second step if only the first step of an optimizer was traced.
 
-    These are the requests that the first step frees again. All other memory (gradients, optimizer state) is already
+    The result contains the requests that the first step frees again. All other memory (gradients, optimizer state) is already
     allocated when the second step starts, so the peak of the second step is higher.
     """
     allocated = {request.id for request in first if request.bytes >= 0}

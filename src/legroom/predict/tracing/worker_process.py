@@ -1,9 +1,10 @@
 """Starts the processes that trace scripts, and exchanges messages with them.
 
-A trace patches torch and forks, so it runs in a separate process. That process prints to a file, so its output does not
-mix with Legroom's output and can be shown if the process fails. An estimate starts a script more than once, and
-importing torch takes longer than most traces. Therefore a server process (see `worker_server`) imports torch once, and
-each worker is a fork of the server. This module does not import torch. The server imports torch while the caller continues.
+A trace patches torch and forks, so it runs in a separate process. The process of a trace prints to a file. Its output
+does not mix with Legroom's output and can be shown if the process fails. An estimate starts a script more than once,
+and importing torch takes longer than most traces. Therefore a server process (see `worker_server`) imports torch
+once, and each worker is a fork of the server. This module does not import torch. The server imports torch while the
+caller continues.
 """
 
 import atexit

@@ -213,8 +213,8 @@ def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimize
 
 
 def model_inputs(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the model's arguments from a batch. These are all entries of a dict, or all items of a sequence except
-    the last item (the target)."""
+    """Return the model's arguments from a batch. The arguments are all entries of a dict, or all items of a sequence
+    except the last item (the target)."""
     if isinstance(batch, dict):
         return (), dict(batch)
     if isinstance(batch, list | tuple):

@@ -232,7 +232,7 @@ def _result_slots(template: Any, result: Any) -> Iterator[tuple[int, torch.Tenso
 
 
 def _last_uses(program: StageProgram) -> list[tuple[int, ...]]:
-    """Return the slots that are not needed after each node. Their memory can be freed."""
+    """Return the slots that are not needed after each node. The memory of these slots can be freed."""
     needed = set(program.sends)
     last_uses: list[tuple[int, ...]] = []
     for node in reversed(program.nodes):

@@ -1,4 +1,4 @@
-"""The folder of a launch. It contains the output, the exit records and the captures of the ranks.
+"""The folder of a launch. The folder contains the output, the exit records and the captures of the ranks.
 
     train.launch/
         rank-0.out  rank-0.err     the output of the rank

@@ -1,4 +1,5 @@
-"""Counts processes that the kernel killed because host memory ran out. This is the most common cause of SIGKILL."""
+"""Counts processes that the kernel killed because host memory ran out. A lack of host memory is the most common cause
+of SIGKILL."""
 
 from pathlib import Path
 

@@ -95,8 +95,8 @@ def run_ray(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on_end
 
 
 def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
-    """Connect to a Ray cluster. This is the cluster at RAY_ADDRESS or, for several nodes, the cluster of this
-    machine. Otherwise, a cluster is started."""
+    """Connect to the Ray cluster at RAY_ADDRESS or, for several nodes, to the cluster of this machine. If there is no
+    such cluster, a new cluster is started."""
     address = os.environ.get("RAY_ADDRESS") or ("auto" if plan.nodes[1] > 1 else None)
     return connect_ray(
         None if address == "local" else address, _HELP, processors=max(plan.world_size + 1, processors())

@@ -71,8 +71,8 @@ def sharded(
 def wrapping(model: nn.Module) -> Wrapping:
     """Return the modules that are gathered separately.
 
-    These are the largest modules with at most MAX_UNIT_FRACTION of the model, and repeated modules (the blocks of a
-    transformer).
+    The result contains the largest modules with at most MAX_UNIT_FRACTION of the model, and repeated modules (the
+    blocks of a transformer).
     """
     total = _bytes(model.parameters())
     shared = _shared_parameters(model)

@@ -1,8 +1,9 @@
 """Implements strategy `split`. One process places the layers of the model on several GPUs, which compute one after the other.
 
-This is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that all GPUs use
-about the same memory. The code of the model does not change. Inputs are moved to the GPU of each module, and an
-operation on tensors of two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch is.
+The strategy `split` is model parallelism with `.to("cuda:0")` and `.to("cuda:1")`. The layers are distributed so that
+all GPUs use about the same memory. The code of the model does not change. Inputs are moved to the GPU of each module,
+and an operation on tensors of two GPUs runs on the later GPU. The result is moved to the first GPU, where the batch
+is.
 """
 
 from collections.abc import Sequence
@@ -52,8 +53,8 @@ class SplitModel(nn.Module):
 
 
 class _RunOnLaterDevice(TorchFunctionMode):
-    """Runs each operation with tensors on several devices on a single device. This is the device of a parameter or,
-    without parameters, the last of these devices in the model."""
+    """Runs each operation with tensors on several devices on a single device. The operation runs on the device of a
+    parameter or, without parameters, on the last of these devices in the model."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ def plain_name(name: str) -> str:
 
 
 def check_names(saved: Shapes, expected: Shapes, source: str) -> None:
-    """Raise CheckpointError if names or shapes differ from those of the model."""
+    """Raise CheckpointError if names or shapes differ from the names and shapes of the model."""
     missing = [name for name in expected if name not in saved]
     unexpected = [name for name in saved if name not in expected]
     reshaped = [name for name in expected if name in saved and tuple(saved[name]) != tuple(expected[name])]

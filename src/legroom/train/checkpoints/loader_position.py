@@ -31,7 +31,8 @@ from legroom.train.checkpoints.random_states import (
 
 
 class ResumableLoader:
-    """A loader that wraps the given loader and tracks the position. All other attributes are those of the given loader."""
+    """A loader that wraps the given loader and tracks the position. All other attributes are attributes of the given
+    loader."""
 
     def __init__(self, loader: "DataLoader[Any]") -> None:
         if not hasattr(loader, "__iter__"):

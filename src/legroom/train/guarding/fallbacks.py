@@ -1,5 +1,5 @@
-"""Fallbacks for a single sample that does not fit. They are applied one after the other. If they are not enough, an
-error is raised.
+"""Fallbacks for a single sample that does not fit. Guard applies one fallback after the other. If all fallbacks are
+not enough, an error is raised.
 
 Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients, so
 it is only used if the user allows it.

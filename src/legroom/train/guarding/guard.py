@@ -5,9 +5,9 @@
         loss = guard.step(lambda x, y: criterion(model(x), y), x, y)
 
 If memory runs out in the forward or backward pass, Guard restores the state from before the step (gradients, buffers,
-random generators), splits the batch into micro-batches that fit and runs the passes again. The gradients are the same
-as for the whole batch. If memory runs out in the optimizer, Guard completes that optimizer step. If memory does not run
-out, the overhead is small: Guard copies no weights and adds no synchronization.
+random generators). Then Guard splits the batch into micro-batches that fit, and runs the passes again. The gradients
+are the same as for the whole batch. If memory runs out in the optimizer, Guard completes that optimizer step. If
+memory does not run out, the overhead is small: Guard copies no weights and adds no synchronization.
 
 This file decides how to continue after a failure. `passes` runs the passes, `transaction` restores the state,
 `optimizer_step` steps the optimizer, `micro_batch_size` chooses the sizes, and `fallbacks` saves memory if a single
@@ -64,7 +64,7 @@ class StepSummary:
     attempts: int
     """The number of attempts, which is 1 if memory did not run out."""
     fallbacks: tuple[str, ...]
-    """The active fallbacks. They are needed because a single sample did not fit."""
+    """The active fallbacks, which are needed because a single sample did not fit."""
 
 
 class Guard:

@@ -6,7 +6,7 @@ of two strategies:
 
 - **Copy and restart**, if parameters and state are small compared to the memory of the device. Parameters and state are
   copied before each step. If a step fails, they are restored from the copy, and the step is repeated under
-  `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change nothing else.
+  `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change only parameters and state.
 - **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory.
   `RetryOnOOM` costs some microseconds per function, which is negligible for a model of that size.
 

@@ -12,9 +12,9 @@ micro-batches.
 A rank that failed completes its pending collectives (see `pending_collectives`), so no rank hangs. At the end of the
 passes, the ranks exchange a few integers that show whether the step is valid. The exchange uses gloo between the
 hosts, so it does not wait for a GPU, and the device continues with its queued work. The same exchange contains the
-next split. Once the sizes no longer change, nothing else is exchanged. An exchange before a step is needed only if a
-rank needs more passes than agreed. This happens if batch sizes differ under FSDP2, where the number of passes must be
-the same on all ranks.
+next split. After the sizes have stopped changing, the ranks exchange nothing else. An exchange before a step is
+needed only if a rank needs more passes than agreed. A rank may need more passes if batch sizes differ under FSDP2,
+where the number of passes must be the same on all ranks.
 """
 
 import itertools
@@ -86,8 +86,8 @@ class DistributedRanks:
     """Coordinates this rank with the other ranks that share the model."""
 
     keeps_finished_micro_batches = False
-    """True if finished passes of a failed attempt can be kept. This is always False, because the passes received zeros
-    from the rank that failed.
+    """True if finished passes of a failed attempt can be kept. The value is always False, because the passes received
+    zeros from the rank that failed.
     """
 
     def __init__(
@@ -323,8 +323,9 @@ class DistributedRanks:
         self._in_pass = True
 
     def _end_pass(self, collectives: int) -> None:
-        """End a pass. If the pass issued more collectives than Guard itself, the model communicates in its passes
-        (SyncBatchNorm). In that case, all ranks must run the same number of passes from the next attempt on.
+        """End a pass. If the pass issued collectives in addition to Guard's own collectives, the model communicates
+        in its passes (SyncBatchNorm). In that case, all ranks must run the same number of passes from the next
+        attempt on.
 
         All ranks make the same decision, because they issue the same collectives.
         """

@@ -94,8 +94,8 @@ def _was_called(root: Any) -> bool:
 
 
 def _reset(root: Any) -> None:
-    """Reset FSDP2 during a pass. Since torch 2.13, this uses torch's own function. Older versions require changes of
-    FSDP2's private state.
+    """Reset FSDP2 during a pass. In torch 2.13 and newer, torch's own function is used. Older versions require
+    changes of FSDP2's private state.
 
     If a version of torch supports neither way, recovery is not possible, and the error contains the missing attribute.
     """

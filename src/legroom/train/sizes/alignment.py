@@ -73,7 +73,7 @@ class _Alignment:
         return [self._bytes.get(request.id) for request in large if request.bytes >= 0]
 
     def _same_kind(self, i: int, j: int) -> bool:
-        """Return True if both requests are allocations or both are frees. This is the fallback comparison if no
+        """Return True if both requests are allocations or both are frees. This comparison is the fallback if no
         alignment is found nearby."""
         return (self._small[i].bytes < 0) == (self._large[j].bytes < 0)
 

@@ -1,4 +1,4 @@
-"""Determines the GPU memory available to PyTorch. This is the free memory, limited by the per-process memory fraction."""
+"""Determines the GPU memory available to PyTorch, which is the free memory, limited by the per-process memory fraction."""
 
 import torch
 

@@ -7,8 +7,8 @@ fragmentation and the freeing of the cache before a failure. If the line through
 memory grows faster than linearly (as in contrastive losses). In that case, a power function replaces the line.
 
 If a library selected different kernels for the two sizes, some requests have no match in the other log (`alignment`).
-Requests without a match whose size occurs in both logs are treated as fixed, and the others as proportional to the
-batch size. Such a prediction is less exact, and `matched` is False.
+A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is treated as
+proportional to the batch size. Such a prediction is less exact, and `matched` is False.
 
 `predict.extrapolate` extrapolates traces without such assumptions, because another trace is cheap. In this module,
 another size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in any

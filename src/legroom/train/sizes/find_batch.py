@@ -66,7 +66,7 @@ class SizeTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundBatchSize:
-    """The largest batch size, and how it was found."""
+    """The largest batch size, with the trials of the search."""
 
     batch_size: int
     """The largest batch size that fits. This size was run."""

@@ -1,7 +1,7 @@
 """Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to gradually larger
 sizes. Each choice has a reason.
 
-A `MicroBatchSizer` only makes decisions. Its inputs are the sizes that succeeded or failed and their times. Its
+A `MicroBatchSizer` only makes decisions. The inputs are the sizes that succeeded or failed and their times. The
 output is a size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same inputs choose
 the same sizes.
 

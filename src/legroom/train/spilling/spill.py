@@ -4,15 +4,15 @@
         loss = loss_fn(model(x), y)
     loss.backward()                         # the same gradients, bit for bit
 
-Autograd passes each saved tensor to a hook. In the backward pass, another hook returns the tensor. Large
-tensors on a device are copied to the host. A storage is copied once, even if several operations save it. The device
-memory of a tensor is freed as soon as nothing else references it. In the backward pass, the next tensors are
+Autograd passes each saved tensor to a hook. In the backward pass, another hook returns the tensor. Large tensors on a
+device are copied to the host. A storage is copied once, even if several operations save it. The device memory of a
+tensor is freed as soon as no other object references the tensor. In the backward pass, the next tensors are
 prefetched.
 
-The following tensors stay on the device: parameters (leaves that require a gradient, and views of them), tensors
-smaller than `min_size`, tensor subclasses, and a small part of a large storage (a slice of a data set on the GPU,
-where a copy would free no memory). If the budget or the host memory is used up, the remaining tensors stay on the
-device too.
+Parameters (leaves that require a gradient, and views of them), tensors smaller than `min_size`, and tensor subclasses
+stay on the device. A small part of a large storage, such as a slice of a data set on the GPU, also stays on the
+device, because a copy would free no memory. If the budget or the host memory is used up, the remaining tensors stay
+on the device too.
 
 Autograd checks whether a saved tensor was modified in place. Autograd does not check tensors in hooks, so `Spill`
 checks these tensors. If a tensor is modified after its copy is complete, the gradient is still correct. Without
@@ -38,8 +38,8 @@ from legroom.train.spilling.transfers import HostLink, host_link
 from legroom.units import MiB, format_size, parse_size
 
 MAX_PENDING_COPIES = 4
-"""The maximum number of pending copies to the host. One copy is running, and the others wait while the computation
-continues."""
+"""The maximum number of pending copies to the host. One copy is running, and the other copies wait while the
+computation continues."""
 PREFETCHED_COPIES = 2
 """The number of copies that are moved back before they are requested."""
 MAX_PENDING_BYTES = 256 * MiB

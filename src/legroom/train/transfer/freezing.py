@@ -74,7 +74,7 @@ def freeze(
     gpu: str | int = "80GiB",
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
 ) -> FreezeResult:
-    """Freeze all parameters except those selected by `trainable`.
+    """Freeze all parameters except the parameters that `trainable` selects.
 
     `trainable` contains names of parameters or modules, or patterns, such as `classifier`, `encoder.layer.5` or
     `*.bias`. With a `batch`, the peak of a training step on `gpu` is predicted before and after freezing. `optimizer`

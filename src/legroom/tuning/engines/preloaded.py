@@ -2,7 +2,7 @@
 
 These modules must not use a GPU, because a process that has initialized CUDA cannot be forked. Without this module,
 each process would load the optional modules of torch when the first optimizer is created and when a virtual GPU is
-entered. Loading these modules takes nearly two seconds of CPU time. This code is in a separate module because only
+entered. Loading these modules takes nearly two seconds of CPU time. The imports are in a separate module because only
 the server process may import it.
 """
 

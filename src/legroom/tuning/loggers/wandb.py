@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 SECONDS_TO_START = 120.0
-"""The timeout in seconds for the start of wandb's service process. It is long because trials may use all CPU cores."""
+"""The timeout in seconds for the start of wandb's service process. The timeout is long because trials may use all CPU
+cores."""
 
 
 class WandbLog(Logger):

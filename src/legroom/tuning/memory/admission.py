@@ -1,5 +1,5 @@
-"""The admission of a trial. It contains the GPUs on which the configuration can run, with the micro-batch size and
-the memory on each GPU. An engine requests one `Admission` per proposal, which `gate` computes.
+"""The admission of a trial. An admission contains the GPUs on which the configuration can run, with the micro-batch
+size and the memory on each GPU. An engine requests one `Admission` per proposal, which `gate` computes.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ class Fit:
     micro_batch: int | None = None
     """The number of samples per micro-batch, or None if the batch is not split."""
     used_by_others: int = 0
-    """The number of bytes used by other programs, if the batch is split only for that reason."""
+    """The number of bytes used by other programs, if the batch would fit unsplit without these programs."""
 
 
 class AdmissionVerdict(StrEnum):

@@ -99,8 +99,8 @@ class MemoryGate:
         """The float ranges that were not yet tested for their influence on memory."""
         self._known: list[_TracedConfig] = []
         self._correction = 0
-        """The number of bytes by which estimates have been too low. This is an absolute amount, because memory that is not traced (an
-        evaluation) does not grow with the estimate."""
+        """The number of bytes by which estimates have been too low. The amount is absolute, because memory that is
+        not traced (an evaluation) does not grow with the estimate."""
         self._queue: queue.PriorityQueue[tuple[int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._unseen: set[Future[Admission]] = set()

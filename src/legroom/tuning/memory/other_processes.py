@@ -1,9 +1,9 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
 Trials share the remaining memory. The driver reports memory per process, so the memory of trials can be distinguished
-from the memory of other programs. In a container that cannot see its own process IDs, this distinction is not possible. In
-that case, other programs are assumed to use at least the memory that exceeds the reservations of trials, and at least
-the memory that they used when no trial was running.
+from the memory of other programs. In a container that cannot see its own process IDs, this distinction is not
+possible. In that case, the use of other programs is estimated from two lower bounds: the memory that exceeds the
+reservations of trials, and the memory in use when no trial was running.
 """
 
 import math

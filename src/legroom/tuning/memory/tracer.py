@@ -15,7 +15,7 @@ from legroom.tuning.space.space import Config
 from legroom.tuning.trial.function import TrainFunction
 
 OUTPUT = "output.txt"
-"""The file with the output of the tracing process. Its last line is reported if the process dies."""
+"""The file with the output of the tracing process. If the process dies, the last line of this file is reported."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
 """The maximum time in seconds for a trace, and for a trace with low priority. After this time, the trial runs without
 an estimate."""

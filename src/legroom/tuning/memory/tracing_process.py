@@ -111,7 +111,7 @@ class _TracingServer:
         return {}
 
     def _device(self, stack: contextlib.ExitStack) -> VirtualGPU:
-        """Return the GPU that is visible to the function. This is a model of a real GPU with its kernels, or a
+        """Return the GPU that is visible to the function. The result is a model of a real GPU with its kernels, or a
         virtual GPU."""
         if not self._setup.virtual:
             return stack.enter_context(make_device(self._gpu, "fake", self._trace.events.append))

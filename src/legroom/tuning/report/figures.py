@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from legroom.tuning.study import Study
 
 Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
-"""The final state of a trial as drawn in the charts: finished, finished in micro-batches, stopped early, rejected
-because it cannot fit, failed with an error, out of memory, or not finished."""
+"""The final state of a trial in the charts. A trial has finished, has finished in micro-batches, was stopped early,
+was rejected because it cannot fit, failed with an error, ran out of memory, or is not finished."""
 MAX_CURVE_POINTS = 200
 """The maximum number of points of a learning curve. More points would not be visible on a screen."""
 

@@ -1,4 +1,4 @@
-"""Schedulers that stop poor trials early. They implement successive halving (ASHA) and median stopping.
+"""Schedulers that stop poor trials early: successive halving (ASHA) and median stopping.
 
 Optuna's pruners and Ray's schedulers have the same rules, but each is tied to its own trial objects and storage. The
 schedulers in this module are pure functions of the reports, so every engine can use them, and a resumed study can

@@ -31,7 +31,7 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, UTILITY = 10, UtilityFunction(kind="ucb", kappa=2.576)
-"""The number of random points before the model is used, and the acquisition function. Both are Ray Tune's settings."""
+"""The number of random points before the model is used, and the acquisition function, with the settings of Ray Tune."""
 
 MIN_RESULTS = 4
 """The minimum number of results before they determine the next proposal."""
@@ -197,5 +197,5 @@ def _value(domain: Range, point: float) -> float:
 
 
 def _coordinate(domain: Range, value: float) -> float:
-    """Convert a value to a coordinate. This is the inverse of `_value`."""
+    """Convert a value to a coordinate. The function `_value` is the inverse."""
     return value if _is_linear(domain) else domain.to_unit(value)

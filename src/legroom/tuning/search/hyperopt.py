@@ -21,8 +21,8 @@ from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
 STARTUP_TRIALS, GAMMA = 20, 0.25
-"""The number of random trials before the model is used, and the fraction of trials that are treated as good. Both are
-Ray Tune's settings."""
+"""The number of random trials before the model is used, and the fraction of trials that are treated as good, with the
+settings of Ray Tune."""
 
 
 class HyperoptSearcher:
@@ -110,7 +110,7 @@ def _value(domain: AnyDomain, sampled: Any) -> Any:
 
 
 def _sampled(domain: AnyDomain, value: Any) -> Any:
-    """Convert a value of the domain to HyperOpt's sample. This is the inverse of `_value`."""
+    """Convert a value of the domain to HyperOpt's sample. The function `_value` is the inverse."""
     if isinstance(domain, Categorical):
         return domain.options.index(value)
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

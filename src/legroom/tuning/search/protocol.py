@@ -46,7 +46,8 @@ class Searcher(Protocol):
 
 @runtime_checkable
 class OrderingSearcher(Protocol):
-    """A searcher that also chooses the start order of waiting trials. Its random proposals are all requested at once."""
+    """A searcher that also chooses the start order of waiting trials. All random proposals of the searcher are
+    requested at once."""
 
     def start_order(self, waiting: Mapping[int, Admission]) -> list[int]:
         """Return the waiting trials in start order."""

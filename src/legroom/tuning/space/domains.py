@@ -175,7 +175,7 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
 
 
 def domain_as_dict(domain: AnyDomain) -> dict[str, Any]:
-    """Return the domain as plain data. This is the inverse of `read_domain`."""
+    """Return the domain as plain data, which `read_domain` can read."""
     if isinstance(domain, Categorical):
         return {"choice": list(domain.options)}
     if isinstance(domain, PowerRange):

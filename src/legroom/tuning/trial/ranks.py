@@ -70,7 +70,7 @@ class RankGroup:
 
     @property
     def end(self) -> TrialExit:
-        """Return the result of the trial. This is the result of the rank that failed first, or of rank 0 if no rank
+        """Return the result of the trial, which is the result of the rank that failed first, or of rank 0 if no rank
         failed. The memory is the maximum over the ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]

@@ -24,13 +24,14 @@ class TrialState(StrEnum):
     """The state of a trial."""
 
     WAITING = "waiting"
-    """The trial was proposed. Its memory is being estimated, or it waits for free memory."""
+    """The trial was proposed. The memory of the trial is being estimated, or the trial waits for free memory."""
     RUNNING = "running"
     PAUSED = "paused"
     FINISHED = "finished"
     """The function returned."""
     STOPPED = "stopped"
-    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. Its reports are used."""
+    """The trial was stopped by the scheduler, by the time budget or because the metric was NaN. The reports of the
+    trial are used."""
     FAILED = "failed"
     """The function raised an exception, or its process died."""
     OUT_OF_MEMORY = "out-of-memory"
@@ -70,7 +71,7 @@ class TrialMemory:
     shortage: float = 0.0
     """The missing memory of a trial that never fits, as a fraction of the largest GPU."""
     used_by_others: int = 0
-    """The number of bytes used by other programs, if the batch was split only for that reason."""
+    """The number of bytes used by other programs, if the batch would have fit unsplit without these programs."""
 
     @property
     def bound(self) -> int | None:

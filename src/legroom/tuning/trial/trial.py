@@ -85,8 +85,8 @@ class Trial:
     ranks: int = 1
     """The number of processes of this trial. If there are several, the process group is initialized."""
     checkpoint: str | None = None
-    """The checkpoint from which the trial continues, or None for a new trial. This is a path that was passed to
-    `report`, or a file that `report` wrote."""
+    """The checkpoint from which the trial continues, or None for a new trial. The checkpoint is a path that was
+    passed to `report`, or a file that `report` wrote."""
     step: int = 0
     """The number of reports so far. After an interruption, only reports up to the checkpoint are included."""
     channel: Channel

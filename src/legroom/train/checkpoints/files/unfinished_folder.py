@@ -34,7 +34,7 @@ class UnfinishedFolder:
         self._lock: int | None = _lock(self.path)
 
     def finish(self, name: str) -> Path:
-        """Rename the folder, and return its new path. Its contents must have been written by `write_file`."""
+        """Rename the folder, and return its new path. The contents of the folder must have been written by `write_file`."""
         sync_folder(self.path)
         final = self._parent / name
         os.rename(self.path, final)

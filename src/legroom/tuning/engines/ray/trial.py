@@ -58,8 +58,8 @@ def kill_process(result: dict[str, Any], server: str | None) -> None:
 
 
 def read_result(result: dict[str, Any]) -> ReportMessage | TrialExit:
-    """Return the message in a Ray result. This is a message of Legroom, or the metrics that a plain Ray function
-    passed to `ray.tune.report`."""
+    """Return the message in a Ray result. The message comes from Legroom, or contains the metrics that a plain Ray
+    function passed to `ray.tune.report`."""
     if REPORTED in result:
         message: ReportMessage = result[REPORTED]
         return message

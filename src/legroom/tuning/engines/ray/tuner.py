@@ -1,9 +1,9 @@
 """Converts a `ray.tune.Tuner` into arguments of `legroom.tune`.
 
 The function of the Tuner runs unchanged and calls `ray.tune.report`. The space, metric, number of samples, search
-algorithm and scheduler come from the Tuner. Legroom's searcher and scheduler of the same name replace those of Ray,
-because Ray's searchers learn nothing from configurations that cannot fit. Further settings of Ray's searchers are
-ignored.
+algorithm and scheduler come from the Tuner. Legroom's searcher and scheduler of the same name replace Ray's searcher
+and scheduler, because Ray's searchers learn nothing from configurations that cannot fit. Further settings of Ray's
+searchers are ignored.
 """
 
 from collections.abc import Callable

@@ -13,8 +13,8 @@ from legroom.observe.virtual.patching import Replacement, replaced
 
 
 def keep_idle(controller: Any, trial: Trial, count: int) -> None:
-    """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops the others unless a trial is
-    queued, and the dispatcher never queues trials in Ray.
+    """Make Ray keep `count` idle workers. By default, Ray keeps one idle worker and stops all other idle workers
+    unless a trial is queued. The dispatcher never queues trials in Ray.
 
     If Ray's internals differ, most trials that run in parallel start a new worker.
     """
