@@ -133,6 +133,10 @@ class _Walker(Assignments):
             self.names[name] = (
                 value if value.kind is not ValueKind.UNKNOWN or value.class_name else guess_from_name(name)
             )
+        if self.program.is_autograd_function(function.class_name):
+            self.no_grad = function.no_grad = True
+            for name in function.parameters[1:2] if function.name == "forward" else ():
+                self.names[name] = TENSOR if self.names[name].kind is ValueKind.UNKNOWN else self.names[name]
         if function.class_name is not None and function.parameters[:1] in (("self",), ("cls",)):
             known = self.program.classes[function.class_name]
             is_module = self.program.is_module_class(known.name)
@@ -377,7 +381,7 @@ def _propagate_through_calls(program: Program) -> None:
         for loop in call.loops:
             loop.backward |= does_backward
             loop.trains |= does_backward or does_step or call.local in trains
-            runs = _runs_a_model(call) or (call.local in computing and call.result.has_graph)
+            runs = _runs_a_model(call) or call.local in computing
             loop.runs_model |= runs and root(dotted(call.node.func) or "") not in loop.bound
         if not call.loops:
             call.function.backward |= does_backward

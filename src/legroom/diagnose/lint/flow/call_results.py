@@ -269,6 +269,8 @@ def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
     if any(each.kind in (ValueKind.GRAPH, ValueKind.PARAMETER) for each in inside):
         return TENSOR if no_grad else GRAPH
     tensors = [each for each in inside if each.kind is ValueKind.TENSOR]
+    if tensors and no_grad:
+        return HOST_TENSOR if all(each.host for each in inside) else TENSOR
     if any(each.kind is ValueKind.UNKNOWN for each in inside):
         return UNKNOWN
     if tensors:

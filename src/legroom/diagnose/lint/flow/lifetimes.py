@@ -16,7 +16,7 @@ from legroom.diagnose.lint.flow.syntax import (
     root,
     walk,
 )
-from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, NUMBER_ATTRIBUTES, ValueKind
 
 STEP_FUNCTIONS = frozenset(
     {
@@ -191,8 +191,16 @@ def _is_only_inspected(program: Program, function: Function, node: cst.CSTNode, 
     for parent in program.ancestors(node):
         if isinstance(parent, (cst.FormattedStringExpression, cst.Comparison)):
             return True
+        if isinstance(parent, cst.Attribute):
+            if parent.attr.value in NUMBER_ATTRIBUTES:
+                return True
+            continue
         if isinstance(parent, cst.Call):
-            return dotted(parent.func) in _INSPECTING or method_name(parent) in {"item", "tolist", "format"}
+            if method_name(parent) in {"item", "tolist", "format"} or dotted(parent.func) in _INSPECTING:
+                return True
+            if program.inside(node, parent.func):  # samples.mean(0).tolist()
+                continue
+            return False
         if isinstance(parent, cst.Assign) and depth == 0:
             names = {path for each in parent.targets if (path := dotted(each.target)) is not None}
             read = [

@@ -110,6 +110,13 @@ class Program:
             for base in known.bases
         )
 
+    def is_autograd_function(self, name: str | None) -> bool:
+        """Return True if a class of this file is a `torch.autograd.Function`. Its methods run without gradients."""
+        known = self.classes.get(name or "")
+        return known is not None and any(
+            base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
+        )
+
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
         """Return True if a class of this file is derived from another class."""
         known = self.classes.get(name)

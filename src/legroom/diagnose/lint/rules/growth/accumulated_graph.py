@@ -57,9 +57,11 @@ from legroom.diagnose.lint.flow.lifetimes import (
     iterates_data,
     object_survives,
     outlives_its_step,
+    survives,
 )
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
     dotted,
     has_modulo,
     last_name,
@@ -88,6 +90,7 @@ def check(program: Program) -> Iterator[Problem]:
                 yield _stored(program, store)
         else:
             yield from _collected_at_once(program, store)
+            yield from _collected_gradients(program, store)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
 
@@ -315,6 +318,67 @@ def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
                 else (),
                 safe=can_be_detached(program, [result], store),
             )
+
+
+def _collected_gradients(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find stores such as `history.append(parameter.grad.clone())`. Gradients have no graph, but each step adds tensors
+    as large as the model."""
+    if (
+        store.how not in {"append", "item"}
+        or store.value.host
+        or not _contains_gradients(program, store.expression)
+    ):
+        return
+    if store.how == "item" and not store.varying_key:
+        return
+    if not all(survives(program, store.target, loop) for loop in store.loops if loop.trains):
+        return  # averaged over several batches
+    scope = outlives_its_step(program, store)
+    if scope is not None and _key_is_new(program, store, scope):
+        yield Problem(
+            node=store.expression,
+            message=f"`{store.target}` stores gradients, which keeps the gradients of every step alive",
+            help="Store a number such as `.norm().item()`, or copy the gradient to host memory with `.cpu()`",
+        )
+
+
+_SAME_SIZE = {
+    "abs",
+    "clone",
+    "data",
+    "detach",
+    "flatten",
+    "float",
+    "half",
+    "pow",
+    "reshape",
+    "square",
+    "view",
+}
+
+
+def _contains_gradients(program: Program, expression: cst.BaseExpression) -> bool:
+    """Return True if an expression contains the whole gradient of a parameter, and not only its norm or its copy on the
+    host."""
+    if isinstance(expression, (cst.ListComp, cst.GeneratorExp)):
+        return _contains_gradients(program, expression.elt)
+    if isinstance(expression, cst.DictComp):
+        return _contains_gradients(program, expression.value)
+    parts = contained_parts(expression)
+    if parts:
+        return any(_contains_gradients(program, each) for each in parts)
+    if isinstance(expression, cst.Call):
+        owner = receiver(expression)
+        return (
+            owner is not None
+            and method_name(expression) in _SAME_SIZE
+            and _contains_gradients(program, owner)
+        )
+    if not isinstance(expression, cst.Attribute):
+        return False
+    if expression.attr.value == "grad":
+        return program.value(expression.value).kind is ValueKind.PARAMETER
+    return expression.attr.value == "data" and _contains_gradients(program, expression.value)
 
 
 def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:

@@ -1,9 +1,10 @@
 """LG111: A cache keeps the tensors of every call alive
 
 ## What it detects
-The rule checks for `lru_cache` and `cache` in three cases:
+The rule checks for `lru_cache` and `cache` in four cases:
 
 - The cached function is a method of an `nn.Module`, or a method that returns tensors.
+- The cached function is the `__getitem__` method of a dataset.
 - The cached function takes tensors, and the cache has no explicit `maxsize`.
 - The cached function returns tensors, and the cache has no limit (`cache`, `maxsize=None`).
 
@@ -89,6 +90,8 @@ def _retained(program: Program, function: Function, decorator: cst.BaseExpressio
     is_method = function.class_name is not None and function.parameters[:1] == ("self",)
     if is_method and program.is_module_class(function.class_name):
         return "the module, and the arguments and results of every call"
+    if function.name == "__getitem__" and function.class_name is not None:
+        return "every sample that the dataset has returned"
     given = any(value.is_tensor for site in function.call_sites for value in site.values.values())
     if (_takes_tensors(function) or given) and not _is_limited(decorator):
         return "every tensor argument"

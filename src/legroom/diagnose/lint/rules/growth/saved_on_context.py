@@ -1,7 +1,8 @@
 """LG114: An autograd function stores tensors as attributes of ctx
 
 ## What it detects
-The rule checks for tensors that the `forward` method of a `torch.autograd.Function` assigns to an attribute of `ctx`.
+The rule checks for tensors that the `forward` or `setup_context` method of a `torch.autograd.Function` assigns to an
+attribute of `ctx`.
 
 ## Why this is a problem
 The backward pass frees tensors saved with `ctx.save_for_backward`. A tensor stored as an attribute of `ctx` stays alive
@@ -26,9 +27,9 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import StoreFact
+from legroom.diagnose.lint.flow.facts import Function, StoreFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, receiver, root, walk
+from legroom.diagnose.lint.flow.syntax import contained_parts, dotted, method_name, receiver, root, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -64,15 +65,15 @@ def check(program: Program) -> Iterator[Problem]:
     for store in program.stores:
         function = store.function
         if (
-            function.name != "forward"
+            function.name not in {"forward", "setup_context"}
             or store.how != "assign"
-            or not _is_autograd_function(program, function.class_name)
+            or not program.is_autograd_function(function.class_name)
         ):
             continue
         context = function.parameters[0] if function.parameters else ""
         if root(store.target) != context or store.target.count(".") != 1:
             continue
-        if store.target.rpartition(".")[2] not in _SETTINGS and _is_tensor(program, store):
+        if store.target.rpartition(".")[2] not in _SETTINGS and _is_tensor(program, store, store.expression):
             yield Problem(
                 node=store.node,
                 message=f"`{store.target}` keeps a tensor alive until the graph is freed, even after the backward pass",
@@ -80,31 +81,52 @@ def check(program: Program) -> Iterator[Problem]:
             )
 
 
-def _is_autograd_function(program: Program, class_name: str | None) -> bool:
-    known = program.classes.get(class_name or "")
-    return known is not None and any(
-        base.endswith(("autograd.Function", "autograd.function.Function")) for base in known.bases
+def _is_tensor(program: Program, store: StoreFact, expression: cst.BaseExpression) -> bool:
+    """Return True if a stored expression is a tensor, or contains one."""
+    if isinstance(expression, (cst.Tuple, cst.List, cst.Dict)):
+        return any(_is_tensor(program, store, each) for each in contained_parts(expression))
+    value = program.value(expression)
+    if value.is_tensor or value.kind is ValueKind.PLAIN:
+        return value.is_tensor
+    if isinstance(expression, cst.Call):
+        return _is_operation(program, expression) or method_name(expression) in {"clone", "detach"}
+    path = dotted(expression)
+    if path is None:
+        return False
+    if path in _tensor_inputs(program, store.function):
+        return True
+    known = program.classes[store.function.class_name or ""]
+    return any(
+        _uses_as_tensor(program, node, name)
+        for part, name in ((store.function.body, path), (known.node, store.target))
+        for node in walk(part)
     )
 
 
-def _is_tensor(program: Program, store: StoreFact) -> bool:
-    if store.value.is_tensor or store.value.kind is ValueKind.PLAIN:
-        return store.value.is_tensor
-    path = dotted(store.expression)
-    if isinstance(store.expression, cst.Call) and _is_operation(program, store.expression):
+def _tensor_inputs(program: Program, function: Function) -> set[str]:
+    """Return the names of the first input of an autograd function, which is a tensor, and of its output."""
+    if function.name == "forward":
+        return set(function.parameters[1:2])
+    inputs, output = function.parameters[1:2], function.parameters[2:3]  # setup_context(ctx, inputs, output)
+    found = set(output)
+    for store in program.stores:
+        if store.function is function and dotted(store.expression) in inputs:
+            found.add(store.target)  # x, y = inputs
+            break
+    return found
+
+
+def _uses_as_tensor(program: Program, node: cst.CSTNode, name: str) -> bool:
+    """Return True if a node uses a name as only a tensor can be used."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
+        return name in {dotted(node.left), dotted(node.right)}
+    if not isinstance(node, cst.Call):
+        return False
+    if method_name(node) in _TENSOR_METHODS and dotted(receiver(node)) == name:
         return True
-    if path is None:
-        return isinstance(store.expression, cst.Call) and method_name(store.expression) in {"clone", "detach"}
-    for node in walk(store.function.body):
-        if (
-            isinstance(node, cst.Call)
-            and method_name(node) in _TENSOR_METHODS
-            and dotted(receiver(node)) == path
-        ):
-            return True
-        if isinstance(node, cst.Call) and _is_operation(program, node) and dotted(node.args[0].value) == path:
-            return True
-    return False
+    if method_name(node) == "save_for_backward":
+        return any(dotted(each.value) == name for each in node.args)
+    return _is_operation(program, node) and dotted(node.args[0].value) == name
 
 
 def _is_operation(program: Program, call: cst.Call) -> bool:

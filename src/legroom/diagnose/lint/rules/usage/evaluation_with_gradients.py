@@ -183,7 +183,8 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
         return False
     switched = _is_in_eval_mode(program, call)
     if loop is None:
-        return bool(switched) and not _trains_anywhere(program, call.function)
+        repeated = _is_repeated_in_evaluation(program, call) and switched is None
+        return (bool(switched) or repeated) and not _trains_anywhere(program, call.function)
     named = bool(EVALUATION_NAMES.search(call.function.name))
     over_test_data = any(
         EVALUATION_NAMES.search(last_name(each.iterable_path)) for each in call.loops if each.iterable_path
@@ -196,6 +197,18 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     ):
         return False  # iterates over the parts of a model
     return loop.runs_model and switched is None and not _results_escape(program, call, loop)
+
+
+def _is_repeated_in_evaluation(program: Program, call: CallFact) -> bool:
+    """Return True for `[model(x) for x in batches]` in a function named like an evaluation."""
+    if not EVALUATION_NAMES.search(call.function.name):
+        return False
+    for parent in program.ancestors(call.node):
+        if isinstance(parent, (cst.ListComp, cst.SetComp, cst.GeneratorExp, cst.DictComp)):
+            return program.value(parent.for_in.iter).kind is not ValueKind.MODEL
+        if isinstance(parent, (cst.FunctionDef, cst.BaseSmallStatement)):
+            return False
+    return False
 
 
 def _is_compared(program: Program, call: CallFact) -> bool:

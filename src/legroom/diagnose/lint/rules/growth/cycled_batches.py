@@ -1,0 +1,83 @@
+"""LG117: itertools.cycle keeps every batch alive
+
+## What it detects
+The rule checks for `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag
+`cycle` over a list or a tuple, whose items are alive anyway.
+
+## Why this is a problem
+`itertools.cycle` stores a copy of every item of the first pass, because it cannot start an iterator again. After one
+epoch, all batches are in memory. If the iterator moves its batches to the GPU, they fill the GPU's memory. Later epochs
+also repeat the same order and the same augmentation.
+
+## Example
+```python
+batches = itertools.cycle(loader)
+```
+
+## Use instead
+```python
+def repeat(loader):
+    while True:
+        yield from loader                # starts a new epoch and stores nothing
+
+batches = repeat(loader)
+```
+
+## Fix safety
+No automatic fix is available.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact, Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import positional, walk
+from legroom.diagnose.lint.flow.values import Value, ValueKind
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG117"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if call.name == "itertools.cycle" and positional(call.node):
+            given = positional(call.node)[0].value
+            if _yields_batches(program, given):
+                yield Problem(
+                    node=call.node,
+                    message="`itertools.cycle` stores every batch of the first epoch",
+                    help="Iterate over the loader again in each epoch: `while True: yield from loader`",
+                )
+
+
+def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:
+    value = program.value(given)
+    if value.kind is ValueKind.LOADER:
+        return True
+    if isinstance(given, cst.GeneratorExp):
+        return _has_tensors(value) or program.value(given.for_in.iter).kind is ValueKind.LOADER
+    made = _call_of(program, given)
+    return (
+        made is not None
+        and made.local is not None
+        and _is_generator(made.local)
+        and (_has_tensors(value) or _iterates_a_loader(program, made.local))
+    )
+
+
+def _call_of(program: Program, given: cst.BaseExpression) -> CallFact | None:
+    return next((each for each in program.calls if each.node is given), None)
+
+
+def _is_generator(function: Function) -> bool:
+    return any(isinstance(each, cst.Yield) for each in walk(function.body, into_functions=False))
+
+
+def _has_tensors(value: Value, levels: int = 3) -> bool:
+    return value.is_tensor or (levels > 0 and any(_has_tensors(each, levels - 1) for each in value.contents))
+
+
+def _iterates_a_loader(program: Program, function: Function) -> bool:
+    return any(loop.function is function and loop.iterable.kind is ValueKind.LOADER for loop in program.loops)
