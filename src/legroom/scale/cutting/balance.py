@@ -83,7 +83,8 @@ def balance_stages(
     if len(positions) < stages - 1:
         raise CannotSplitModel(
             "its own forward",
-            f"{stages} stages require {stages - 1} split positions where gradients can pass, but the model has {len(positions)}",
+            f"{stages} stages require {stages - 1} split positions where gradients can pass, but the "
+            f"model has only {len(positions)}",
         )
     sums = _CostSums(partitioner, costs, flow)
     differences = [0] * stages

@@ -205,7 +205,7 @@ def named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _meta_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if is_lazy(tensor):
         raise CannotSplitModel(
-            "a lazy layer", "parameters have no shape yet; run one batch through the model first"
+            "a lazy layer", "the parameters have no shape yet, so run one batch through the model first"
         )
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     if isinstance(tensor, nn.Parameter):
