@@ -22,7 +22,7 @@ class BatchSetting:
     name: str
     value: int
     rank: int
-    """The likelihood of the candidate according to its name. 0 is most likely."""
+    """The rank of the candidate according to its name. The most likely candidates have rank 0."""
     text: str = ""
     """The setting as the user writes it, for example `--batch-size SIZE`, `BATCH_SIZE=SIZE` or `batch_size: SIZE`."""
     arguments: tuple[str, ...] | None = None

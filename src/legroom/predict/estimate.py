@@ -26,8 +26,8 @@ class Estimate:
     peak_reserved: int
     """The value of `torch.cuda.max_memory_reserved()`: the memory that the allocator reserves on the device."""
     peak_device: int
-    """The memory that `nvidia-smi` shows. For a GPU given by name, this is `peak_reserved` plus the CUDA context and
-    NCCL's buffers."""
+    """The memory that `nvidia-smi` shows. For a GPU given by name, the value is `peak_reserved` plus the CUDA context
+    and NCCL's buffers."""
     safe: int
     """An upper bound on `peak_device`."""
     verdict: FitVerdict

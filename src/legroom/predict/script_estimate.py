@@ -137,7 +137,7 @@ class _Waiting:
     """Reports waits every few seconds as progress, and a few times as a message."""
 
     MESSAGES = (30.0, 120.0, 240.0)
-    """Seconds after which a message is shown."""
+    """The waiting times in seconds after which a message is shown."""
 
     def __init__(self, show_progress: ShowProgress, on_long_wait: ShowProgress) -> None:
         self._show_progress, self._on_long_wait = show_progress, on_long_wait
@@ -207,7 +207,8 @@ class _ScriptJob:
         ahead: dict[int, PendingTrace],
         environment: Mapping[str, str],
     ) -> ScriptEstimate:
-        """Return the largest batch size, and the options that save memory. The traces for both run in parallel."""
+        """Return the largest batch size, and the options that save memory. The traces for the batch size and for the
+        options run in parallel."""
 
         deadline = time.monotonic() + SEARCH_SECONDS
 

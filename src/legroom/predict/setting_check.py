@@ -13,7 +13,7 @@ from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing
 
 MAX_CHECKED = 5
-"""The number of candidates that are tried, most likely first."""
+"""The maximum number of candidates that are tried. The most likely candidates are tried first."""
 CHECK_SECONDS = 30.0
 """The check of one candidate is stopped after this many seconds."""
 

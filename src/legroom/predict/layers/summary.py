@@ -32,7 +32,8 @@ class LayerRow:
     """A layer, or an operation outside layers, in call order."""
 
     name: str
-    """The path of the layer, for example `encoder.0.linear`. For an operation, this is the layer whose `forward` calls it."""
+    """The path of the layer, for example `encoder.0.linear`. For an operation, the path is that of the layer whose
+    `forward` calls the operation."""
     kind: str
     """The class of the layer or the name of the operation, for example `Linear` or `relu`."""
     depth: int
@@ -181,8 +182,8 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Return True if the call has its own row. Layers have their own rows, and so do operations that save a tensor or
-        change the shape.
+        """Return True if the call has its own row. Layers, and operations that save a tensor or change the shape,
+        have their own rows.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 

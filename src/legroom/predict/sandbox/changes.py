@@ -1,9 +1,9 @@
 """Blocks changes of the user's files that were not redirected.
 
-Python reports every change of a file to its audit hooks. This includes calls that bypass the redirected functions, such
-as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A change outside the
-scratch folder is refused. Landlock also refuses most of these changes, but not changes of modes and times, and it is
-not available on every system.
+Python reports every change of a file to its audit hooks. The hooks also report calls that bypass the redirected
+functions, such as `_io.FileIO`, `posix.remove`, or a function that was imported by name before the redirection. A
+change outside the scratch folder is refused. Landlock also refuses most of these changes, but not changes of modes
+and times. Landlock is not available on every system.
 """
 
 import os
@@ -28,7 +28,7 @@ class RefusedChange(LegroomError, PermissionError):  # noqa: N818
 
 
 def refuse_changes(overlay: Overlay) -> None:
-    """From now on, raise `RefusedChange` before a file outside the scratch folder is changed."""
+    """For the rest of the process, raise `RefusedChange` before a file outside the scratch folder is changed."""
 
     def check(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -1,5 +1,5 @@
 """The process in which an unmodified script is traced. The process runs the script once up to its first batch. From
-there, it traces the script on request.
+the first batch, the process traces the script on request.
 
 At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests.
 For each request, a fork continues the script from the first batch, with another batch size or with memory-saving
@@ -332,8 +332,8 @@ class TracingProcess:
         return True
 
     def _optimizers_follow(self, step: int) -> bool:
-        """Whether more steps are traced because of another optimizer (a GAN): one stepped for the first time during the
-        last step, or one has not stepped yet.
+        """Return True if more steps are traced because of another optimizer, as in a GAN. An optimizer has stepped
+        for the first time during the last step, or has not stepped yet.
 
         The last step is repeated in the replay, so it must not contain the allocation of optimizer state.
         """

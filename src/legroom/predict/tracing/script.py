@@ -40,7 +40,8 @@ class OutOfTime(CannotTrace):
 
 
 class TracedScript:
-    """A script that has run up to its first batch. From there, it can be traced several times, even in parallel."""
+    """A script that has run up to its first batch. The script can be traced several times from its first batch, even
+    in parallel."""
 
     def __init__(
         self,

@@ -58,9 +58,9 @@ class Trace:
     first_batch: int | None = None
     """The position in `events` at the first batch, if the time limit allowed only one training step."""
     is_settled: bool = True
-    """Whether every optimizer that stepped during the last step had stepped before (see `TrainingClock`)."""
+    """True if every optimizer that stepped during the last step had stepped before (see `TrainingClock`)."""
     is_finished: bool = False
-    """Whether the script ended during the trace, so everything after the last step is part of it."""
+    """True if the script ended during the trace. In that case, all events after the last step are part of the trace."""
     is_partial: bool = False
     """True if the trace was stopped before a training step was complete."""
 
@@ -143,7 +143,7 @@ class Trace:
         return len(self.events)
 
     def _library_workspaces(self) -> set[int]:
-        """Return the ids of cuBLAS workspaces, which are never freed. There is one per cuBLAS handle. Smaller
+        """Return the ids of cuBLAS workspaces, which are never freed. There is one workspace per cuBLAS handle. Smaller
         workspaces are attributed to cuBLASLt."""
         large = {
             event.id

@@ -128,7 +128,7 @@ class WorkerServer:
         self._output.close()
 
     def _read(self, wait: bool) -> bool:
-        """Read the server's messages. Return False if there are none."""
+        """Read the server's messages. Return False if there are no messages."""
         try:
             received = self._ours.recv(4096, 0 if wait else socket.MSG_DONTWAIT)
         except OSError:

@@ -112,7 +112,7 @@ def best_checkpoint(
 def removable(
     checkpoints: list[CheckpointInfo], keep: int | None, best: CheckpointInfo | None
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints that are neither among the `keep` newest nor the best."""
+    """Return the checkpoints to remove. The `keep` newest checkpoints and the best checkpoint are not removed."""
     if keep is None:
         return []
     return [info for info in checkpoints[keep:] if best is None or info.serial != best.serial]

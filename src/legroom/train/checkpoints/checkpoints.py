@@ -17,8 +17,8 @@ checkpoint stays intact.
 A resumed run on the CPU is bit-for-bit identical to an uninterrupted run. Checkpoints contain plain data and weights,
 never a pickled model, and loading them runs no code from the file.
 
-This file is the public interface. `saving` copies and writes, `reading` reads and checks, `catalog` lists the existing
-checkpoints, and `unfinished_folder` makes a write atomic.
+This file is the public interface. The module `saving` copies and writes the data, `reading` reads and checks it,
+`catalog` lists the existing checkpoints, and `unfinished_folder` makes a write atomic.
 """
 
 import numbers
@@ -49,10 +49,10 @@ from legroom.train.checkpoints.unwrapped_modules import check_module, load_modul
 class Checkpoints:
     """The checkpoints of one training run, in one folder.
 
-    `keep` is the number of newest checkpoints to keep, or None to keep all checkpoints. `best` names a metric that is
-    passed to `save`. The checkpoint with the lowest value of this metric is kept too, or with the highest value if
-    `higher_is_better` is set. With `background`, `save` returns once everything is copied, and a thread writes the
-    files.
+    `keep` is the number of newest checkpoints to keep, or None to keep all checkpoints. `best` is the name of a
+    metric that is passed to `save`. The checkpoint with the lowest value of this metric is also kept. If
+    `higher_is_better` is set, the checkpoint with the highest value is kept instead. With `background`, `save`
+    returns after all data is copied, and a thread writes the files.
     """
 
     def __init__(

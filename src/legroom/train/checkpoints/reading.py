@@ -43,8 +43,8 @@ class LoadedCheckpoint:
 
 
 def read(info: CheckpointInfo, parts: Mapping[str, Any], group: CheckpointGroup) -> LoadedCheckpoint:
-    """Read the data for `parts` from a checkpoint. Every rank calls this function. If it fails on one rank, it fails
-    on all ranks."""
+    """Read the data for `parts` from a checkpoint. Every rank calls this function. If the function fails on one rank,
+    it fails on all ranks."""
     own = group.run(lambda: _plain(info, rank_file(min(group.rank, info.ranks - 1))))
     shared = group.run(lambda: _plain(info, STATE))
     others = group.run(lambda: _other_states(info, shared["parts"], parts))

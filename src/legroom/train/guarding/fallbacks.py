@@ -1,5 +1,5 @@
-"""Fallbacks for a single sample that does not fit. Guard applies one fallback after the other. If all fallbacks are
-not enough, an error is raised.
+"""Fallbacks for a single sample that does not fit. Guard applies one fallback after the other. If the sample does not
+fit with all fallbacks, an error is raised.
 
 Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients, so
 it is only used if the user allows it.
@@ -147,8 +147,7 @@ def does_not_fit(
 
 
 def optimizer_does_not_fit(optimizer: torch.optim.Optimizer, device: torch.device) -> DoesNotFit:
-    """Return the error for a single optimizer operation that does not fit. Only this failure leaves a step
-    incomplete."""
+    """Return the error for a single optimizer operation that does not fit. Only such a failure leaves a step incomplete."""
     return DoesNotFit(
         f"The optimizer step does not fit on {device}, even with all other tensors in host memory "
         f"(optimizer state: {format_size(_bytes(_state(optimizer), device))}). The step is incomplete: load your latest checkpoint. "

@@ -5,8 +5,8 @@ If an optimizer step fails halfway, some parameters are updated and others are n
 of two strategies:
 
 - **Copy and restart**, if parameters and state are small compared to the memory of the device. Parameters and state are
-  copied before each step. If a step fails, they are restored from the copy, and the step is repeated under
-  `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change only parameters and state.
+  copied before each step. If a step fails, parameters and state are restored from the copy, and the step is repeated
+  under `RetryOnOOM`. This strategy is used only for torch's own optimizers, which change only parameters and state.
 - **Retry**, otherwise. The step runs under `RetryOnOOM`, which repeats a single function that runs out of memory.
   `RetryOnOOM` costs some microseconds per function, which is negligible for a model of that size.
 
@@ -52,7 +52,7 @@ MAX_COPY_DIVISOR = 200
 
 class OptimizerStep:
     """Steps one optimizer. `max_copy_bytes` is the maximum number of bytes that are copied before each step. By
-    default, it is derived from the memory of the device."""
+    default, this maximum is derived from the memory of the device."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, *, max_copy_bytes: int | None = None

@@ -1,10 +1,11 @@
-"""A torch function mode. If a torch function runs out of memory, memory is freed and the function is called again.
+"""A torch function mode that repeats functions. If a torch function runs out of memory, memory is freed and the
+function is called again.
 
 If an optimizer step fails halfway, some tensors are modified in place and others are not. Without this mode, undoing
-such changes would require a copy of all tensors before every step. With this mode, the step does not fail halfway.
-Each torch function that runs out of memory is called again, first after emptying the cache, then after moving tensors
-that the function does not need to host memory. These tensors are moved back when a function needs them, and at the
-end.
+such changes would require a copy of all tensors before every step. With this mode, the step does not fail halfway. A
+torch function that runs out of memory is called again after the cache is emptied. If the function fails again,
+tensors that it does not need are moved to host memory. The moved tensors are moved back when a function needs them,
+and at the end.
 
 The result is exact, because a function that cannot allocate its result has not changed anything. The error is only
 raised if the operands and the result of a single function do not fit.
@@ -24,8 +25,8 @@ from legroom.train.guarding.state.random_state import RandomState
 
 
 class RetryOnOOM(TorchFunctionMode):
-    """Calls torch functions that run out of memory again. `offloadable()` returns the tensors that may be moved to
-    host memory. `device` is the device on which memory is freed."""
+    """A torch function mode that repeats functions that run out of memory. `offloadable()` returns the tensors that
+    may be moved to host memory. `device` is the device on which memory is freed."""
 
     def __init__(self, offloadable: Callable[[], Iterable[torch.Tensor]], device: torch.device) -> None:
         super().__init__()

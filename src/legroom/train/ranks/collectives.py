@@ -33,7 +33,7 @@ NAMES = (
     "reduce_scatter_single",
     "scatter",
 )
-"""The names of the collectives. Not every release of torch has all of them."""
+"""The names of the collectives. Some releases of torch do not have all of these collectives."""
 
 
 @dataclass(frozen=True, slots=True)

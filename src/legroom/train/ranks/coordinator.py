@@ -239,8 +239,9 @@ class DistributedRanks:
     def agree(self, failure: object | None, proposal: int) -> int | None:
         """End an attempt on every rank. Return None if the attempt is valid on all ranks.
 
-        Otherwise all ranks repeat the attempt with micro-batches of the returned size, or with a fallback if the size
-        is 0. `proposal` is the size that this rank proposes after its own failure, or 0 if no smaller size is possible.
+        If the attempt is not valid, all ranks repeat it with micro-batches of the returned size, or with a fallback
+        if the size is 0. `proposal` is the size that this rank proposes after its own failure, or 0 if no smaller
+        size is possible.
         """
         if failure is None:
             return self._conclude(
@@ -250,11 +251,12 @@ class DistributedRanks:
         return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
 
     def report_error(self, error: BaseException) -> int | None:
-        """Report an error that is not about memory. Return None if the error should be raised. In that case, the
-        other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its
-        weights may have caused the error.
+        """Report an error that is not about memory. Return None if the error should be raised. If the error is
+        raised, the other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent
+        instead of its weights may have caused the error.
 
-        If so, the attempt is invalid, and the method returns the size for the next attempt, like `agree`.
+        After such an out-of-memory error, the attempt is invalid, and the method returns the size for the next
+        attempt, like `agree`.
         """
         if self._pending.lost:
             raise self._missing_ranks("a collective failed during the step") from error

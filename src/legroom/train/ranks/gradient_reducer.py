@@ -1,5 +1,5 @@
-"""Averages gradients over ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, it can be
-stopped during a pass.
+"""Averages gradients over ranks in buckets during the backward pass, like DDP. Unlike DDP's reducer, this reducer can
+be stopped during a pass.
 
 DDP's own reducer is implemented in C++. An exception during the backward pass leaves that reducer in an undefined
 state, and other code cannot send the buckets for which other ranks wait. This reducer records which buckets it has sent

@@ -2,7 +2,7 @@
 
 Each micro-batch gathers parameters and reduces gradients separately. Accumulation without reduction would keep
 unsharded gradients, so a smaller micro-batch could need more memory. FSDP2 has no public function that resets it
-during a pass, so `discard` does so.
+during a pass, so `discard` resets FSDP2.
 """
 
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def _inner_groups(root: nn.Module) -> Iterator[Any]:
 def _was_called(root: Any) -> bool:
     """Return True if the first forward pass ran, which initializes FSDP2. A reset before the first forward pass fails.
 
-    Return True if the private state of FSDP2 has changed in a newer torch.
+    The result is also True if a newer torch has changed the private state of FSDP2.
     """
     return getattr(root._get_fsdp_state(), "_is_root", True) is not None
 
@@ -135,8 +135,8 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """Free the memory that remains after the reset. The next pass would add to unreduced gradients. Memory for
-    parameters whose all-gather failed is freed too.
+    """Free the memory that remains after the reset. This memory contains unreduced gradients, to which the next pass
+    would add, and parameters whose all-gather failed.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):

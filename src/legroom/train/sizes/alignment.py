@@ -23,7 +23,8 @@ MIN_GROWTH = 0.7
 def matching_sizes(
     small: Sequence[MemoryRequest], small_batch: int, large: Sequence[MemoryRequest], large_batch: int
 ) -> list[int | None]:
-    """Return the bytes of the matching request in `small` for each allocation in `large`, in order, or None."""
+    """Return the bytes of the matching request in `small` for each allocation in `large`, in order. The entry is None
+    if there is no match."""
     if _pattern(small) == _pattern(large):
         return [request.bytes for request in small if request.bytes >= 0]
     return _Alignment(small, small_batch, large, large_batch).run()

@@ -10,7 +10,7 @@ These rules always hold:
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
 - A size that failed is tried again only after a number of successful steps. This number quadruples with every failed attempt.
   Other processes may have freed memory in the meantime, but the size must not oscillate.
-- Of two sizes that fit, the faster one is used, because a larger size is not always faster. If the allocator has to
+- The fastest size that fits is used, because a larger size is not always faster. If the allocator has to
   free its cache in most steps, the next smaller size is tried.
 - Micro-batches have nearly equal sizes, because a last micro-batch of one sample takes nearly as long as a full
   micro-batch.
@@ -291,8 +291,8 @@ class MicroBatchSizer:
         )
 
     def _memory_of_step(self, failure: Any) -> tuple[int | None, int | None]:
-        """Return the memory available to the step, and the memory that the step needed when it failed. Both exclude
-        weights and other memory allocated before the step."""
+        """Return the memory available to the step, and the memory that the step needed when it failed. The two values
+        exclude weights and other memory allocated before the step."""
         requested, allocated = _int_attribute(failure, "requested"), _int_attribute(failure, "allocated")
         free, reserved = _int_attribute(failure, "free"), _int_attribute(failure, "reserved")
         if requested is None or allocated is None:

@@ -16,8 +16,8 @@ on the device too.
 
 Autograd checks whether a saved tensor was modified in place. Autograd does not check tensors in hooks, so `Spill`
 checks these tensors. If a tensor is modified after its copy is complete, the gradient is still correct. Without
-`Spill`, PyTorch would raise an error. Changes that PyTorch does not detect (through `.data`) may or may not be included
-in the copy.
+`Spill`, PyTorch would raise an error in this case. Changes that PyTorch does not detect (through `.data`) may or may
+not be included in the copy.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class Spill:
 
     @property
     def seconds(self) -> float:
-        """The larger of the time that the device waited for copies and the time spent in the hooks."""
+        """The time that the device waited for copies, or the time spent in the hooks if that is longer."""
         return max(self._hook_seconds, sum(link.waited for link in self._links.values()))
 
     def __enter__(self) -> "Spill":

@@ -1,6 +1,6 @@
 """Replaces the classification head of a model for a new number of classes.
 
-timm models have a method that replaces the head. In transformers models, the head is `classifier` or `score`, and the
+Models of timm have a method that replaces the head. In transformers models, the head is `classifier` or `score`, and the
 config contains the number of classes. In torchvision models, the head is the last layer in `fc`, `classifier` or
 `head`, and some models have auxiliary heads. In other models, the head is the last layer, if that layer is linear.
 """

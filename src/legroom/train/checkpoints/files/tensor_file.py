@@ -1,8 +1,8 @@
 """Stores named tensors in one file of the safetensors format.
 
 The format consists of a length, a JSON header and the bytes of the tensors. The safetensors library would write the
-file in one thread from a second copy of the tensors, without fsync and checksums, so `checked_files` writes the bytes
-instead. The tests compare this module with the library.
+file in one thread from a second copy of the tensors, without fsync and checksums. Therefore `checked_files` writes
+the bytes. The tests compare this module with the library.
 
 Wider dtypes come first, so every tensor is aligned and can be used directly in the memory-mapped file.
 """

@@ -23,7 +23,7 @@ from legroom.train.guarding.passes import checked_scalar
 from legroom.train.guarding.recovery import classify_failure
 
 SINGLE_PRECISION_TOLERANCE, HALF_PRECISION_TOLERANCE = 1e-4, 2e-2
-"""The maximum relative difference of equal losses."""
+"""Losses with at most this relative difference are treated as equal."""
 
 
 @dataclass(frozen=True, slots=True)

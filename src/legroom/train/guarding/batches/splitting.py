@@ -1,9 +1,10 @@
 """Splits a batch along its batch dimension, and concatenates the results of micro-batches.
 
-A batch consists of the arguments of a training function: tensors, and tuples, lists, dicts, dataclasses and mappings of
-tensors (such as a `BatchEncoding`), including nested containers. The batch size is the most frequent size of the
-tensors in `batch_dim`. A tensor with that size, or a list with that many items and without such tensors, is split.
-All other values, such as a mask for all samples or a temperature, are passed unsplit to every micro-batch.
+A batch consists of the arguments of a training function. The arguments are tensors, or nested tuples, lists, dicts,
+dataclasses and mappings of tensors (such as a `BatchEncoding`). The batch size is the most frequent size of the
+tensors in `batch_dim`. A tensor with the batch size in `batch_dim` is split. A list with one item per sample is split
+if it contains no such tensor. All other values, such as a mask for all samples or a temperature, are passed unsplit
+to every micro-batch.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """Computes the loss weight of each micro-batch, so that losses and gradients add up to the loss and the gradients of
 the whole batch.
 
-For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For a
-mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements, and the weight is the
+For a mean over samples, the weight is the micro-batch size divided by the batch size. For a sum, the weight is 1. For
+a mean over other elements, such as non-padding tokens, `weight(*batch)` counts these elements. The weight is then the
 count of the micro-batch divided by the count of the batch.
 """
 

@@ -8,7 +8,8 @@
     transaction.rollback_to_savepoint()   # or: restores the state at the last savepoint, with the gradients so far
 
 The state consists of the random generators, the buffers and the gradients. Gradients from earlier passes are set
-aside instead of copied. If a failed pass added to these gradients in place, the original values would be lost.
+aside instead of copied. Otherwise, a failed pass would add to these gradients in place, and the original values would
+be lost.
 """
 
 from collections.abc import Callable, Iterable, Sequence
