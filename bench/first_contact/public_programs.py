@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,17 @@ class Outcome:
         return "no answer in time" if self.code is None else lines[-1][:110] if lines else f"exit {self.code}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change to one command: other arguments of the program, environment variables, edited files."""
+
+    arguments: tuple[str, ...] | None = None
+    """The arguments of the program, without the script; None for those of the trial."""
+    environment: dict[str, str] = field(default_factory=dict)
+    edits: dict[str, str] = field(default_factory=dict)
+    """New contents of files, by their path in the copy."""
+
+
 class Trial:
     """One program. Each command runs in a new copy of the program."""
 
@@ -97,26 +108,37 @@ class Trial:
     def python(self) -> Outcome:
         return self._start([self._python])
 
-    def legroom(self, verb: str, *options: str) -> Outcome:
+    @property
+    def capture(self) -> Path:
+        """The capture of the last `legroom run`."""
+        return self._captures / "program.legroom"
+
+    def legroom(self, verb: str, *options: str, change: Change | None = None) -> Outcome:
         """Run the program with `legroom VERB … --format json`. Captures are written outside the copy."""
         shutil.rmtree(self._captures, ignore_errors=True)
         self._captures.mkdir()
-        captures = str(self._captures / "program.legroom")
+        captures = str(self.capture)
         where = {"run": ["-o", captures], "launch": ["--logs", captures]}.get(verb, [])
-        return self._start([self._python, "-m", "legroom", verb, *options, "--format", "json", *where])
+        command = [self._python, "-m", "legroom", verb, *options, "--format", "json", *where]
+        return self._start(command, change or Change())
 
-    def _start(self, command: list[str]) -> Outcome:
+    def _start(self, command: list[str], change: Change = Change()) -> Outcome:  # noqa: B008
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(self._pristine, self.root, symlinks=True)
+        for path, text in change.edits.items():
+            (self.root / path).write_text(text)
         before = self._files()
         paths = [str(self.root), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ, "OMP_NUM_THREADS": "2", "MPLBACKEND": "agg", "LEGROOM_CACHE": "off", "WANDB_MODE": "disabled",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)), **change.environment,
         }  # fmt: skip
+        script, *arguments = self.program.arguments.split()
+        if change.arguments is not None:
+            arguments = list(change.arguments)
         began = time.monotonic()
         process = subprocess.Popen(
-            [*command, *self.program.arguments.split()], cwd=self.root / self.program.folder, env=environment,
+            [*command, script, *arguments], cwd=self.root / self.program.folder, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, errors="replace",
             start_new_session=True,
         )  # fmt: skip

@@ -1,0 +1,313 @@
+"""Follows the first advice of out-of-memory reports and counts how often the program then fits.
+
+    python -m bench.first_contact.followed_advice [CHECKOUTS] [--sizes 90 60] [--only WORD ...] [--python PYTHON] [--write FILE.md]
+
+Each program runs once on a virtual GPU of 24 GiB, then on virtual GPUs with these percentages of the memory that was allocated at its peak,
+where it runs out of memory. The first command after `Next:` is run. If it is the failed command again, the first advice is
+applied to the code before. The programs are those in `small_programs`, and with CHECKOUTS (see `public_programs`) the public ones.
+
+- `fits`: the program finishes.
+- `does not fit`: the program runs out of memory again.
+- `wrong`: the program fails with another error or, after a change to the code alone, prints something else than on the large GPU.
+- `nothing to apply`: the advice is a decision of the user (another optimizer), or a change that this program cannot make.
+"""
+
+import argparse
+import ast
+import datetime
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.first_contact.programs import PROGRAMS, Program
+from bench.first_contact.public_programs import LARGE, Change, Outcome, Trial, program_key
+from bench.lib.command_line import command_line
+from bench.lib.table import print_table
+
+KiB, MiB = 1 << 10, 1 << 20
+MIN_PEAK = 24 * MiB
+"""Programs with a smaller peak are skipped: the allocator reserves at least 2 and often 20 MiB at once, so no change helps them."""
+HEADER = ("program", "GPU", "advice", "result", "how")
+SMALL = Path(__file__).parent / "small_programs"
+TWO_GPUS = {"data_parallel.py"}
+ARGUMENTS = {"option_given.py": "-b 64"}
+RESULTS = ("fits", "does not fit", "wrong", "nothing to apply")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    program: str
+    gpu: str
+    code: str
+    """The code of the first advice."""
+    result: str
+    """Starts with one of `RESULTS`."""
+    how: str
+    """The `Next:` command, or the applied change."""
+
+    @property
+    def kind(self) -> str:
+        return next(each for each in RESULTS if self.result.startswith(each))
+
+
+# --- following the advice
+
+
+def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str] | None:
+    """Return the options of `legroom run`, the change to the program, and a description. None: there is nothing to apply."""
+    if failed["next"] and failed["next"][0].startswith("legroom estimate"):
+        return None
+    words = shlex.split(failed["next"][0]) if failed["next"] else []
+    environment = {}
+    while words and "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if words[:2] != ["legroom", "run"]:
+        return None
+    script = trial.program.arguments.split()[0]
+    position = words.index(script)
+    options, arguments = words[2:position], tuple(words[position + 1 :])
+    if failed["next"][0] != failed["command"]:
+        return options, Change(arguments=arguments, environment=environment), _difference(failed)
+    edits = edit(trial, failed["oom"]["advice"][0])
+    return None if edits is None else (options, Change(edits=edits[0]), edits[1])
+
+
+def _difference(failed: dict[str, Any]) -> str:
+    """The words of the `Next:` command that the failed command does not have."""
+    before = shlex.split(failed["command"])
+    return "Next: " + " ".join(word for word in shlex.split(failed["next"][0]) if word not in before)
+
+
+def edit(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    """Apply a finding to the code: the new contents of the changed files, and a description."""
+    change = finding["evidence"].get("edit")
+    if change is not None:
+        path, lines = _read(trial, change["file"])
+        lines[change["line"] - 1] = lines[change["line"] - 1].replace(change["old"], change["new"])
+        return {path: "".join(lines)}, f"{change['old']} → {change['new']}"
+    editors = {"LG201": _under_no_grad, "LG102": _delete, "LG103": _zero_grad_first, "LG606": _one_by_one}
+    editor = editors.get(finding["code"])
+    return editor(trial, finding) if editor is not None else None
+
+
+def _read(trial: Trial, file: str) -> tuple[str, list[str]]:
+    path = (trial.root / trial.program.folder / file).resolve()
+    return str(path.relative_to(trial.root.resolve())), path.read_text().splitlines(keepends=True)
+
+
+def _parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+
+def _statement_at(lines: Sequence[str], line: int, kinds: tuple[type, ...]) -> Any:
+    """The innermost statement of these kinds around a line."""
+    tree = ast.parse("".join(lines))
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, kinds) and getattr(node, "lineno", 0) <= line <= getattr(node, "end_lineno", 0)
+    ]
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _under_no_grad(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    if not finding["file"]:
+        return None
+    path, lines = _read(trial, finding["file"])
+    loop = _statement_at(lines, finding["line"], (ast.For, ast.While))
+    if loop is None:
+        return None
+    first, last = loop.lineno - 1, loop.end_lineno
+    indented = textwrap.indent("".join(lines[first:last]), "    ")
+    lines[first:last] = [" " * loop.col_offset + "with torch.no_grad():\n", indented]
+    return {path: "".join(lines)}, f"no_grad around the loop in line {loop.lineno}"
+
+
+def _delete(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    found = re.search(r"`del (\w+)`", finding["fix"])
+    if found is None or not finding["file"]:
+        return None
+    path, lines = _read(trial, finding["file"])
+    name = found[1]
+    loop = _statement_at(lines, finding["line"], (ast.For, ast.While, ast.FunctionDef))
+    if loop is None:
+        return None
+    uses = [
+        index
+        for index, statement in enumerate(loop.body)
+        if any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement))
+    ]
+    if not uses:
+        return None
+    after = loop.body[uses[-1]]
+    lines.insert(after.end_lineno, " " * after.col_offset + f"del {name}\n")
+    return {path: "".join(lines)}, f"del {name} after line {after.end_lineno}"
+
+
+def _zero_grad_first(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    path, lines = _read(trial, trial.program.arguments.split()[0])
+    tree = ast.parse("".join(lines))
+    parents = _parents(tree)
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Expr) and ast.unparse(node).rstrip(")").partition("(")[0].endswith(".zero_grad")):
+            continue
+        block: ast.AST | None = parents[node]
+        while block is not None and not isinstance(block, ast.For | ast.While):
+            block = parents.get(block)
+        if block is None:
+            continue
+        text = "".join(lines[node.lineno - 1 : node.end_lineno]).strip()
+        lines[node.lineno - 1 : node.end_lineno] = []
+        first = block.body[0]
+        lines.insert(first.lineno - 1, " " * first.col_offset + text + "\n")
+        return {path: "".join(lines)}, f"`{text}` first in the loop"
+    return None
+
+
+def _one_by_one(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    option = re.search(r"`((?:fused|foreach)=\w+)`", finding["fix"])
+    name = finding["evidence"].get("optimizer")
+    path, lines = _read(trial, trial.program.arguments.split()[0])
+    text = "".join(lines)
+    if option is None:
+        return None
+    changed = re.sub(
+        rf"(\boptim\.{name or '[A-Z]'}\w*\((?:[^()]|\([^()]*\))*)\)", rf"\1, {option[1]})", text
+    )
+    return ({path: changed}, option[1]) if changed != text else None
+
+
+# --- the trials
+
+
+def try_size(trial: Trial, reference: Outcome, name: str, percent: int, peak: int) -> Row:
+    gpu = f"{int(peak * percent / 100) // KiB}KiB"
+    gpus = ",".join([gpu] * (2 if trial.program.arguments.split()[0] in TWO_GPUS else 1))
+    label = f"{percent}%"
+    done = trial.legroom("run", "--gpu", gpus)
+    failed = done.document
+    if done.code == 0 or failed is None or failed.get("oom") is None:
+        return Row(name, label, "-", f"nothing to apply: {'finished' if done.code == 0 else done.last_line}", "-")
+    advice = failed["oom"]["advice"]
+    if not advice:
+        return Row(name, label, "none", "nothing to apply: no advice", failed["oom"]["phase"])
+    code = advice[0]["code"]
+    problem = text_differs(trial, failed)
+    if problem:
+        return Row(name, label, code, f"wrong: {problem}", "")
+    plan = follow(trial, failed)
+    if plan is None:
+        return Row(name, label, code, "nothing to apply", advice[0]["fix"][:100])
+    options, change, how = plan
+    again = trial.legroom("run", *options, change=change)
+    where = f"{how} ({failed['oom']['phase']})"
+    if again.code == 0:
+        is_same = change.arguments is not None or _printed(again) == _printed(reference)
+        return Row(name, label, code, "fits" if is_same else "wrong: prints something else", where)
+    if "OutOfMemoryError" in again.error or (again.document or {}).get("oom"):
+        return Row(name, label, code, "does not fit", where)
+    return Row(name, label, code, f"wrong: {again.last_line}", where)
+
+
+def text_differs(trial: Trial, failed: dict[str, Any]) -> str:
+    """Return what the text report lacks of the JSON: the first advice, or the first command after `Next:`."""
+    command = [sys.executable, "-m", "legroom", "report", str(trial.capture)]
+    text = subprocess.run(command, capture_output=True, text=True, env=None).stdout
+    words = " ".join(text.split())
+    if " ".join(failed["oom"]["advice"][0]["fix"].split()) not in words:
+        return "the text lacks the first advice"
+    after = words.partition("Next: ")[2]
+    return "" if after.startswith(" ".join(failed["next"][0].split())) else "the text has another command after Next:"
+
+
+def _printed(outcome: Outcome) -> list[str]:
+    """The output of the program, without Legroom's lines, warnings, and times."""
+    lines = [line for line in outcome.error.splitlines() if "legroom" not in line and "Warning" not in line]
+    return [re.sub(r"\d+(\.\d+)?\s?(s|ms|it/s)\b|\d\d:\d\d(:\d\d)?", "#", line) for line in lines]
+
+
+def try_program(program: Program, checkouts: Path, name: str, options: argparse.Namespace) -> list[Row]:
+    trial = Trial(program, checkouts, options.python, options.seconds)
+    large = ",".join([LARGE] * (2 if program.arguments.split()[0] in TWO_GPUS else 1))
+    try:
+        done = trial.legroom("run", "--gpu", large)
+        document = done.document
+        if done.code != 0 or document is None:
+            print(f"skipped, {name}: {done.last_line}", flush=True)
+            return []
+        peak = document["peak_allocated_bytes"]
+        if peak < MIN_PEAK:
+            print(f"skipped, {name}: peak of {peak / MiB:.1f} MiB", flush=True)
+            return []
+        rows = []
+        for percent in options.sizes:
+            rows.append(try_size(trial, done, name, percent, peak))
+            print(f"{peak / MiB:6.0f} MiB |", rows[-1], flush=True)
+        return rows
+    finally:
+        trial.close()
+
+
+def totals(rows: Sequence[Row]) -> list[list[str]]:
+    """One line per code of the first advice, and one for all."""
+    lines = []
+    for code in [*sorted({row.code for row in rows}), "all"]:
+        counts = Counter(row.kind for row in rows if code in (row.code, "all"))
+        applied = sum(counts[kind] for kind in RESULTS[:3])
+        share = f"{counts['fits'] / applied:.0%}" if applied else "-"
+        lines.append([code, *(str(counts[kind]) for kind in RESULTS), share])
+    return lines
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def main(argv: list[str]) -> int:
+    parser = command_line(__doc__)
+    parser.add_argument("checkouts", type=Path, nargs="?")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[90, 60])
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--write", type=Path, help="Markdown file for the table")
+    options = parser.parse_args(argv)
+    small = [
+        Program(repository=SMALL.name, folder=".", arguments=f"{path.name} {ARGUMENTS.get(path.name, '')}")
+        for path in sorted(SMALL.glob("*.py"))
+    ]
+    programs = [(SMALL.parent, program, program.name) for program in small]
+    if options.checkouts is not None:
+        public = [program for program in PROGRAMS if program.alone and program.gpu]
+        programs += [
+            (options.checkouts, program, program_key(program))
+            for program in public
+            if (options.checkouts / program.repository).is_dir()
+        ]
+    rows: list[Row] = []
+    for checkouts, program, name in programs:
+        if not options.only or any(word in name for word in options.only):
+            rows += try_program(program, checkouts, name, options)
+    cells = [[row.program, row.gpu, row.code, row.result, row.how.replace("|", "/")] for row in rows]
+    print_table("Followed advice", HEADER, cells)
+    print_table("By kind of advice", ("advice", *RESULTS, "fits, of those applied"), totals(rows))
+    if options.write:
+        lines = [
+            "# Followed advice", "",
+            f"{datetime.date.today()}, virtual GPUs. `python -m bench.first_contact.followed_advice --help` explains the results.", "",
+            *_markdown(("advice", *RESULTS, "fits, of those applied"), totals(rows)), "", *_markdown(HEADER, cells),
+        ]  # fmt: skip
+        options.write.write_text("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
