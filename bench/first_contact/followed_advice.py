@@ -74,9 +74,13 @@ def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str
     script = trial.program.arguments.split()[0]
     position = words.index(script)
     options, arguments = words[2:position], tuple(words[position + 1 :])
+    first = failed["oom"]["advice"][0]
     if failed["next"][0] != failed["command"]:
-        return options, Change(arguments=arguments, environment=environment), _difference(failed)
-    edits = edit(trial, failed["oom"]["advice"][0])
+        also = _one_by_one(trial, first) if first["evidence"].get("optimizers") else None
+        edits, how = also or ({}, "")
+        change = Change(arguments=arguments, environment=environment, edits=edits)
+        return options, change, f"{_difference(failed)} {how}".strip()
+    edits = edit(trial, first)
     return None if edits is None else (options, Change(edits=edits[0]), edits[1])
 
 
@@ -157,7 +161,10 @@ def _zero_grad_first(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, s
     tree = ast.parse("".join(lines))
     parents = _parents(tree)
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Expr) and ast.unparse(node).rstrip(")").partition("(")[0].endswith(".zero_grad")):
+        if not (
+            isinstance(node, ast.Expr)
+            and ast.unparse(node).rstrip(")").partition("(")[0].endswith(".zero_grad")
+        ):
             continue
         block: ast.AST | None = parents[node]
         while block is not None and not isinstance(block, ast.For | ast.While):
@@ -174,14 +181,12 @@ def _zero_grad_first(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, s
 
 def _one_by_one(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
     option = re.search(r"`((?:fused|foreach)=\w+)`", finding["fix"])
-    name = finding["evidence"].get("optimizer")
+    name = (finding["evidence"].get("optimizers") or [""])[0]
     path, lines = _read(trial, trial.program.arguments.split()[0])
     text = "".join(lines)
     if option is None:
         return None
-    changed = re.sub(
-        rf"(\boptim\.{name or '[A-Z]'}\w*\((?:[^()]|\([^()]*\))*)\)", rf"\1, {option[1]})", text
-    )
+    changed = re.sub(rf"(\boptim\.{name or '[A-Z]'}\w*\((?:[^()]|\([^()]*\))*)\)", rf"\1, {option[1]})", text)
     return ({path: changed}, option[1]) if changed != text else None
 
 
@@ -195,7 +200,9 @@ def try_size(trial: Trial, reference: Outcome, name: str, percent: int, peak: in
     done = trial.legroom("run", "--gpu", gpus)
     failed = done.document
     if done.code == 0 or failed is None or failed.get("oom") is None:
-        return Row(name, label, "-", f"nothing to apply: {'finished' if done.code == 0 else done.last_line}", "-")
+        return Row(
+            name, label, "-", f"nothing to apply: {'finished' if done.code == 0 else done.last_line}", "-"
+        )
     advice = failed["oom"]["advice"]
     if not advice:
         return Row(name, label, "none", "nothing to apply: no advice", failed["oom"]["phase"])
@@ -225,7 +232,11 @@ def text_differs(trial: Trial, failed: dict[str, Any]) -> str:
     if " ".join(failed["oom"]["advice"][0]["fix"].split()) not in words:
         return "the text lacks the first advice"
     after = words.partition("Next: ")[2]
-    return "" if after.startswith(" ".join(failed["next"][0].split())) else "the text has another command after Next:"
+    return (
+        ""
+        if after.startswith(" ".join(failed["next"][0].split()))
+        else "the text has another command after Next:"
+    )
 
 
 def _printed(outcome: Outcome) -> list[str]:
@@ -268,7 +279,11 @@ def totals(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return [
+        f"| {' | '.join(header)} |",
+        "|---" * len(header) + "|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
 
 
 def main(argv: list[str]) -> int:

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batchSize", type=int, default=64)
+parser.add_argument("--batchSize", type=int, default=1024)
 opt = parser.parse_args()
 torch.manual_seed(0)
 generator = nn.Sequential(
@@ -17,7 +17,7 @@ discriminator = nn.Sequential(
 optimizer_d = torch.optim.Adam(discriminator.parameters(), betas=(0.5, 0.999))
 optimizer_g = torch.optim.Adam(generator.parameters(), betas=(0.5, 0.999))
 criterion = nn.BCEWithLogitsLoss()
-for step in range(5):
+for step in range(3):
     real = torch.randn(opt.batchSize, 3, 32, 32, device="cuda")
     ones, zeros = torch.ones(opt.batchSize, 1, device="cuda"), torch.zeros(opt.batchSize, 1, device="cuda")
     discriminator.zero_grad()

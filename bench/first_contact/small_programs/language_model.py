@@ -14,7 +14,9 @@ class Model(nn.Module):
     def __init__(self, vocabulary=4000, width=64):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True) for _ in range(3)])
+        self.blocks = nn.ModuleList(
+            [nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True) for _ in range(3)]
+        )
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens, targets=None):

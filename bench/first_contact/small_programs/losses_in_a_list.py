@@ -6,7 +6,7 @@ model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 1)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 losses = []
 for step in range(40):
-    x = torch.randn(256, 256, device="cuda")
+    x = torch.randn(1024, 256, device="cuda")
     optimizer.zero_grad()
     loss = model(x).square().mean()
     (loss * 1.0).backward(retain_graph=True)

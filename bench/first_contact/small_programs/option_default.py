@@ -5,11 +5,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=256)
-parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--batch-size", type=int, default=512)
+parser.add_argument("--epochs", type=int, default=1)
 args = parser.parse_args()
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(512, 3, 16, 16), torch.randint(0, 10, (512,)))
+data = TensorDataset(torch.randn(1024, 3, 16, 16), torch.randint(0, 10, (1024,)))
 loader = DataLoader(data, batch_size=args.batch_size, shuffle=True)
 model = nn.Sequential(
     nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),

@@ -11,7 +11,9 @@ torch.manual_seed(0)
 
 
 def block(inside, outside):
-    return nn.Sequential(nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm2d(outside), nn.ReLU(inplace=True)
+    )
 
 
 class UNet(nn.Module):

@@ -10,7 +10,9 @@ args = parser.parse_args()
 torch.manual_seed(0)
 data = TensorDataset(torch.randn(384, 1, 24, 24), torch.randint(0, 10, (384,)))
 loader = DataLoader(data, batch_size=args.batch_size)
-model = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6400, 10))
+model = nn.Sequential(
+    nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6400, 10)
+)
 model.cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

@@ -43,6 +43,51 @@ class ForwardProgress(Annotation):
 
 
 @dataclass(frozen=True)
+class ProgramState(Annotation):
+    """What the program was doing when memory ran out. This event follows its `Oom`."""
+
+    gradients_enabled: bool
+    """Whether autograd recorded operations."""
+    is_training: bool | None
+    """The mode of the model that was called last: False after `model.eval()`; None if no model was called."""
+    batch_size: int | None
+    """The batch size of the loader that returned the last batch; None without a loader."""
+
+
+@dataclass(frozen=True)
+class LiveOptimizer(Annotation):
+    """An optimizer that existed when memory ran out. This event follows its `Oom`."""
+
+    name: str
+    """The class, for example `AdamW`."""
+    update: str
+    """`fused`, `foreach` (all parameters at once), `single` (one parameter at a time), or `custom` if unknown."""
+    supports_fused: bool
+    """Whether the class has a fused CUDA implementation."""
+    trainable_bytes: int
+    """The size of the parameters that the optimizer updates."""
+    state_bytes: int
+    """The size of the complete state, which may not be allocated yet."""
+    temporary_bytes: int
+    """The approximate size of the temporary tensors of a step; 0 if parameters are not updated at once."""
+
+
+@dataclass(frozen=True)
+class FoundSetting(Annotation):
+    """A setting of the script that may determine its batch size. These events follow their `Oom`, most likely first."""
+
+    name: str
+    value: int
+    rank: int
+    text: str
+    arguments: tuple[str, ...] | None
+    is_given: bool
+    variable: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
 class HolderCoverage(Annotation):
     """The total memory that the `Holder` events of an `Oom` account for."""
 

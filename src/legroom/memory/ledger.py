@@ -20,7 +20,15 @@ from threading import Lock
 from typing import Literal
 
 from legroom.errors import UsageError
-from legroom.memory.annotations import Annotation, ForwardProgress, GapEnded, GapStarted
+from legroom.memory.annotations import (
+    Annotation,
+    ForwardProgress,
+    FoundSetting,
+    GapEnded,
+    GapStarted,
+    LiveOptimizer,
+    ProgramState,
+)
 from legroom.memory.events import Alloc, Category, Event, Free, Holder, Oom, Phase, SegmentChange, Step, Tag
 from legroom.memory.growth import Growth, GrowthTracker, Line
 from legroom.memory.interrupts import delayed_interrupts
@@ -187,6 +195,11 @@ class Ledger:
         with self._up_to_date():
             return self._failure(number).progress
 
+    def details(self, number: int = 0) -> list[Annotation]:
+        """Return what is known about the program at that out-of-memory event."""
+        with self._up_to_date():
+            return list(self._failure(number).details)
+
     def timeline(self, samples: int = 600, device: int = 0) -> list[Sample]:
         """Return the memory of `device` over time in at most about `samples` samples. The samples include all peaks of
         the kept events.
@@ -261,6 +274,8 @@ class Ledger:
             self._annotations.append(event)
             if isinstance(event, ForwardProgress) and self._ooms and 0 <= event.fraction < 1:
                 self._ooms[-1].progress = event.fraction
+            elif isinstance(event, ProgramState | LiveOptimizer | FoundSetting) and self._ooms:
+                self._ooms[-1].details.append(event)
             if isinstance(event, GapStarted | GapEnded):
                 self._in_gap = isinstance(event, GapStarted)
                 for totals in self._totals.values():
@@ -453,3 +468,4 @@ class _Failure:
     event: Oom
     holders: list[Holder]
     progress: float | None = None
+    details: list[Annotation] = field(default_factory=list)

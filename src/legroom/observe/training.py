@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import dataloader as _dataloader
 
@@ -55,6 +56,10 @@ class TrainingClock:
         """Whether all optimizers of the last counted step had also stepped in an earlier step. The first step of an
         optimizer allocates its state, so the first step is not typical.
         """
+        self.batch_size: int | None = None
+        """The batch size of the loader that returned the last batch; None without a loader."""
+        self.is_training: bool | None = None
+        """Whether the model that was called last is in training mode; None before the first call."""
         self._optimizer_is_new = False
         self.on_step_end = on_step_end
         self._on_optimizer = on_optimizer
@@ -96,9 +101,9 @@ class TrainingClock:
         """Record that a backward pass starts."""
         self.trains = self._went_backward = True
 
-    def model_called(self) -> None:
+    def model_called(self, model: nn.Module) -> None:
         """Record that a model is called."""
-        self._model_was_called = True
+        self._model_was_called, self.is_training = True, model.training
         if self._went_backward and self._counting_optimizer is None and current_node() is None:
             self._went_backward = False
             if self.without_optimizer is None:
@@ -146,6 +151,7 @@ class TrainingClock:
             except StopIteration:
                 self._end_batch()
                 raise
+            self.batch_size = _batch_size(loader_iterator)
             self._batch(batch)
             return batch
 
@@ -182,6 +188,14 @@ def live_optimizers() -> list[torch.optim.Optimizer]:
     generator would keep the objects that it iterates over alive until the next garbage collection.
     """
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
+
+
+def _batch_size(loader_iterator: Any) -> int | None:
+    """Return the batch size of a loader, which the last batch of an epoch may not have. None if the loader does not
+    batch the samples.
+    """
+    size = getattr(getattr(loader_iterator, "_index_sampler", None), "batch_size", None)
+    return size if type(size) is int else None
 
 
 def _loader_iterator() -> Any:

@@ -15,7 +15,7 @@ import psutil
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.script import Script
-from legroom.predict.batch_setting import BatchSetting
+from legroom.observe.source.batch_setting import BatchSetting
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.fit import available_bytes
 from legroom.predict.largest_batch import BatchSearch, largest_batch

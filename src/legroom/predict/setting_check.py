@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.events import Alloc
 from legroom.observe.script import Script
-from legroom.predict.batch_setting import BatchSetting
+from legroom.observe.source.batch_setting import BatchSetting
 from legroom.predict.tracing.script import CannotTrace, OutOfTime, TracedScript
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.worker_process import WorkerProcess, start_tracing

@@ -36,8 +36,10 @@ from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
 from legroom.observe.dispatch.index_checks import IndexChecks
+from legroom.observe.program_state import follow_settings
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
+from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.source.user_files import is_user_file
 from legroom.observe.virtual.child_captures import ChildCaptures
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
@@ -172,6 +174,10 @@ class Recording:
             self._recording.enter_context(self._spill.all_threads())
         if self._blocking and self._session.devices[0].kind == "cuda":
             self._recording.enter_context(IndexChecks())
+        settings = ScriptSettings(self._script.arguments)
+        self._recording.enter_context(settings.followed_options())
+        follow_settings(settings)
+        self._recording.callback(follow_settings, None)
         self._recording.enter_context(before_os_exit(self._on_os_exit))
         self._as_main.enter_context(installed(self._script))
         _abandon_in_children(self)

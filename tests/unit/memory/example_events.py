@@ -115,6 +115,8 @@ _values: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int | None: st.none() | _sizes,
     str | None: st.none() | _texts,
+    bool | None: st.none() | st.booleans(),
+    tuple[str, ...] | None: st.none() | st.lists(_texts, max_size=3).map(tuple),
     tuple[tuple[int, str], ...]: st.lists(st.tuples(_sizes, _texts), max_size=3).map(tuple),
     LeakKind: st.sampled_from(get_args(LeakKind)),
     LeakHolder: st.sampled_from(get_args(LeakHolder)),

@@ -59,13 +59,17 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
 
 def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:
     """Return the sort key of a finding. Findings with lower keys come first."""
-    if finding.code in _BLOCKING_CODES:
+    if finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits"):
         return 0, 0, effort
-    small_saving = finding.saves < max(evidence.shortfall, evidence.oom.allocated // 20)
-    # Fragments may be all that is missing in a later step, but not in the middle of the first forward pass.
-    if small_saving or (finding.code == "LG607" and evidence.in_first_forward):
+    grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
+    # A run that grows had enough memory before. Other changes must free what the whole step lacks.
+    needed = evidence.shortfall if grows or finding.code == "LG603" else evidence.missing
+    # Fragments may be all that is missing in a later iteration. In the first one, the rest needs memory too.
+    is_only_fragmented = evidence.missing <= evidence.shortfall and not evidence.in_first_iteration
+    if finding.saves < max(needed, evidence.oom.allocated // 20) or (
+        finding.code == "LG607" and not is_only_fragmented
+    ):
         return 4, -finding.saves, effort
     if not finding.code.startswith(("LG1", "LG2")):
         return 3, 0, effort
-    grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
     return 1 if grows else 2, -finding.saves, effort

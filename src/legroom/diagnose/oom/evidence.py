@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from legroom.diagnose.oom.batch_change import choose_setting
 from legroom.diagnose.oom.recognize import classify
 from legroom.diagnose.report.device_memory import budget_of, free_at
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.findings import Finding
-from legroom.memory.events import Alloc, Category, Frame, Holder, Oom, Phase
+from legroom.memory.annotations import Annotation, LiveOptimizer, ProgramState
+from legroom.memory.events import Alloc, Category, Frame, Holder, Oom, Phase, Step
 from legroom.memory.state import State
-from legroom.observe.source.batch_argument import BatchArgument
+from legroom.observe.source.batch_setting import BatchSetting
+from legroom.units import MiB
+
+SEGMENT = 20 * MiB
+"""PyTorch reserves memory for requests of 1 to 10 MiB in segments of this size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +35,14 @@ class Evidence:
     """Leaks on the full device."""
     progress: float | None = None
     """The approximate completed fraction of the forward pass, estimated from the modules that had started."""
-    batch: BatchArgument | None = None
-    """The script's batch size argument, if one is recognized."""
+    details: Sequence[Annotation] = ()
+    """What the program was doing, its optimizers, and its settings of the batch size."""
+    arguments: Sequence[str] = ()
+    """The arguments of the script."""
+    steps: Sequence[Step] = ()
+    """The completed steps on the full device."""
+    spills: bool = False
+    """Whether the run already moved activations to host memory."""
 
     def live_bytes(self, *categories: Category) -> int:
         """Return the number of live bytes of these categories."""
@@ -53,11 +65,48 @@ class Evidence:
         needed = self.oom.requested if self.oom.requested > free else block_of(self.oom)
         return max(needed - free, 0)
 
+    @cached_property
+    def program(self) -> ProgramState | None:
+        return next((each for each in self.details if isinstance(each, ProgramState)), None)
+
+    @cached_property
+    def optimizers(self) -> list[LiveOptimizer]:
+        return [each for each in self.details if isinstance(each, LiveOptimizer)]
+
+    @cached_property
+    def evaluates(self) -> bool:
+        """True if the failure was in an evaluation that saves nothing for a backward pass.
+
+        Inside a custom autograd function, gradients are disabled too. In that case, the model is in training mode and other
+        operations have saved activations.
+        """
+        program = self.program
+        if (
+            program is None
+            or program.gradients_enabled
+            or self.oom.phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+        ):
+            return False
+        return program.is_training is False or not self.live_bytes(Category.ACTIVATION)
+
+    @cached_property
+    def setting(self) -> BatchSetting | None:
+        """The setting of the batch size that was in use, if it is recognized."""
+        size = self.program.batch_size if self.program else None
+        return choose_setting(self.details, self.arguments, batch_size=size, evaluates=self.evaluates)
+
+    def is_earlier(self, allocation: Alloc) -> bool:
+        """Return True if an allocation is from an earlier iteration.
+
+        With several optimizers, the step of the first one ends in the middle of an iteration.
+        """
+        return allocation.step < self.oom.step - (len(self.optimizers) > 1)
+
     @property
-    def in_first_forward(self) -> bool:
-        """True if the failure was in the first forward pass. In that case, the memory needed for the rest of the pass
-        is unknown."""
-        return self.oom.step == 0 and self.oom.phase is Phase.FORWARD
+    def in_first_iteration(self) -> bool:
+        """True if the failure was in the first iteration. In that case, the memory that the rest of it needs is
+        unknown."""
+        return self.oom.step < max(len(self.optimizers), 1)
 
     def retained_by(self, leak: Leak) -> int:
         """Return the number of bytes that a leak retains. If its holder is unknown, return the measured growth."""
@@ -73,12 +122,108 @@ class Evidence:
         allocate."""
         parameters = self.live_bytes(Category.PARAMETER)
         gradients = self.live_bytes(Category.GRADIENT)
-        optimizer = self.live_bytes(Category.OPTIMIZER_STATE)
-        if self.live_bytes(Category.ACTIVATION) or gradients:  # training, not inference
-            gradients = max(gradients, parameters)
-            if self.oom.step == 0:  # assume Adam: two copies of the parameters
-                optimizer = max(optimizer, 2 * parameters)
-        return parameters + gradients + optimizer + self.live_bytes(Category.BUFFER, Category.WORKSPACE)
+        if self.trains:
+            trainable = sum(each.trainable_bytes for each in self.optimizers)
+            gradients = max(gradients, min(parameters, trainable) if trainable else parameters)
+        return (
+            parameters
+            + gradients
+            + self.live_bytes(Category.OPTIMIZER_STATE)
+            + self.missing_state
+            + self.live_bytes(Category.BUFFER, Category.WORKSPACE)
+        )
+
+    @property
+    def trains(self) -> bool:
+        if self.evaluates:
+            return False
+        return bool(self.live_bytes(Category.ACTIVATION) or self.live_bytes(Category.GRADIENT))
+
+    @cached_property
+    def missing_state(self) -> int:
+        """The number of bytes of optimizer state that is not allocated yet."""
+        if not self.trains:
+            return 0
+        parameters = self.live_bytes(Category.PARAMETER)
+        if self.optimizers:
+            # A model may be split over several devices; the size of the state is that on all of them.
+            state = min(sum(each.state_bytes for each in self.optimizers), 3 * parameters)
+        else:
+            state = 2 * parameters if self.oom.step == 0 else 0  # assume Adam: two copies of the parameters
+        return max(state - self.live_bytes(Category.OPTIMIZER_STATE), 0)
+
+    @property
+    def unusable(self) -> int:
+        """The number of bytes that are expected to be reserved but unused: the fragments at the failure, and the unused
+        part of the last segment."""
+        return self.oom.fragmented + min(SEGMENT, self.budget // 10)
+
+    @cached_property
+    def optimizer_temporaries(self) -> int:
+        """The number of bytes of temporary tensors that an optimizer step is expected to need."""
+        temporary = max((each.temporary_bytes for each in self.optimizers), default=0)
+        return min(temporary, 3 * self.live_bytes(Category.PARAMETER)) if self.trains else 0
+
+    @cached_property
+    def scaling(self) -> int:
+        """The number of bytes that scale with the batch size, including the bytes that the rest of the forward pass will
+        allocate as far as it is known. Whole datasets are not included."""
+        so_far = self.scaling_so_far
+        if self.oom.phase is Phase.OPTIMIZER:
+            return so_far
+        if self.oom.phase is Phase.BACKWARD:
+            return (
+                so_far + self.oom.requested
+            )  # the next backward operation reads this result and creates another
+        total = int(so_far / (self.progress or 1.0))
+        if self.trains and (self.progress or 0) > 0.75:
+            total += (
+                2 * self.oom.requested
+            )  # the loss and its backward pass create results of the size of the output
+        if self.trains and len(self.optimizers) > 1:
+            total *= 2  # an iteration calls several models
+        earlier = self._bytes_of_last_step
+        return total if earlier is None else max(so_far, min(total, earlier))
+
+    @property
+    def scaling_so_far(self) -> int:
+        transient = self.live(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
+        if self.oom.phase is Phase.OPTIMIZER:
+            size = bytes_of([each for each in transient if each.phase is not Phase.OPTIMIZER])
+        else:
+            size = bytes_of(transient) + self.oom.requested
+        return size - bytes_of(self.datasets)
+
+    @cached_property
+    def datasets(self) -> list[Alloc]:
+        """The inputs that are too large to be a batch."""
+        return [each for each in self.live(Category.INPUT) if each.block_bytes >= self.budget * 0.25]
+
+    @property
+    def is_unfinished(self) -> bool:
+        """True if the forward pass did not finish."""
+        return self.oom.phase not in (Phase.BACKWARD, Phase.OPTIMIZER)
+
+    @property
+    def _bytes_of_last_step(self) -> int | None:
+        """The memory that the last complete step used in addition to the weights; None before the first step ends."""
+        if not self.steps:
+            return None
+        start = self.live_bytes(Category.PARAMETER, Category.BUFFER) + bytes_of(self.datasets)
+        if len(self.steps) > 1:
+            start = self.steps[-2].allocated
+        return max(self.steps[-1].peak_allocated - start, 0)
+
+    @cached_property
+    def missing(self) -> int:
+        """The number of bytes by which the whole step exceeds the device, as far as it is known."""
+        peak = self.oom.allocated + self.oom.requested + self.missing_state
+        if self.oom.phase is Phase.FORWARD:
+            peak += self.scaling - self.scaling_so_far
+        elif self.oom.phase is Phase.OPTIMIZER:
+            temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
+            peak += max(self.optimizer_temporaries - bytes_of(temporary), 0)
+        return max(self.shortfall, peak - self.budget)
 
     @cached_property
     def _by_category(self) -> dict[Category, int]:

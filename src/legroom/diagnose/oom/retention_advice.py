@@ -10,6 +10,7 @@ from legroom.diagnose.oom.evidence import Evidence, bytes_of, heaviest_frame, lo
 from legroom.diagnose.report.growing_lines import describe_holder
 from legroom.findings import Finding
 from legroom.memory.events import Category, Frame, Holder, Phase
+from legroom.observe.source.later_uses import is_used_later
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
@@ -37,7 +38,7 @@ def grows_each_step(evidence: Evidence) -> Iterator[Finding]:
 
 def earlier_steps_graph(evidence: Evidence) -> Iterator[Finding]:
     """Report activations that outlived the step that allocated them."""
-    old = [each for each in evidence.live(Category.ACTIVATION) if each.step < evidence.oom.step]
+    old = list(filter(evidence.is_earlier, evidence.live(Category.ACTIVATION)))
     size = bytes_of(old)
     reported = any(
         leak.kind == "graph" or evidence.retained_by(leak) >= size * 0.8 for leak in evidence.leaks
@@ -64,7 +65,7 @@ def evaluates_with_gradients(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.live_bytes(Category.ACTIVATION)
     if evidence.oom.phase not in (Phase.FORWARD, Phase.OTHER) or size < evidence.oom.allocated * 0.1:
         return
-    batches, frame = _batches_since_backward(evidence)
+    batches, frame = _batches_with_graphs(evidence)
     if batches < EVALUATION_BATCHES:
         return
     yield Finding(
@@ -101,7 +102,7 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
     result of one call and does not grow.
     """
     transient = evidence.live(Category.ACTIVATION, Category.RESULT, Category.TEMPORARY, Category.INPUT)
-    old = bytes_of([each for each in transient if each.step < evidence.oom.step])
+    old = bytes_of(list(filter(evidence.is_earlier, transient)))
     leak_names = {stem_of(leak.name) for leak in evidence.leaks} | {leak.holder for leak in evidence.leaks}
     leaked = max((evidence.retained_by(leak) for leak in evidence.leaks if not leak.on_host), default=0)
     for holder in evidence.holders:
@@ -124,7 +125,7 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
     old = [
         each
         for each in evidence.live(Category.RESULT, Category.TEMPORARY)
-        if each.step < oom.step or (forward_finished and each.phase is Phase.FORWARD)
+        if evidence.is_earlier(each) or (forward_finished and each.phase is Phase.FORWARD)
     ]
     frame = heaviest_frame(old)
     from_line = [each for each in old if each.frame == frame]
@@ -133,9 +134,11 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
     if frame is None or size < oom.allocated * 0.01 or (frame.file, frame.line) in leaking:
         return
     names = _variables_holding(size, evidence.holders)
-    variable = " or ".join(f"`{name}`" for name in names) or "a variable"
+    if not names:
+        return  # the program still needs them, or a library retains them, for example a bucket of DDP
+    variable = " or ".join(f"`{name}`" for name in names)
     when = "in an earlier step " if all(each.step < oom.step for each in from_line) else ""
-    delete = f"`del {names[0]}`" if len(names) == 1 else "`del`"
+    delete = f"`del {', '.join(names)}`"
     yield Finding(
         code="LG102",
         message=f"A result created {when}on this line is still referenced by {variable}: {format_size(size)}.",
@@ -151,7 +154,9 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
     size = evidence.live_bytes(Category.GRADIENT)
     if evidence.oom.phase is not Phase.FORWARD or size < evidence.oom.allocated * 0.05:
         return
-    evaluates = _batches_since_backward(evidence)[0] >= EVALUATION_BATCHES
+    if len(evidence.optimizers) > 1 or _went_backward_in_this_step(evidence):
+        return  # gradients of the other model, or accumulated gradients
+    evaluates = evidence.evaluates or _batches_since_backward(evidence)[0] >= EVALUATION_BATCHES
     when = "evaluation" if evaluates else "this forward pass"
     fix = (
         "Call `optimizer.zero_grad(set_to_none=True)` after training."
@@ -169,23 +174,68 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
 
 def _batches_since_backward(evidence: Evidence) -> tuple[int, Frame | None]:
     """Return the number of batches that were moved to the device since the last backward operation, and the line that moves
-    them."""
-    # One line may move several tensors of a batch. Their sizes distinguish them.
-    arrivals: Counter[tuple[Frame | None, int]] = Counter()
+    them. Tensors that arrive one after the other belong to one batch."""
+    arrivals: Counter[Frame | None] = Counter()
+    arriving = False
+    for allocation in evidence.allocations():
+        if allocation.phase is Phase.BACKWARD:
+            break
+        is_input = allocation.category is Category.INPUT
+        if is_input and not arriving:
+            arrivals[allocation.frame] += 1
+        arriving = is_input
+    if not arrivals:
+        return 0, None
+    ((frame, batches),) = arrivals.most_common(1)
+    return batches, frame
+
+
+def _batches_with_graphs(evidence: Evidence) -> tuple[int, Frame | None]:
+    """Return the number of batches since the last backward operation that were evaluated with gradients, and the line
+    that moves them to the device.
+
+    A batch counts if activations from it are still alive. If the model is in evaluation mode, every batch counts.
+    """
+    program = evidence.program
+    if program is not None and not program.gradients_enabled:
+        return 0, None
+    if program is not None and program.is_training is False:
+        return _batches_since_backward(evidence)
+    alive = {each.id for each in evidence.live(Category.ACTIVATION)}
+    arrivals: Counter[Frame | None] = Counter()
+    has_graph = False
     for allocation in evidence.allocations():
         if allocation.phase is Phase.BACKWARD:
             break
         if allocation.category is Category.INPUT:
-            arrivals[allocation.frame, allocation.bytes] += 1
+            if has_graph:
+                arrivals[allocation.frame] += 1
+            has_graph = False
+        else:
+            has_graph |= allocation.id in alive
     if not arrivals:
         return 0, None
-    ((frame, _), batches) = arrivals.most_common(1)[0]
+    ((frame, batches),) = arrivals.most_common(1)
     return batches, frame
 
 
+def _went_backward_in_this_step(evidence: Evidence) -> bool:
+    """Return True if gradients are accumulated: a backward pass ran since the last optimizer step."""
+    for allocation in evidence.allocations():
+        if allocation.step < evidence.oom.step:
+            return False
+        if allocation.phase is Phase.BACKWARD:
+            return True
+    return False
+
+
 def _variables_holding(size: int, holders: Sequence[Holder]) -> list[str]:
-    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first."""
+    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first. If the
+    program still uses one of them, deleting the others may free nothing, and no name is returned."""
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     close = [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
     close.sort(key=lambda each: each.bytes)
-    return list(dict.fromkeys(each.path.split(" ", 1)[0] for each in close))[:2]
+    variables = {each.path.split(" ", 1)[0]: each.frame for each in close[:2]}
+    if any(frame is not None and is_used_later(frame, name) for name, frame in variables.items()):
+        return []
+    return list(variables)

@@ -7,9 +7,11 @@ says so.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from legroom.diagnose.oom.batch_change import smaller_setting
 from legroom.diagnose.oom.evidence import Evidence, bytes_of, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
+from legroom.memory.annotations import LiveOptimizer
 from legroom.memory.events import Alloc, Category, Oom, Phase
 from legroom.units import GiB, MiB, format_size
 
@@ -64,7 +66,7 @@ def weights_do_not_fit(evidence: Evidence) -> Iterator[Finding]:
 
 
 def dataset_on_device(evidence: Evidence) -> Iterator[Finding]:
-    largest = max(_whole_datasets(evidence), key=lambda each: each.block_bytes, default=None)
+    largest = max(evidence.datasets, key=lambda each: each.block_bytes, default=None)
     if largest is None:
         return
     size = largest.block_bytes
@@ -131,22 +133,35 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 
 
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
+    """Report memory that no batch size changes: weights, gradients and optimizer state that do not fit together."""
     oom = evidence.oom
-    if oom.phase is not Phase.OPTIMIZER or oom.step > 0:
+    in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0
+    too_large = bool(evidence.optimizers) and evidence.trains and evidence.fixed > evidence.budget
+    if not (in_first_optimizer_step or too_large):
         return
     parameters = evidence.live_bytes(Category.PARAMETER)
     state = evidence.live_bytes(Category.OPTIMIZER_STATE)
+    message = (
+        "The optimizer state, which the first optimizer step allocates, does not fit. "
+        f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
+        "stores two copies of the parameters)."
+    )
+    if too_large:
+        names = " and ".join(dict.fromkeys(f"`{each.name}`" for each in evidence.optimizers))
+        message = (
+            f"The weights, their gradients and the state of {names} need {format_size(evidence.fixed)}; PyTorch can "
+            f"use {format_size(evidence.budget)} on this device. A smaller batch size is not enough."
+        )
     yield Finding(
         code="LG605",
-        message="The optimizer state, which the first optimizer step allocates, does not fit. "
-        f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
-        "stores two copies of the parameters).",
+        message=message,
         fix="Use an optimizer with less state, or freeze parameters that need no training. SGD stores one "
         "copy of the parameters with momentum, and nothing without momentum. 8-bit Adam stores half a "
         "copy.",
         **location(oom.frame),
         bytes=max(state, 2 * parameters),
         saves=max(state, parameters),
+        evidence={"fixed_bytes": evidence.fixed, "no_batch_fits": too_large},
     )
 
 
@@ -154,20 +169,41 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     oom = evidence.oom
     if oom.phase is not Phase.OPTIMIZER:
         return
+    at_once = [each for each in evidence.optimizers if each.update == "foreach"]
+    if evidence.optimizers and not at_once:
+        return
     transient = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
     size = bytes_of([each for each in transient if each.phase is Phase.OPTIMIZER])
     size += 0 if _creates_state(evidence) else oom.requested
     if size < evidence.live_bytes(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
         return
+    names = _names(at_once)
+    optimizer = " and ".join(f"`{name}`" for name in names) or "The optimizer"
+    where = f"`{names[0]}`" if len(names) == 1 else "the optimizer"
+    fix = f"Pass `foreach=False` to {where} (one parameter at a time, slower)."
+    if _support_fused(at_once):
+        fix = (
+            f"Pass `fused=True` to {where} (no temporaries, also faster) or `foreach=False` (one parameter at a "
+            "time, slower)."
+        )
     yield Finding(
         code="LG606",
-        message=f"The optimizer updates all parameters at once, which requires {format_size(size)} of temporary memory.",
-        fix="Pass `fused=True` to the optimizer (no temporaries, also faster) or `foreach=False` (one parameter at a "
-        "time, slower).",
+        message=f"{optimizer} update{'' if len(names) > 1 else 's'} all parameters at once, which requires "
+        f"{format_size(size)} of temporary memory.",
+        fix=fix,
         **location(oom.frame),
         bytes=size,
         saves=size,
+        evidence={"optimizers": names},
     )
+
+
+def _names(optimizers: Sequence[LiveOptimizer]) -> list[str]:
+    return list(dict.fromkeys(each.name for each in optimizers))
+
+
+def _support_fused(optimizers: Sequence[LiveOptimizer]) -> bool:
+    return bool(optimizers) and all(each.supports_fused for each in optimizers)
 
 
 def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
@@ -179,40 +215,48 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     suggested.
     """
     oom = evidence.oom
-    if oom.phase is Phase.OPTIMIZER or not (
-        evidence.live_bytes(Category.ACTIVATION) or oom.phase is Phase.FORWARD
-    ):
+    if oom.phase is Phase.OTHER and not evidence.live_bytes(Category.ACTIVATION):
         return
-    datasets = bytes_of(_whole_datasets(evidence))
-    fixed = evidence.fixed + datasets
-    transient = evidence.live_bytes(Category.ACTIVATION, Category.INPUT, Category.RESULT, Category.TEMPORARY)
-    scaling = transient - datasets + oom.requested
-    available = evidence.budget - fixed
-    if scaling < evidence.budget * 0.2 or available <= 0:
+    fixed = evidence.fixed + bytes_of(evidence.datasets)
+    if oom.phase is Phase.OPTIMIZER:
+        fixed += evidence.optimizer_temporaries
+    scaling = evidence.scaling
+    available = evidence.budget - fixed - evidence.unusable
+    if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0:
         return
-    unfinished = oom.phase is not Phase.BACKWARD
-    done = evidence.progress if unfinished and evidence.progress else 1.0
-    fraction = min(available / scaling * 0.75 * done, 0.5) if unfinished else min(available / scaling, 0.95)
-    smaller = evidence.batch.smaller(fraction) if evidence.batch else None
-    if evidence.batch is None:
-        change = f"Use at most {_format_fraction(fraction)} the current batch size"
-    elif smaller is not None:
-        change = f"Use `{smaller.text}` instead of `{evidence.batch.text}`"
-    else:
+    unfinished = evidence.is_unfinished
+    fraction = min(available / scaling * 0.75, 0.5) if unfinished else min(available / scaling * 0.9, 0.9)
+    smaller = smaller_setting(evidence.setting, fraction)
+    if smaller is not None:
+        change = smaller.advice
+    elif evidence.setting is not None and evidence.setting.value * fraction < 1:
         change = "A smaller batch size is not enough, so use another option"
-    caveat = f" {_estimate_caveat(done)}" if unfinished else ""
+    else:
+        change = f"Use at most {_format_fraction(fraction)} the current batch size"
+        change += " in the evaluation" if evidence.evaluates else ""
+    caveat = f" {_estimate_caveat(evidence.progress or 1.0)}" if unfinished else ""
+    also, optimizers = "", [each for each in evidence.optimizers if each.temporary_bytes]
+    if fixed + evidence.optimizer_temporaries + evidence.unusable > evidence.budget and optimizers:
+        option = "fused=True" if _support_fused(optimizers) else "foreach=False"
+        also = (
+            f" Also pass `{option}` to {' and '.join(f'`{name}`' for name in _names(optimizers))}: otherwise its step "
+            f"needs {format_size(evidence.optimizer_temporaries)} of temporary memory."
+        )
+    accumulate = " Accumulate gradients over several batches to keep the effective batch size."
     yield Finding(
         code="LG603",
-        message=f"{format_size(scaling)} (activations, inputs, results) scale with the batch size.",
-        fix=f"{change}.{caveat} Accumulate gradients over several batches to keep the effective batch size.",
-        bytes=scaling,
-        saves=int(scaling * (1 - fraction)),
+        message=f"{format_size(evidence.scaling_so_far)} ({'' if evidence.evaluates else 'activations, '}inputs, results) scale with "
+        "the batch size.",
+        fix=f"{change}.{also}{caveat}{accumulate if evidence.trains else ''}",
+        bytes=evidence.scaling_so_far,
+        saves=int(evidence.scaling_so_far * (1 - fraction)),
         evidence={
             "fraction": round(fraction, 3),
             "unfinished": unfinished,
-            "argument": smaller.text if smaller else None,
+            **(smaller.as_evidence() if smaller else {"argument": None}),
             "fixed_bytes": fixed,
-            "scaling_bytes": scaling,
+            "scaling_bytes": evidence.scaling_so_far,
+            "optimizers": _names(optimizers) if also else [],
         },
     )
 
@@ -255,7 +299,7 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
     largest are in transfer at any time."""
     movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
     size = bytes_of(movable)
-    if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER:
+    if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER or evidence.spills:
         return
     saves = size - 3 * max(each.block_bytes for each in movable)
     if saves > 0:
@@ -277,11 +321,6 @@ def _creates_state(evidence: Evidence) -> bool:
         missing = evidence.live_bytes(Category.OPTIMIZER_STATE) < evidence.live_bytes(Category.PARAMETER)
         return oom.step == 0 and missing
     return oom.op in ("aten.zeros_like", "aten.zeros", "aten.empty_like", "aten.full_like", "aten.clone")
-
-
-def _whole_datasets(evidence: Evidence) -> list[Alloc]:
-    """Return the inputs that are too large to be a batch."""
-    return [each for each in evidence.live(Category.INPUT) if each.block_bytes >= evidence.budget * 0.25]
 
 
 def _uses_autocast(evidence: Evidence) -> bool:

@@ -27,6 +27,17 @@ class RunCommand:
     def with_arguments(self, arguments: Sequence[str]) -> "RunCommand":
         return replace(self, arguments=tuple(arguments))
 
+    def with_environment(self, variables: Mapping[str, str]) -> str:
+        """Return the text of the command with environment variables."""
+        return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), self.text])
+
+    def with_spilling(self) -> "RunCommand":
+        return replace(self, options=(*self.options, "--spill"))
+
+    @property
+    def is_launch(self) -> bool:
+        return self.verb == "launch"
+
     @property
     def has_virtual_gpu(self) -> bool:
         return "--gpu" in self.options

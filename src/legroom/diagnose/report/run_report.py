@@ -4,8 +4,9 @@ This module prints nothing and does not import torch. `RunReport.as_json()` is t
 of this output are stable.
 """
 
+import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -41,7 +42,6 @@ from legroom.memory.capture.capture import Capture
 from legroom.memory.events import Frame, Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
-from legroom.observe.source.batch_argument import find_batch_argument
 from legroom.units import GiB
 
 MIN_ESTIMATE_CAPACITY = 2 * GiB
@@ -193,20 +193,40 @@ class RunReport:
             return [(self.command.on_virtual_gpu(DEFAULT_GPU_SIZE).text, "on a virtual GPU"), *show]
         if self.oom is None or not self.failed_with_oom:
             return show
-        first = self.oom.advice[0] if self.oom.advice else None
-        batch = find_batch_argument(self.command.arguments)
-        if first is not None and first.code == "LG603":
-            if first.evidence["unfinished"] and self.oom.event.capacity >= MIN_ESTIMATE_CAPACITY:
-                estimate = self.command.estimate(self.oom.event.capacity)
-                show = [(estimate, "find the largest batch size"), *show]
-            smaller = batch.smaller(first.evidence["fraction"]) if batch is not None else None
-            if smaller is not None:
-                again = self.command.with_arguments(smaller.replace_in(self.command.arguments))
-                return [(again.text, "with a smaller batch size"), *show]
-        if first is not None and first.code == "LG607":
-            with_option = f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True {self.command.text}"
-            return [(with_option, "with less fragmentation"), *show]
-        return [(self.command.text, "after changing the code"), *show]
+        return [*self._commands_after_oom(self.oom), *show]
+
+    def _commands_after_oom(self, oom: OomReport) -> Iterator[tuple[str, str]]:
+        """Yield the command that applies the first advice, then others."""
+        first = oom.advice[0] if oom.advice else None
+        if first is None:
+            return
+        evidence, codes = first.evidence, [each.code for each in oom.advice]
+        if first.code == "LG603":
+            if evidence.get("arguments") is not None:
+                again = self.command.with_arguments(evidence["arguments"])
+                yield again.text, "with a smaller batch size"
+            elif evidence.get("environment"):
+                yield self.command.with_environment(evidence["environment"]), "with a smaller batch size"
+            elif evidence.get("edit"):
+                edit = evidence["edit"]
+                yield (
+                    self.command.text,
+                    f"after the change in {os.path.basename(edit['file'])}:{edit['line']}",
+                )
+            elif "LG613" in codes and not self.command.is_launch:
+                yield self.command.with_spilling().text, "with saved activations in host memory"
+            else:
+                yield self.command.text, "after changing the batch size"
+            if evidence["unfinished"] and oom.event.capacity >= MIN_ESTIMATE_CAPACITY:
+                yield self.command.estimate(oom.event.capacity), "find the largest batch size"
+        elif first.code == "LG607":
+            allocator = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+            yield self.command.with_environment(allocator), "with less fragmentation"
+        elif first.code == "LG613" and not self.command.is_launch:
+            yield self.command.with_spilling().text, "with saved activations in host memory"
+        else:
+            where = f" in {os.path.basename(first.file)}:{first.line}" if first.file else ""
+            yield self.command.text, f"after the change{where}" if where else "after changing the code"
 
     def _needs_gpu(self) -> bool:
         """Return True if the run failed because the script requires a GPU and none is available."""
@@ -243,8 +263,9 @@ def report_from_ledger(
     steps = ledger.steps()
     devices = _devices(run, ledger)
     ooms = ledger.ooms()
-    device = _device_of_interest(devices, ooms)
-    holders = _unique_holders(ledger.holders(len(ooms) - 1)) if ooms else []
+    failure = _ending_oom(ooms, ending)
+    device = _device_of_interest(devices, ooms[failure] if ooms else None)
+    holders = _unique_holders(ledger.holders(failure)) if ooms else []
     leaks = _leaks(ledger, devices, device, annotations, holders)
     command = RunCommand.from_header(run)
     rank = run.get("rank")
@@ -258,7 +279,7 @@ def report_from_ledger(
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if device is not None and step.device == device.index),
         peak=_peak(ledger, device) if device else None,
-        oom=_last_oom(ledger, ending, holders, leaks, command) if ooms else None,
+        oom=_oom_report(ledger, failure, ending, holders, leaks, command) if ooms else None,
         oom_count=len(ooms),
         leaks=leaks,
         capture=path,
@@ -307,14 +328,29 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
     return snapshot_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
 
 
-def _last_oom(
+def _ending_oom(ooms: Sequence[Oom], ending: RunEnded) -> int:
+    """Return the number of the out-of-memory event that ended the run. If none did, it is the last one.
+
+    The replicas of `DataParallel` may all run out of memory. Then only the error of the first one is raised.
+    """
+    text = f"{ending.error}\n{ending.traceback}"
+    raised = [number for number, oom in enumerate(ooms) if oom.message and _identity(oom) in text]
+    return raised[-1] if raised else len(ooms) - 1
+
+
+def _identity(oom: Oom) -> str:
+    """Return the part of the message of an error that contains the request and the device."""
+    return oom.message.partition(" has a total capacity")[0]
+
+
+def _oom_report(
     ledger: Ledger,
+    last: int,
     ending: RunEnded,
     holders: Sequence[Holder],
     leaks: Sequence[Leak],
     command: RunCommand,
 ) -> OomReport:
-    last = len(ledger.ooms()) - 1
     event, state = ledger.ooms()[last], ledger.at_oom(last)
     evidence = Evidence(
         oom=event,
@@ -323,7 +359,10 @@ def _last_oom(
         progress=ledger.progress(last),
         holders=holders,
         leaks=[leak for leak in leaks if leak.device == event.device],
-        batch=find_batch_argument(command.arguments),
+        details=ledger.details(last),
+        arguments=command.arguments,
+        steps=ledger.steps(event.device),
+        spills=any(option.startswith("--spill") for option in command.options),
     )
     return OomReport(
         event=event,
@@ -378,9 +417,9 @@ def _size(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _device_of_interest(devices: Sequence[DeviceSummary], ooms: Sequence[Oom]) -> DeviceSummary | None:
-    if ooms:
-        return next((device for device in devices if device.index == ooms[-1].device), None)
+def _device_of_interest(devices: Sequence[DeviceSummary], oom: Oom | None) -> DeviceSummary | None:
+    if oom is not None:
+        return next((device for device in devices if device.index == oom.device), None)
     return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)
 
 

@@ -397,6 +397,10 @@ def _numbered_lines(value: Any) -> tuple[tuple[int, str], ...]:
     return tuple((_integer(number), _text(text)) for number, text in value)
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(_text(text) for text in value)
+
+
 def _optional(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else check(value)
 
@@ -417,6 +421,8 @@ _CHECKS: dict[Any, Callable[[Any], Any]] = {
     bool: _flag,
     int | None: _optional(_integer),
     str | None: _optional(_text),
+    bool | None: _optional(_flag),
+    tuple[str, ...] | None: _optional(_texts),
     tuple[tuple[int, str], ...]: _numbered_lines,
     LeakKind: _one_of(get_args(LeakKind)),
     LeakHolder: _one_of(get_args(LeakHolder)),

@@ -57,6 +57,7 @@ from legroom.observe.cuda.step_peaks import StepPeaks
 from legroom.observe.cuda.torch_api import AllocatorStats, CudaApi
 from legroom.observe.holders import autograd_graph
 from legroom.observe.producer import MemoryStats
+from legroom.observe.program_state import program_state
 from legroom.observe.training import TrainingClock
 
 FIRST_ENTRIES = 20_000
@@ -225,7 +226,7 @@ class CudaHistory:
     def _root_called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], activity: str, path: str
     ) -> None:
-        self._clock.model_called()
+        self._clock.model_called(module)
         if not self._is_recording:
             return
         tick = self._markers.advance(activity, path)
@@ -342,9 +343,12 @@ class CudaHistory:
 
     def _on_oom_error(self, failure: AllocationFailure) -> None:
         progress = self._modules.progress
+        details = list(program_state(self._seconds, self._clock))
         self._read(failure)
         if progress is not None:
             self._emit(ForwardProgress(self._seconds, progress))
+        for detail in details:
+            self._emit(detail)
         if self._clock.in_optimizer:
             self._clock.interrupted()
             self._markers.advance(OTHER)

@@ -138,7 +138,7 @@ def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
                 by_variables.update(storages)
                 holders.append(Holder(name + _describe(value), sum(storages.values()), len(storages), where))
         value = None
-        _clear_locals_copy(user_frame, variables, is_library)
+        clear_locals_copy(user_frame, variables, is_library)
     return HolderSurvey(holders, by_variables, by_calls, lines, backward_line, retained.saved)
 
 
@@ -154,7 +154,7 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
             elif isinstance(value, tuple | list) and len(value) < 1000:
                 yield from (item for item in value if isinstance(item, torch.Tensor))
         value = None
-        _clear_locals_copy(frame, variables)
+        clear_locals_copy(frame, variables)
         frame = frame.f_back
 
 
@@ -202,7 +202,7 @@ def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[st
                 yield f"{name}.{attribute}", held
 
 
-def _clear_locals_copy(frame: FrameType, variables: Any, is_library: bool = False) -> None:
+def clear_locals_copy(frame: FrameType, variables: Any, is_library: bool = False) -> None:
     """Clear the copy of a function's local variables that reading `f_locals` created. The namespace of a module or
     class is not cleared.
     """

@@ -73,7 +73,7 @@ class BatchArgument:
         size = int(self.value * fraction)
         if size < 1 or size >= self.value:
             return None
-        return self.with_value(_round_down(size))
+        return self.with_value(round_down(size))
 
     def with_value(self, size: int) -> "BatchArgument":
         return replace(self, value=size)
@@ -112,7 +112,8 @@ def integer_arguments(arguments: Sequence[str]) -> list[BatchArgument]:
     return found
 
 
-def _round_down(size: int) -> int:
+def round_down(size: int) -> int:
+    """Return a common batch size of at most `size`."""
     if size < 16:
         return 1 << (size.bit_length() - 1)
     return size - size % 8

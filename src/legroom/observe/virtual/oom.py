@@ -18,6 +18,7 @@ from legroom.memory.events import Oom, Phase
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.holders.holders import StepStorage, survey_holders, tensors_in_frames
+from legroom.observe.program_state import program_state
 from legroom.observe.virtual.host import VirtualDevice
 from legroom.observe.virtual.torch_api.memory import call_oom_observers
 from legroom.units import GiB, KiB, MiB
@@ -49,6 +50,8 @@ def report_out_of_memory(
         recorder.emit(HolderCoverage(recorder.allocations.seconds, holders.total_bytes))
         if location.phase is Phase.FORWARD and recorder.modules.progress is not None:
             recorder.emit(ForwardProgress(recorder.allocations.seconds, recorder.modules.progress))
+        for detail in program_state(recorder.allocations.seconds, recorder.clock):
+            recorder.emit(detail)
     finally:
         del frame
     return torch.OutOfMemoryError(message)

@@ -39,8 +39,9 @@ from legroom.observe.dispatch.storages import tensors_in
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.fake.hidden_gpus import hide_real_gpus
 from legroom.observe.script import Script, execute, installed
+from legroom.observe.source.batch_setting import BatchSetting
+from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.virtual.gpu import VirtualGPU
-from legroom.predict.batch_setting import BatchSetting
 from legroom.predict.options.apply import applied
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.sandbox.checkpoints import checkpoints_in, no_model_saved
@@ -49,7 +50,6 @@ from legroom.predict.tracing.own_failures import fails_without_legroom
 from legroom.predict.tracing.pause_gc import gc_paused_during_imports, instances_of
 from legroom.predict.tracing.resize import batch_size_of, resized, sample_shapes
 from legroom.predict.tracing.running_line import report_running_line
-from legroom.predict.tracing.settings import ScriptSettings
 from legroom.predict.tracing.started_processes import (
     first_spawned_rank_in_this_process,
     started_processes_noted,

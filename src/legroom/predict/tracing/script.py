@@ -10,7 +10,7 @@ from typing import Any
 from legroom.errors import LegroomError
 from legroom.gpus.catalog import GpuSpec
 from legroom.memory.capture.capture import read_capture
-from legroom.predict.batch_setting import BatchSetting
+from legroom.observe.source.batch_setting import BatchSetting
 from legroom.predict.options.names import MemoryOption
 from legroom.predict.tracing.trace import NOT_TRACED, Mode, Trace
 from legroom.predict.tracing.worker_process import WorkerProcess

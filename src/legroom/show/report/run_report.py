@@ -86,7 +86,7 @@ def _run_parts(report: RunReport) -> Iterator[RenderableType]:
 
 
 def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
-    yield Text(_oom_summary(oom, report.rank), style="bold red")
+    yield Text(_oom_summary(report, oom), style="bold red")
     if report.spilled is not None:
         yield Text(_spill_summary(report.spilled, report.seconds))
     frame = oom.event.frame
@@ -189,14 +189,15 @@ def _on_rank(rank: int | None) -> str:
     return f" on rank {rank}" if rank is not None else ""
 
 
-def _oom_summary(oom: OomReport, rank: int | None) -> str:
+def _oom_summary(report: RunReport, oom: OomReport) -> str:
     event = oom.event
+    on_device = f" on {report.device.title}" if report.device and len(report.devices) > 1 else ""
     where = f", at {format_frame(event.frame)}" if event.frame else ""
     block = ""
     if oom.free >= event.requested:  # without the block size, the numbers would not explain the failure
         block = f" (a block of {format_size(oom.block)})"
     return (
-        f"Out of memory{_on_rank(rank)} at step {event.step} {format_phase(event.phase)}{where}. "
+        f"Out of memory{on_device}{_on_rank(report.rank)} at step {event.step} {format_phase(event.phase)}{where}. "
         f"Tried to allocate {format_size(event.requested)}{block}; {format_size(oom.free)} of "
         f"{format_size(event.capacity)} free."
     )

@@ -25,3 +25,18 @@ def test_no_virtual_gpu_is_offered_for_other_failures(make_run):
         make_report(make_run, "ValueError: a mistake"),
     ):
         assert not any("legroom run" in command for command, _ in report.next_commands)
+
+
+def test_report_is_about_the_gpu_whose_error_ended_the_run(make_run):
+    """Several replicas of DataParallel run out of memory, and only the first error is raised."""
+    run = make_run()
+    run.alloc(900)
+    run.oom(200)
+    first = run.events[-1]
+    run.events.append(first._replace(device=1, message=first.message.replace("GPU 0", "GPU 1")))
+    run.ends(1, "raised", "torch.OutOfMemoryError: Caught OutOfMemoryError in replica 0", first.message)
+    report = run.report()
+    assert report.oom is not None
+    assert report.oom.event.device == 0
+    assert report.device is not None
+    assert report.device.index == 0

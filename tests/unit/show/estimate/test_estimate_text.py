@@ -7,8 +7,8 @@ import torch
 from rich.console import Group
 from torch import nn
 
+from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.predict.api import _Target
-from legroom.predict.batch_setting import SIZE, BatchSetting
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.largest_batch import BatchSearch
 from legroom.predict.options.plan import PlannedOption

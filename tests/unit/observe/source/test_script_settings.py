@@ -8,8 +8,8 @@ import pytest
 import typer
 
 from legroom.observe.script import Script
-from legroom.predict.batch_setting import BatchSetting
-from legroom.predict.tracing.settings import ScriptSettings
+from legroom.observe.source.batch_setting import BatchSetting
+from legroom.observe.source.script_settings import ScriptSettings
 
 
 @pytest.fixture
@@ -135,3 +135,22 @@ def test_lines_and_variables_in_the_files_of_a_script(
         "Write `test_batch_size: 9` in config.json, line 1",
     ]
     assert own[2].start_options(9)["edits"] == {str(config): '{"test_batch_size": 64,\n "batch_size": 9}'}
+
+
+def test_options_are_followed_only_inside_the_block() -> None:
+    plain = argparse.ArgumentParser.parse_known_args
+    with ScriptSettings(()).followed_options():
+        assert argparse.ArgumentParser.parse_known_args is not plain
+    assert argparse.ArgumentParser.parse_known_args is plain
+
+
+def test_variable_is_an_option_only_if_the_program_assigns_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch_size = 48
+    texts = {"reads": "import sys\nprint(sys.argv)", "assigns": "globals()[key] = sys.argv[1]"}
+    found = {}
+    for name, text in texts.items():
+        monkeypatch.setattr(ScriptSettings, "_sources", lambda self, text=text: iter([("train.py", text)]))
+        settings = ScriptSettings(())
+        found[name] = [each.name for each in settings.candidates(batch_size, only_declared=True)]
+    assert "--batch_size" not in found["reads"]
+    assert "--batch_size" in found["assigns"]

@@ -13,13 +13,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from legroom.observe.holders.holders import clear_locals_copy
 from legroom.observe.source.batch_argument import batch_size_rank, integer_arguments
+from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.observe.source.user_files import is_user_file
-from legroom.predict.batch_setting import SIZE, BatchSetting
 
 MAX_CONFIG_BYTES = 200_000
 MAX_DEPTH, MAX_ITEMS = 3, 300
@@ -31,6 +33,9 @@ _ASSIGNED = re.compile(r"""(?P<name>[\w.]+)["']?(?:\s*:\s*int)?\s*[:=]\s*(?P<siz
 _ENVIRONMENT = re.compile(
     r"""(?:environ(?:\.get)?|getenv)\s*[\[(]\s*["'](?P<name>\w+)["'](?:\s*,\s*["']?(?P<default>\d+))?"""
 )
+
+_OVERRIDING = re.compile(r"globals\(\)|\bexec\(|\bsetattr\(|\bvars\(")
+"""How a program without a parser assigns arguments to variables."""
 
 
 class ScriptSettings:
@@ -47,12 +52,27 @@ class ScriptSettings:
         self._follow_argparse()
         sys.addaudithook(self._on_event)
 
-    def candidates(self, size: int | None) -> list[BatchSetting]:
-        """Return all candidates, most likely first. `size` is the current batch size, if known."""
+    @contextmanager
+    def followed_options(self) -> Iterator[None]:
+        """Record the options that the script parses inside this block. Opened files are not recorded, because an audit
+        hook cannot be removed."""
+        plain = argparse.ArgumentParser.parse_known_args
+        following = self._follow_argparse()
+        try:
+            yield
+        finally:
+            if argparse.ArgumentParser.parse_known_args is following:
+                argparse.ArgumentParser.parse_known_args = plain  # type: ignore[method-assign]
+
+    def candidates(self, size: int | None, *, only_declared: bool = False) -> list[BatchSetting]:
+        """Return all candidates, most likely first. `size` is the current batch size, if known.
+
+        With `only_declared`, a variable counts as an option only if its file visibly assigns arguments to variables.
+        """
         options = [*self._options, *_click_options(), *_absl_options()]
         found = [*self._given(options, size), *self._defaults(options)]
         if not options:
-            found += self._variables()
+            found += self._variables(only_declared)
         found += [*self._environment(), *self._files()]
         unique: dict[tuple[str, int], BatchSetting] = {}
         for setting in sorted(found, key=lambda each: (each.rank, each.value != size)):
@@ -115,7 +135,8 @@ class ScriptSettings:
             word[:2] in names and not word.startswith("--") for word in words
         )
 
-    def _follow_argparse(self) -> None:
+    def _follow_argparse(self) -> Any:
+        """Replace the method of argparse that parses options, and return the replacement."""
         plain = argparse.ArgumentParser.parse_known_args
 
         @functools.wraps(plain)
@@ -133,12 +154,13 @@ class ScriptSettings:
             return result
 
         argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
+        return parse_known_args
 
     # --- variables, for parsers that turn them into options (fire, tyro, hydra, a loop over `sys.argv`)
 
-    def _variables(self) -> Iterator[BatchSetting]:
+    def _variables(self, only_declared: bool) -> Iterator[BatchSetting]:
         if not any(name in sys.modules for name in ("fire", "tyro", "hydra")) and not any(
-            "argv" in text for _, text in self._sources()
+            "argv" in text and (not only_declared or _OVERRIDING.search(text)) for _, text in self._sources()
         ):
             return
         for path, value in _named_integers(_user_frames()):
@@ -301,7 +323,9 @@ def _named_integers(frames: list[FrameType]) -> Iterator[tuple[str, int]]:
                 yield from search(f"{prefix}{key}.", vars(value), depth - 1)
 
     for frame in frames:
-        yield from search("", frame.f_locals, MAX_DEPTH)
+        variables = frame.f_locals
+        yield from search("", variables, MAX_DEPTH)
+        clear_locals_copy(frame, variables)
 
 
 _LIBRARIES = frozenset({"torch", "builtins", "numpy", "legroom", "types", "importlib", "functools"})

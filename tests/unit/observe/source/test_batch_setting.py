@@ -3,7 +3,7 @@
 import pytest
 
 from legroom.observe.script import Script
-from legroom.predict.batch_setting import SIZE, BatchSetting
+from legroom.observe.source.batch_setting import SIZE, BatchSetting
 from legroom.predict.setting_check import _is_doubled
 
 

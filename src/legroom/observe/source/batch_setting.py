@@ -1,6 +1,6 @@
 """The setting that changes the batch size of a script: an argument, an environment variable, or a number in a file.
 
-The tracing process collects the candidates (see `tracing.settings`). A name alone does not prove that a candidate
+The tracing process collects the candidates (see `script_settings`). A name alone does not prove that a candidate
 sets the batch size. Therefore the script is started again with another value, and the batch size of that run shows
 whether the candidate is correct.
 """

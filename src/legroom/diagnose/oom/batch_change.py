@@ -1,0 +1,109 @@
+"""Chooses the setting that determines the batch size of a failed run, and describes how to change it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.memory.annotations import Annotation, FoundSetting
+from legroom.observe.source.batch_argument import EVALUATION_RANK, find_batch_argument, round_down
+from legroom.observe.source.batch_setting import SIZE, BatchSetting
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """A smaller value of the setting of the batch size."""
+
+    setting: BatchSetting
+    size: int
+
+    @property
+    def advice(self) -> str:
+        """The change as an imperative without a period."""
+        setting, before = self.setting, self.setting.value
+        if setting.file or setting.variable:
+            return f"{setting.how(self.size)} (currently {before})"
+        if not setting.is_given:
+            return f"{setting.how(self.size)} (the default is {before})"
+        return f"Use `{self.text}` instead of `{setting.text_with(before)}`"
+
+    @property
+    def text(self) -> str:
+        return self.setting.text_with(self.size)
+
+    def as_evidence(self) -> dict[str, Any]:
+        """The change as JSON: the arguments of the script, environment variables, or an edit of one line."""
+        setting = self.setting
+        edit = None
+        if setting.file:
+            old = setting.text_with(setting.value)
+            edit = {"file": setting.file, "line": setting.line, "old": old, "new": self.text}
+        return {
+            "argument": self.text,
+            "arguments": None
+            if setting.arguments is None
+            else [each.replace(SIZE, str(self.size)) for each in setting.arguments],
+            "environment": {setting.variable: str(self.size)} if setting.variable else {},
+            "edit": edit,
+        }
+
+
+def smaller_setting(setting: BatchSetting | None, fraction: float) -> BatchChange | None:
+    """Return a change to at most `fraction` of the current value. None if there is no smaller value."""
+    if setting is None:
+        return None
+    size = int(setting.value * fraction)
+    return BatchChange(setting, round_down(size)) if 1 <= size < setting.value else None
+
+
+def choose_setting(
+    details: Sequence[Annotation],
+    arguments: Sequence[str],
+    *,
+    batch_size: int | None,
+    evaluates: bool,
+) -> BatchSetting | None:
+    """Return the setting of the batch size that was in use. `batch_size` is that of the loader, if there is one.
+
+    An evaluation may have a batch size of its own. If the loader's batch size is known, a setting with another value is not
+    chosen, unless one is a multiple of the other (several GPUs, accumulated gradients).
+    """
+    found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
+    if not found:
+        found = _given(arguments)
+    own = [each for each in found if (each.rank >= EVALUATION_RANK) == evaluates]
+    shared = [each for each in found if evaluates and each.rank < EVALUATION_RANK]
+    for settings in (own, shared):
+        exact = [each for each in settings if batch_size in (None, each.value)]
+        if exact:
+            return _unambiguous(exact)
+    multiples = [
+        each
+        for each in (*own, *shared)
+        if batch_size and each.rank == 0 and (each.value % batch_size == 0 or batch_size % each.value == 0)
+    ]
+    return multiples[0] if multiples else None
+
+
+def _unambiguous(settings: Sequence[BatchSetting]) -> BatchSetting | None:
+    """Return the most likely setting. None if this is a number in a file and another one is as likely."""
+    best = min(settings, key=lambda each: each.rank)
+    same = [each for each in settings if each.rank == best.rank and each.file]
+    return None if best.file and len(same) > 1 else best
+
+
+def _setting_of(found: FoundSetting) -> BatchSetting:
+    return BatchSetting(
+        name=found.name, value=found.value, rank=found.rank, text=found.text, arguments=found.arguments,
+        is_given=found.is_given, variable=found.variable, file=found.file, line=found.line,
+    )  # fmt: skip
+
+
+def _given(arguments: Sequence[str]) -> list[BatchSetting]:
+    """Return the batch size on the command line, for captures without settings."""
+    given = find_batch_argument(arguments)
+    if given is None:
+        return []
+    changed = given.replace_in(arguments)
+    changed[given.position] = changed[given.position].removesuffix(str(given.value)) + SIZE
+    text = f"{given.name}{given.separator}{SIZE}"
+    return [BatchSetting(name=given.name, value=given.value, rank=0, text=text, arguments=tuple(changed))]

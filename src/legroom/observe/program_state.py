@@ -1,0 +1,104 @@
+"""Describes the program when memory ran out: whether it trains or evaluates, its optimizers, and its batch size settings."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from legroom.memory.annotations import Annotation, FoundSetting, LiveOptimizer, ProgramState
+from legroom.observe.source.script_settings import ScriptSettings
+from legroom.observe.training import TrainingClock, live_optimizers
+
+MAX_OPTIMIZERS = MAX_SETTINGS = 16
+_FUSED = ("Adam", "AdamW", "SGD")
+"""The optimizers of torch with a fused CUDA implementation. That of Adagrad is for the CPU only."""
+_STATE_COPIES = {
+    "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2, "Adadelta": 2, "Rprop": 2, "SparseAdam": 2,
+    "RMSprop": 1, "Adagrad": 1, "ASGD": 1, "SGD": 0, "Muon": 1, "Adafactor": 0,
+}  # fmt: skip
+"""How many tensors of the size of a parameter the state consists of."""
+UNKNOWN_COPIES = 2
+"""Assumed for optimizers of other libraries. Most of them are variants of Adam."""
+_TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 2}
+"""How many temporary tensors of the size of a parameter an update of all parameters at once needs; 2 for others."""
+_OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
+"""Options that add a tensor of the size of the parameter to the state."""
+_settings: ScriptSettings | None = None
+
+
+def follow_settings(settings: ScriptSettings | None) -> None:
+    """Set the settings of the script that runs in this process."""
+    global _settings
+    _settings = settings
+
+
+def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
+    """Yield the annotations that follow an `Oom`, `seconds` after the start of the run."""
+    yield ProgramState(seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size)
+    for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
+        found = _describe(optimizer, seconds)
+        if found is not None:
+            yield found
+    if _settings is None:
+        return
+    try:
+        candidates = _settings.candidates(clock.batch_size, only_declared=True)
+    except Exception:  # objects of the script may raise anything; its batch size then has no name
+        return
+    for each in candidates[:MAX_SETTINGS]:
+        yield FoundSetting(
+            seconds, each.name, each.value, each.rank, each.text, each.arguments, each.is_given, each.variable,
+            each.file, each.line,
+        )  # fmt: skip
+
+
+def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer | None:
+    groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
+    name = _torch_class(type(optimizer))
+    update = _update(optimizer)
+    trainable = state = temporary = 0
+    for group in groups:
+        size = sum(
+            each.numel() * each.element_size()
+            for each in group["params"]
+            if isinstance(each, torch.Tensor) and each.requires_grad
+        )
+        trainable += size
+        state += size * _state_copies(name, group)
+        if update == "foreach":
+            # Weight decay is added to copies of the gradients, except by AdamW.
+            decays = bool(group.get("weight_decay")) and name != "AdamW"
+            temporary += size * (_TEMPORARY_COPIES.get(name, 2) + decays)
+    if not trainable:
+        return None
+    return LiveOptimizer(
+        seconds, type(optimizer).__name__, update, name in _FUSED and _accepts_fused(optimizer), trainable, state,
+        temporary,
+    )  # fmt: skip
+
+
+def _torch_class(kind: type) -> str:
+    """Return the name of the optimizer of torch that a class is, or is derived from; "" for other classes."""
+    return next((each.__name__ for each in kind.__mro__ if each.__module__.startswith("torch.optim.")), "")
+
+
+def _state_copies(name: str, group: dict[str, Any]) -> int:
+    copies = _STATE_COPIES.get(name, UNKNOWN_COPIES)
+    if name != "Muon":
+        copies += sum(bool(group.get(option)) for option in _OPTIONAL_COPIES)
+    return copies
+
+
+def _accepts_fused(optimizer: torch.optim.Optimizer) -> bool:
+    return "fused" in inspect.signature(type(optimizer)).parameters
+
+
+def _update(optimizer: torch.optim.Optimizer) -> str:
+    """Return how the optimizer updates its parameters. The default on a GPU is all parameters at once."""
+    group = optimizer.param_groups[0]
+    if "foreach" not in group:
+        return "custom"
+    if group.get("fused"):
+        return "fused"
+    return "single" if group["foreach"] is False or group.get("differentiable") else "foreach"

@@ -1,0 +1,44 @@
+"""Finds out whether a program still needs a local variable after a line."""
+
+import ast
+from collections.abc import Iterator
+
+from legroom.memory.events import Frame
+from legroom.observe.source.files import FUNCTIONS, LOOPS, tree_of
+
+
+def is_used_later(frame: Frame, name: str) -> bool:
+    """Return whether the program reads a variable after the running line of `frame`, before it assigns another value.
+
+    The order of the lines is used, not the conditions under which they run. In a loop, the next iteration is considered as
+    well. An attribute counts as used. A variable counts as not used if the source code cannot be read.
+    """
+    tree = tree_of(frame.file)
+    if tree is None or not name.isidentifier():
+        return not name.isidentifier()
+    around = [node for node in ast.walk(tree) if _contains(node, frame.line)]
+    functions = [node for node in around if isinstance(node, FUNCTIONS)]
+    scope: ast.AST = max(functions, key=lambda node: node.lineno) if functions else tree
+    uses = sorted(_uses(scope, name))
+    statements = [node for node in around if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+    end = max((node.end_lineno or 0 for node in statements), default=frame.line)
+    after = next((is_read for line, _, is_read in uses if line > end), False)
+    start = min((node.lineno for node in around if isinstance(node, LOOPS)), default=None)
+    if after or start is None or (scope is not tree and start < getattr(scope, "lineno", 0)):
+        return after
+    return next((is_read for line, _, is_read in uses if line >= start), False)
+
+
+def _uses(scope: ast.AST, name: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield the line of each use of a name, its order within the line, and whether the value is read."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and node.id == name:
+            is_read = isinstance(node.ctx, ast.Load)
+            # The right-hand side of an assignment is evaluated first.
+            yield node.lineno, 0 if is_read else 1, is_read
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            yield node.lineno, 0, True
+
+
+def _contains(node: ast.AST, line: int) -> bool:
+    return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", 0) or 0)
