@@ -54,14 +54,14 @@ def parallel(
 ) -> "Parallel":
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
-    `optimizer` is an optimizer of the model's parameters, or a function that creates one. `batch` is one global batch,
-    inputs first and target last. The batch is used to predict the memory and to split the model. `shares` are the
-    shares of the batch, one per GPU. `weight` is a function that counts elements in a batch, for a loss that is a mean
-    over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
+    `optimizer` is an optimizer of the model's parameters, or a function that creates one. `batch` is one global
+    batch, inputs first and target last. The batch is used to predict the memory and to split the model. `shares` are
+    the shares of the batch, one per GPU. `weight` is a function that counts elements in a batch, for a loss that is a
+    mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
     `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, over all ranks. `schedule` and
-    `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By default,
-    the shards are offloaded only if they do not fit otherwise. `static_graph` is the option of DDP. By default, Legroom
-    detects its value.
+    `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By
+    default, the shards are offloaded only if they do not fit on the GPUs. `static_graph` is an option of DDP. By
+    default, Legroom detects the value of `static_graph`.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -117,7 +117,7 @@ class Parallel:
 
     @property
     def is_main(self) -> bool:
-        """True if this is rank 0, which prints and logs."""
+        """True on rank 0, which prints and logs."""
         return self.rank == 0
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> DistributedLoader:

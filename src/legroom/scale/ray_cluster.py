@@ -118,7 +118,7 @@ def _without_services() -> Iterator[None]:
 
 
 def _check_address(address: str, help: RayHelp) -> None:
-    """Check that the host responds. Otherwise, Ray would wait a long time for it."""
+    """Check that the host responds, because Ray waits a long time for a host that does not respond."""
     if address == "auto":
         return
     if address.startswith("ray://"):

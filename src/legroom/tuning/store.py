@@ -44,7 +44,7 @@ class _Connection(sqlite3.Connection):
 
 
 class StudyStore:
-    """The storage of one study. Only one process writes to it."""
+    """The storage of one study. Only one process writes to the storage."""
 
     def __init__(self, folder: Path, *, resume: bool, mode: Mode, facts: Mapping[str, Any]) -> None:
         """Open or create the storage. If a study is resumed, `facts` (metric, space, ...) must be the same as before."""

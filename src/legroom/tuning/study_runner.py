@@ -27,8 +27,8 @@ from legroom.tuning.trial.records import Report, TrialOutcome, TrialRecord, Tria
 from legroom.tuning.trial.trial import remove
 
 MAX_REJECTED = 20
-"""The maximum number of configurations that can never fit, per requested trial. If there are more, the study ends,
-because almost no configuration of the space fits."""
+"""The maximum number of configurations that can never fit, per requested trial. If there are more such
+configurations, the study ends, because almost no configuration of the space fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,8 @@ class StudyRunner:
 
     @property
     def learns(self) -> bool:
-        """True if the next proposal depends on earlier results. If so, fewer proposals are made in advance."""
+        """True if the next proposal depends on earlier results. If the next proposal depends on results, fewer
+        proposals are made in advance."""
         startup_trials = self._searcher.startup_trials
         return startup_trials is not None and len(self.records) >= startup_trials
 

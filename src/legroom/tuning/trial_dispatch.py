@@ -44,7 +44,7 @@ class _RunningTrial:
     is_alone: bool
     """True if the trial has its GPUs to itself."""
     memory: int
-    """The total memory of the trial's GPU in bytes. For several GPUs, this is the smallest memory."""
+    """The total memory of the trial's GPU in bytes. For several GPUs, the value is the smallest memory."""
     candidate_sizes: list[int]
     """The total memory in bytes of each GPU on which the trial may run."""
     decision: Decision = field(default_factory=Decision)
@@ -301,8 +301,8 @@ def prepare_trials(job: TuneJob, slots: int) -> int:
 
 
 def slots_for(job: TuneJob) -> int:
-    """Return the maximum number of trials that run at the same time. Unless the user sets it, this is the number of CPU cores
-    divided by the number of ranks."""
+    """Return the maximum number of trials that run at the same time. By default, the maximum is the number of CPU
+    cores divided by the number of ranks."""
     if job.parallel is not None:
         return job.parallel
     return min(max(1, processors() // job.ranks), job.trials)

@@ -34,8 +34,8 @@ from legroom.scale.prediction.strategy_steps import optimizer_for
 
 
 def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBatchFlow:
-    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage. 1F1B keeps one micro-batch per
-    remaining stage."""
+    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage. The schedule 1F1B keeps one
+    micro-batch per remaining stage."""
     if schedule == "gpipe" or micro_batches < stages:
         return MicroBatchFlow((micro_batches,) * stages, micro_batches)
     return MicroBatchFlow(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)

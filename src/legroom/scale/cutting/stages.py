@@ -37,7 +37,7 @@ class StageProgram:
     receives: tuple[int, ...]
     """The slots received from the previous stage."""
     sends: tuple[int, ...]
-    """The slots sent to the next stage. For the last stage, these are the slots of the model's output."""
+    """The slots sent to the next stage. The last stage sends the slots of the model's output."""
     inputs: tuple[int, ...]
     """The indices of the model's inputs that the stage reads."""
 

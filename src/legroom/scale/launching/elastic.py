@@ -243,7 +243,7 @@ def _environment(plan: LaunchPlan, folder: LaunchFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _grace(seconds: int) -> Iterator[None]:
-    """Set the time in which terminated ranks must exit. After this time, they are killed.
+    """Set the time in which terminated ranks must exit. Ranks that are still running after this time are killed.
 
     The time is a default argument of `PContext.close` that cannot be set if a rank has failed. If a version of torch
     changes that function, torch's default of 30 seconds applies.

@@ -42,7 +42,7 @@ class RankResult:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell. For a process that was killed, this is 128 plus the signal."""
+        """The exit code as in a shell. The exit code of a process that was killed is 128 plus the signal."""
         return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
 
     @property

@@ -104,7 +104,7 @@ def _cluster(plan: LaunchPlan) -> AbstractContextManager[None]:
 
 
 def _use_gpu(ray: Any, plan: LaunchPlan) -> bool:
-    """Return True if ranks use GPUs of the cluster. Ranks on virtual GPUs do not use them."""
+    """Return True if ranks use GPUs of the cluster. Ranks on virtual GPUs do not use GPUs of the cluster."""
     if plan.gpus:
         return False
     available = int(ray.cluster_resources().get("GPU", 0))

@@ -5,7 +5,7 @@ the file when it starts, after optimizer steps and after each report. A single t
 trials do not slow each other down. The threads of a trial wait for each other. Two trials with two threads each on
 two cores therefore take nine times as long as one trial. For the same reason, one core is left free while a
 configuration is traced. If the user sets the number of threads (`OMP_NUM_THREADS`, or `torch.set_num_threads` in the
-function), it is not changed.
+function), the number is not changed.
 """
 
 import contextlib

@@ -74,7 +74,7 @@ class Admission:
 
     verdict: AdmissionVerdict
     fits: Mapping[int, Fit]
-    """Maps GPU indices to the fit of the configuration on that GPU. GPUs on which the configuration cannot run are
+    """Maps GPU indices to the fit of the configuration on each GPU. GPUs on which the configuration cannot run are
     omitted."""
     reason: str = ""
     """The reason why the configuration can never fit, or why the estimate failed."""
@@ -82,8 +82,8 @@ class Admission:
     shortage: float = 0.0
     """The missing memory of a configuration that never fits, as a fraction of the largest GPU."""
     needed: int | None = None
-    """The number of bytes that the smallest micro-batch of a configuration that never fits needs on the largest GPU,
-    including the CUDA context."""
+    """The memory of the smallest micro-batch on the largest GPU in bytes, including the CUDA context. The value is
+    set if the configuration never fits."""
     seconds: float = 0.0
     """The time in seconds spent on traces for this result."""
     is_cached: bool = False

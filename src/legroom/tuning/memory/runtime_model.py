@@ -3,9 +3,9 @@ predictions.
 
 A trial's runtime is the time per report, times the number of reports. The time per report is known after the first
 report, but the number of reports is known only at the end, because ASHA may stop the trial early. The two quantities
-are therefore modeled separately. The logarithm of each is a linear function of the parameters and the memory, fitted by
-ridge regression. The residuals are kept, so the prediction is a set of equally likely samples instead of a single
-number. Predictions need not be exact, because they only affect the order of waiting trials.
+are therefore modeled separately. The logarithm of each quantity is a linear function of the parameters and the
+memory, fitted by ridge regression. The residuals are kept, so the prediction is a set of equally likely samples
+instead of a single number. Predictions need not be exact, because they only affect the order of waiting trials.
 """
 
 import math

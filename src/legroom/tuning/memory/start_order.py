@@ -14,8 +14,8 @@ WEIGHTS = (0.0, 0.5, 1.0, 2.0)
 """Weights of the runtime relative to the size of a trial. A large trial fits only while much memory is free, and a
 long trial must not start last."""
 MAX_SIMULATIONS = 16 * 32 * 32
-"""The maximum number of samples times the square of the number of trials. This limit corresponds to about 10 ms of
-simulation."""
+"""The limit for the product of the number of samples and the square of the number of trials. This limit corresponds
+to about 10 ms of simulation."""
 MAX_PLANNED = 128
 """The maximum number of planned trials. If more trials can run in parallel, planning saves little time."""
 

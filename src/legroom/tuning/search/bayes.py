@@ -9,7 +9,7 @@ assumed to have an average result.
 
 Without this assumption, the configurations of running trials would be proposed again. Ray's searcher stops proposing
 once one of its ten random trials fails. This searcher also learns from configurations that can never fit. After the
-random points, it proposes the point with the best score among the points that probably fit (see
+random points, the searcher proposes the point with the best score among the points that probably fit (see
 `expected_improvement`). The random points are the same as Ray's, but start in a different order. Unsplit trials start
 before split trials and small trials before large trials, because unsplit and small trials finish first. Once a few
 results are known, the most promising point starts first.

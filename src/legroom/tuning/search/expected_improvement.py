@@ -40,8 +40,8 @@ MIN_NOISE, MAX_NOISE = 1e-3, 1e-1
 FIT_LENGTH, FIT_NOISE = 0.7, 0.05
 """The length scale and noise of the model that predicts whether a point fits. The noise allows for a sharp edge."""
 MIN_PROBABILITY, UNLIKELY_FACTOR = 0.5, 1e-6
-"""Points that fit with less than this probability are multiplied by this factor, because their improvement is
-overestimated."""
+"""If a point fits with less than this probability, the probability is multiplied by this factor, because the
+improvement of such points is overestimated."""
 RUNTIME_EXPONENT = 0.5
 """The exponent of the runtime in the score."""
 MIN_TRIALS, RIDGE = 4, 0.1

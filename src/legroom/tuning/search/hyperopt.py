@@ -2,7 +2,7 @@
 gives the same proposals.
 
 HyperOpt ignores failed trials, so a configuration that can never fit gets a penalty. The penalty is a loss that is
-higher than all others and increases with the size of the configuration.
+higher than all other losses and increases with the size of the configuration.
 """
 
 import contextlib

@@ -148,9 +148,9 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     """Read a domain that the user wrote in TOML or Python. Return None for a plain value, which is the same in every
     trial.
 
-    `[2, 4, 8]` and `{choice = [...]}`: one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int = [1,
-    8]}`, `{int_log = [16, 1024]}`: a range with both bounds included. `{int_log2 = [2, 9]}`: 4, 8, ... 512. `step` and
-    `points` make a range usable in a grid.
+    `[2, 4, 8]` and `{choice = [...]}` mean one of these values. `{uniform = [0, 1]}`, `{log = [1e-4, 1e-1]}`, `{int =
+    [1, 8]}` and `{int_log = [16, 1024]}` mean a range with both bounds included. `{int_log2 = [2, 9]}` means 4, 8,
+    ... 512. `step` and `points` make a range usable in a grid.
     """
     if isinstance(written, FloatRange | IntRange | PowerRange | Categorical):
         return written

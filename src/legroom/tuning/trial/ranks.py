@@ -51,7 +51,7 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the end of a rank. Return the actions of the ranks that were waiting for it."""
+        """Handle the end of a rank. Return the actions of the ranks that were waiting for that rank."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE

@@ -7,7 +7,7 @@ States of a trial:
        └→ never-fits                                 (rejected before it started)
 
 `finished`, `stopped`, `failed`, `out-of-memory` and `never-fits` are final states. A resumed study does not change
-them.
+final states.
 """
 
 import math

@@ -51,7 +51,7 @@ def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit
 
 def kill_process(result: dict[str, Any], server: str | None) -> None:
     """Kill the process that sent a result, if it was forked. Ray notifies a reused worker only when the next trial
-    starts. Until then, the trial would keep its memory."""
+    starts. A process that is not killed would keep its memory until then."""
     number = result.get(PROCESS)
     if number is not None and server is not None:
         wait_for_exit(server, number, kill=True)
