@@ -1,6 +1,6 @@
 """Compares finders of the largest batch on a real GPU: found / true, trials, OOM failures, seconds. Needs a GPU.
 
-    python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...]
+    python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...] [--finders legroom accelerate]
 
 Each finder of each workload runs in its own process, with its memory limited by the per-process fraction. Legroom's
 `find_batch` starts at 4 samples, Accelerate's `find_executable_batch_size` at a size two to four times too large,
@@ -257,11 +257,12 @@ def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[s
     return low, found
 
 
-def measure(workload: Workload, cap: int) -> dict[str, Any]:
+def measure(workload: Workload, cap: int, finders: list[str]) -> dict[str, Any]:
     """Run each finder in a fork of this process, which has not used the GPU: no memory is inherited."""
     outcomes: dict[str, Outcome] = {}
     trouble: dict[str, str] = {}
-    for name, finder in FINDERS.items():
+    for name in finders:
+        finder = FINDERS[name]
         outcome = _in_fork(partial(_under_limit, workload, cap, partial(finder, workload)))
         if isinstance(outcome, str):
             trouble[name] = outcome
@@ -323,12 +324,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--finders", nargs="*", default=list(FINDERS), choices=list(FINDERS))
     parser.add_argument("--virtual")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one:
         workload = next(w for w in WORKLOADS if w.name == options.one)
-        print(json.dumps(measure(workload, workload.cap * GiB)))
+        print(json.dumps(measure(workload, workload.cap * GiB, options.finders)))
         return
     results: list[dict[str, Any]] = []
     if options.virtual:
@@ -336,19 +338,19 @@ def main(argv: list[str] | None = None) -> None:
 
         for workload in VIRTUAL:
             with VirtualGPU(options.virtual):
-                results.append(measure(workload, parse_size(options.virtual)))
+                results.append(measure(workload, parse_size(options.virtual), options.finders))
     else:
         chosen = [w for w in WORKLOADS if not options.only or any(word in w.name for word in options.only)]
         with ThreadPoolExecutor(options.jobs) as pool:
-            for result in pool.map(_in_a_process, chosen):
+            for result in pool.map(partial(_in_a_process, options.finders), chosen):
                 results.append(result)
                 _save(options.folder, results)
     _save(options.folder, results)
     show(results)
 
 
-def _in_a_process(workload: Workload) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.accuracy.finders", "--one", workload.name]
+def _in_a_process(finders: list[str], workload: Workload) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.accuracy.finders", "--one", workload.name, "--finders", *finders]
     # Checking for a GPU must not initialize CUDA before the forks.
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

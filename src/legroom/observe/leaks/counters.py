@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 
@@ -50,6 +49,8 @@ def cuda_allocated_and_peak() -> tuple[int, int]:
 
 def resident_bytes() -> int:
     """Return the resident host memory of this process in bytes."""
+    import psutil  # takes as long to import as the rest of `legroom.watch`
+
     return int(psutil.Process().memory_info().rss)
 
 

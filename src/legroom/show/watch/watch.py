@@ -7,6 +7,8 @@ items on and keeps no reference to them.
 All loops of a process share one leak detector, so the detector keeps its state between epochs. The detector is attached
 only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints
 one line that reports this.
+
+The modules that describe a leak are imported when there is one, because they take longer to import than the rest.
 """
 
 import os
@@ -15,21 +17,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, Generic, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
-from rich.text import Text
-
-from legroom.diagnose.report.growing_lines import Leak
-from legroom.diagnose.report.leaks import leaks_from
 from legroom.errors import UsageError
 from legroom.log import log
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.counters import cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.detector import LeakDetector
 from legroom.show.common.live_line import can_repaint
-from legroom.show.common.terminal import print_to
-from legroom.show.report.run_report import render_leak
 from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
+
+if TYPE_CHECKING:
+    from legroom.diagnose.report.growing_lines import Leak
 
 Item = TypeVar("Item")
 REPAINT_SECONDS = 0.15
@@ -45,7 +44,7 @@ def watch(
     description: str = "",
     file: TextIO | None = None,
     quiet: bool = False,
-    on_leak: Callable[[Leak], None] | None = None,
+    on_leak: "Callable[[Leak], None] | None" = None,
 ) -> "Watched[Item]":
     """Loop over `loader` with a progress line and leak warnings.
 
@@ -53,7 +52,11 @@ def watch(
     (default: stderr). With `quiet`, only leak warnings are shown, without a progress line. `on_leak` is called with
     each `Leak`, and the leak is then not printed. `.leaks` contains all leaks.
     """
-    return Watched(loader, total=total, description=description, file=file, quiet=quiet, on_leak=on_leak)
+    caller = sys._getframe(1)
+    place = (caller.f_code.co_filename, caller.f_lineno)
+    return Watched(
+        loader, place, total=total, description=description, file=file, quiet=quiet, on_leak=on_leak
+    )
 
 
 class Watched(Generic[Item]):
@@ -62,13 +65,15 @@ class Watched(Generic[Item]):
     def __init__(
         self,
         loader: Iterable[Item],
+        place: tuple[str, int],
         *,
         total: int | None,
         description: str,
         file: TextIO | None,
         quiet: bool,
-        on_leak: Callable[[Leak], None] | None,
+        on_leak: "Callable[[Leak], None] | None",
     ) -> None:
+        """`place` is the file and line of the loop."""
         if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
             raise UsageError(
                 f"watch() requires an iterable such as a DataLoader, not {type(loader).__name__}. Example: "
@@ -76,6 +81,7 @@ class Watched(Generic[Item]):
             )
         self.leaks: list[Leak] = []
         self._loader = loader
+        self._place = place
         self._total = total
         self._description = description
         self._file = file
@@ -93,9 +99,11 @@ class Watched(Generic[Item]):
             except (TypeError, NotImplementedError):
                 total = None
         line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
-        return _WatchedIterator(iter(self._loader), id(self._loader), line, self._report)
+        return _WatchedIterator(iter(self._loader), self._place, line, self._report)
 
     def _report(self, detected: DetectedLeak, line: "_Line") -> None:
+        from legroom.diagnose.report.leaks import leaks_from
+
         (leak,) = leaks_from([detected], [], detected.step, 0)
         known = any(
             (each.name, each.file, each.line) == (leak.name, leak.file, leak.line) for each in self.leaks
@@ -115,7 +123,7 @@ class _WatchedIterator(Iterator[Item]):
     def __init__(
         self,
         items: Iterator[Item],
-        loop_id: int,
+        place: tuple[str, int],
         line: "_Line",
         report: Callable[[DetectedLeak, "_Line"], None],
     ) -> None:
@@ -123,7 +131,7 @@ class _WatchedIterator(Iterator[Item]):
         self._line = line
         self._finished = False
         self._report: Callable[[DetectedLeak], None] = lambda detected: report(detected, line)
-        _shared.begin(self._report, loop_id)
+        _shared.begin(self._report, place)
 
     def __next__(self) -> Item:
         if self._finished:
@@ -153,19 +161,20 @@ class _SharedDetector:
         self.detector = LeakDetector(self._report)
         self._listeners: list[Callable[[DetectedLeak], None]] = []
         self._pid = os.getpid()
-        self._loop_id = 0
+        self._places: set[tuple[str, int]] = set()
+        """The file and line of every loop so far."""
         self._lock = threading.RLock()  # reentrant: a collected iterator ends its loop at any moment
         self._has_warned = False
 
-    def begin(self, listener: Callable[[DetectedLeak], None], loop_id: int) -> None:
-        """Begin to watch a loop. `loop_id` is the same number for the same loader in every epoch."""
+    def begin(self, listener: Callable[[DetectedLeak], None], place: tuple[str, int]) -> None:
+        """Begin to watch the loop at `place` (file and line). Only its first epoch has scans without a sign of a leak."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
         with self._lock:
             self._listeners.append(listener)
             if len(self._listeners) == 1:
-                if loop_id != self._loop_id:
-                    self._loop_id = loop_id
+                if place not in self._places:
+                    self._places.add(place)
                     self.detector.begin_loop()
                 self.detector.attach()
 
@@ -215,7 +224,12 @@ class _Line:
             self._next = now + (REPAINT_SECONDS if self._repaints else PLAIN_SECONDS)
             self._show(now)
 
-    def print_leak(self, leak: Leak) -> None:
+    def print_leak(self, leak: "Leak") -> None:
+        from rich.text import Text
+
+        from legroom.show.common.terminal import print_to
+        from legroom.show.report.run_report import render_leak
+
         self._clear()
         print_to(self._stream, Text("legroom: memory leak detected", style="bold red"), render_leak(leak))
 

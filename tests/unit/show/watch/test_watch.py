@@ -13,6 +13,7 @@ import legroom
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.errors import UsageError
 from legroom.show.watch.bar import ProgressStats, bar_text, plain_text, trend_text
+from legroom.show.watch.watch import _shared
 from legroom.units import GiB, MiB
 
 
@@ -131,3 +132,15 @@ def test_without_a_total_no_bar_is_shown() -> None:
 )
 def test_trend_text(rate: int | None, text: str) -> None:
     assert trend_text(rate) == text
+
+
+def test_only_the_first_epoch_of_a_loop_schedules_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(_shared.detector, "begin_loop", lambda: begun.append(1))
+    for _ in range(3):
+        for _ in legroom.watch(enumerate([1, 2]), quiet=True):
+            pass
+        for _ in legroom.watch([3], quiet=True):  # a validation loop
+            pass
+
+    assert len(begun) == 2
