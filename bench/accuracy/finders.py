@@ -1,12 +1,12 @@
-"""Compares finders of the largest batch on a real GPU: found / true, trials, OOM failures, seconds. Needs a GPU.
+"""Compares finders of the largest batch on a real GPU by found / true size, trials, OOM failures and seconds. Needs a GPU.
 
     python -m bench.accuracy.finders [FOLDER] [--jobs 8] [--only WORD ...] [--finders legroom accelerate]
 
 Each finder of each workload runs in its own process, with its memory limited by the per-process fraction. Legroom's
 `find_batch` starts at 4 samples, Accelerate's `find_executable_batch_size` at a size two to four times too large,
-Lightning's two modes at 2. All take three steps per trial. The true size is then searched upwards from the largest size
-found. Several workloads share the GPU, so compare seconds within a row only. Writes FOLDER/finders.json. Finders that are
-not installed are skipped.
+Lightning's two modes at 2. All finders take three steps per trial. The true size is then searched upwards from the
+largest size found. Several workloads share the GPU, so compare seconds only within a row. The program writes
+FOLDER/finders.json. Finders that are not installed are skipped.
 
 Without a GPU, `--virtual 416MiB` runs the smallest workload on a virtual GPU to test this program.
 """
@@ -50,9 +50,9 @@ class Workload:
     optimizer: str
     precision: str
     cap: int
-    """GiB."""
+    """The memory limit in GiB."""
     too_large: int
-    """Accelerate's starting size."""
+    """The starting size of Accelerate's finder."""
     measured: int | None = None
     """The true largest batch from an earlier measurement on an H200, one process per size."""
 
@@ -87,7 +87,7 @@ class Outcome:
     seconds: float
     tried: list[int]
     runs: bool = True
-    """True if the size it returned runs."""
+    """True if the returned size runs."""
 
 
 class Training:
@@ -148,7 +148,7 @@ def by_legroom(workload: Workload) -> Outcome:
 
 
 def by_accelerate(workload: Workload) -> Outcome:
-    """As in Accelerate's documentation: the model is created inside the decorated function."""
+    """Run Accelerate's finder. As in Accelerate's documentation, the model is created inside the decorated function."""
     from accelerate.utils import find_executable_batch_size
 
     tried: list[int] = []
@@ -231,7 +231,7 @@ FINDERS: dict[str, Callable[[Workload], Outcome]] = {
 
 
 def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[str, bool]]:
-    """Return the largest size that runs, searched from the sizes found, and mark which of those run."""
+    """Return the largest size that runs, and mark which of the found sizes run. The search starts from the found sizes."""
     training = Training(workload)
 
     def runs(size: int) -> bool:
@@ -258,7 +258,7 @@ def truth(workload: Workload, outcomes: dict[str, Outcome]) -> tuple[int, dict[s
 
 
 def measure(workload: Workload, cap: int, finders: list[str]) -> dict[str, Any]:
-    """Run each finder in a fork of this process, which has not used the GPU: no memory is inherited."""
+    """Run each finder in a fork of this process. This process has not used the GPU, so a fork inherits no GPU memory."""
     outcomes: dict[str, Outcome] = {}
     trouble: dict[str, str] = {}
     for name in finders:

@@ -140,7 +140,7 @@ class _Searcher:
             low = self._bisect(self.low, low, lambda size: self._fits(at(size)))
         if (
             low <= self.low
-        ):  # the current largest is predicted to be the result: check that the next one does not fit
+        ):  # the current largest size is predicted to be the result, so check that the next size does not fit
             return self.low + step if self.low + step not in self._predicted else None
         if low in self._predicted:
             return None

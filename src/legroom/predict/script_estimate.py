@@ -182,7 +182,7 @@ class _ScriptJob:
             size = self.batch_size or traced.batch_size
             first = traced.start(self.batch_size)
             ahead = {}
-            # The search needs it next, and a core is free now.
+            # The search needs this trace next, and a core is free now.
             if size is not None and mode == "fake":
                 double = size * 2 // self.multiple_of * self.multiple_of
                 ahead[double] = traced.start(double, with_uncertainty=False)
@@ -327,7 +327,7 @@ def single_rank_environment(folder: str) -> dict[str, str]:
     The process group has no threads, because a fork would lose them. Objects that the rank broadcasts are stored in
     `folder`.
     """
-    # Not at the top: it imports torch, and few scripts need it.
+    # Imported late, because the module imports torch and few scripts need it.
     from legroom.observe.virtual.single_rank import VARIABLE as LONE_RANK
 
     with socket.socket() as free:

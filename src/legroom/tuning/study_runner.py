@@ -229,7 +229,7 @@ class StudyRunner:
         self._record_runtime(record)
         best = record.best_report(self.job.metric, self.job.mode)
         config = record.config if best is None else record.config_at(best.step)
-        # The value belongs to the configuration of the best step, which may be older than the latest one (PBT).
+        # The value is for the configuration of the best step, which may be older than the latest configuration (PBT).
         if config is not record.config:
             record.earlier.append((record.step, record.config))
             record.config = config
@@ -345,7 +345,7 @@ class StudyRunner:
         record.memory = replace(record.memory, batch_size=admission.batch_size, shortage=admission.shortage)
         if (
             admission.verdict is AdmissionVerdict.NEVER and record.reports
-        ):  # it fitted before, and its reports count
+        ):  # the trial has fit before, and its reports are valid
             self.ended(number, TrialOutcome(TrialState.STOPPED, f"Cannot continue: {admission.reason}"))
             return None
         if admission.verdict is AdmissionVerdict.NEVER:

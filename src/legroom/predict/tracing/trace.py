@@ -93,7 +93,7 @@ class Trace:
             elif type(event) is Step and event.device == device:
                 ends.append(len(requests))
         if len(ends) >= 2:
-            # Unless the script went on, the remaining events are only the frees at the end of the trace.
+            # Unless the script continued, the remaining events are only the frees at the end of the trace.
             goes_on = self.is_finished or self.validation_starts is not None
             rest = requests[ends[-1] :] if goes_on else []
             del requests[ends[-1] :]

@@ -46,7 +46,7 @@ def hint(rank: RankResult, host_oom_kills: int) -> str:
         if rank.signal == "SIGKILL" and host_oom_kills:
             return _HOST_OOM
         return _AT_EXIT if rank.exit_record is not None else _SIGNALS.get(rank.signal, "")
-    # Search the log too: the error of a loader worker is only there.
+    # Search the log too, because it is the only place with the error of a loader worker.
     text = f"{rank.failure.error}\n{rank.failure.traceback}\n{_tail(rank.files.err)}"
     return next((remedy for pattern, remedy in _ERRORS if pattern.search(text)), "")
 

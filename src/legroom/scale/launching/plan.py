@@ -59,8 +59,9 @@ class LaunchPlan:
         if self.strategy is not None:
             settings[STRATEGY_VARIABLE] = self.strategy
         if self.max_restarts or self.nodes[0] < self.nodes[1]:
-            # The agent keeps one store for all attempts (torch 2.13). Restarted ranks would find the addresses of the
-            # previous ones in it and wait for them. With this setting, every attempt has its own store.
+            # The agent keeps one store for all attempts (torch 2.13). Restarted ranks would find the addresses of
+            # the previous ranks in this store and wait for them. With this setting, every attempt has its own
+            # store.
             settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return settings
 

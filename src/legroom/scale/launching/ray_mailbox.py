@@ -67,7 +67,7 @@ class MailboxReader:
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join(timeout=10)
-        with contextlib.suppress(Exception):  # the cluster may be gone
+        with contextlib.suppress(Exception):  # the cluster may have stopped
             self._read()
         self._end_attempt()
 

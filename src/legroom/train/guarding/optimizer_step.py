@@ -81,7 +81,7 @@ class OptimizerStep:
         if before is not None:
             with self._retry_on_oom():
                 before()
-        # Open until the gradients are gone, so that offloaded ones are not copied back.
+        # The mode stays active until the gradients are freed, so that offloaded gradients are not copied back.
         with contextlib.ExitStack() as self._retrying:
             with self._recovering_step():
                 step(self._optimizer)

@@ -71,7 +71,7 @@ class Passes:
     def _run_micro_batch(self, index: int) -> None:
         weight = self.weights[index]
         if not weight and self.ranks.keeps_finished_micro_batches:
-            return  # no element counts: the mean over nothing would be nan
+            return  # no element counts, so the mean would be NaN
         start, stop = spans(self.sizes)[index]
         if start == stop:  # other ranks run more passes; the samples do not matter because their weight is 0
             start, stop = 0, self.min_samples

@@ -109,7 +109,7 @@ class RetryOnOOM(TorchFunctionMode):
         self._offloaded.clear()
 
     def _restore_operands(self, tensors: Iterable[torch.Tensor]) -> None:
-        operands = {_key(tensor) for tensor in tensors}  # none of them may be offloaded for another
+        operands = {_key(tensor) for tensor in tensors}  # no operand may be offloaded
         for offloaded in [self._offloaded[key] for key in operands if key in self._offloaded]:
             to_free = offloaded.nbytes
             while True:

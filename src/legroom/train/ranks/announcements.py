@@ -15,7 +15,7 @@ from typing import Any
 from legroom.train.ranks.collectives import CollectiveCall
 from legroom.train.ranks.rank_errors import RankMissing
 
-_POLL_SECONDS = 0.001  # other ranks are computing meanwhile
+_POLL_SECONDS = 0.001  # other ranks compute in the meantime
 
 
 class Announcements:

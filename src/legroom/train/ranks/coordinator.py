@@ -135,7 +135,7 @@ class DistributedRanks:
         self._has_batch = True
         self._exchanges_weights = False
         self._mean_weight: float | None = (
-            None  # exchanged once per attempt: ranks may call total_weight differently often
+            None  # exchanged once per attempt, because the number of calls of total_weight may differ between ranks
         )
         self._averages_valid = True
         self._own_collectives = sum(part.collectives() for part in replicas)
@@ -149,7 +149,7 @@ class DistributedRanks:
         if self._agreed_passes is None:
             self._agreed_passes = int(self._exchange([needed])[0])
         self._batch_size = batch_size
-        # A smaller batch than usual (the last of an epoch) says nothing about the split of the next ones.
+        # The split of a smaller batch (the last batch of an epoch) does not apply to the next batches.
         self._proposed_passes = (
             needed if batch_size >= self._max_batch_size else max(needed, self._agreed_passes)
         )

@@ -57,7 +57,7 @@ class _Server:
     def _exit_code(self, query: ExitQuery) -> int | None:
         process = query.process
         if self._codes.get(process, 1) is not None:
-            return self._codes.get(process, 1)  # 1: not one of our processes
+            return self._codes.get(process, 1)  # exit code 1: the server did not fork this process
         if query.kill:
             os.kill(process, signal.SIGKILL)
         waited, status = os.waitpid(process, os.WNOHANG)
@@ -78,9 +78,9 @@ def main(setup: str, number: str) -> NoReturn:
     exit_with_parent(signal.SIGTERM)
     settings = json.loads(setup)
     sys.path[:] = settings["path"]
-    gc.disable()  # otherwise it scans everything imported so far repeatedly: a fifth of the time
+    gc.disable()  # otherwise, repeated scans of all imported objects would take a fifth of the time
     for name in settings["imports"]:
-        with contextlib.suppress(Exception, SystemExit):  # a trial that needs it reports the error
+        with contextlib.suppress(Exception, SystemExit):  # a trial that needs the module reports the error
             importlib.import_module(name)
     gc.freeze()  # otherwise the collector of each fork would copy all pages that it scans
     gc.enable()

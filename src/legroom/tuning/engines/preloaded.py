@@ -22,5 +22,5 @@ for _name in OURS:
 for _name in OPTIONAL:
     with contextlib.suppress(
         Exception
-    ):  # another version of torch: a trial then imports what that version has
+    ):  # in another version of torch, a trial imports the modules of that version
         importlib.import_module(_name)

@@ -102,7 +102,7 @@ def makespan(
             last = max(last, end)
         left = passed
         if not ends:
-            break  # other programs use the memory that the rest needs
+            break  # other programs use the memory that the remaining trials need
         clock, freed = heapq.heappop(ends)
         for index, size in freed:
             free[index] += size

@@ -75,7 +75,7 @@ class _TracingServer:
     def run(self) -> NoReturn:
         torch.set_num_threads(1)  # the threads of a parent do not exist in its forks
         hide_real_gpus()
-        # Before the function is imported: its file may write, too.
+        # The sandbox starts before the function is imported, because the import may also write files.
         self._sandbox = Sandbox(Path(self._setup.folder))
         with contextlib.ExitStack() as stack:
             self._warm_up(self._device(stack))

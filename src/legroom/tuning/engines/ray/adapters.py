@@ -109,7 +109,7 @@ class DispatchScheduler(FIFOScheduler):
             if isinstance(message, ReportMessage):
                 if dispatcher.reported(number, message) is Action.CONTINUE:
                     return TrialScheduler.CONTINUE
-                # Ray ends its own worker; a process forked next to a worker is ours to kill.
+                # Ray ends its own worker. A process that was forked next to a worker must be killed here.
                 kill_process(result, self._shared.server)
                 message = TrialExit(
                     state=TrialState.STOPPED, actual_bytes=message.actual_bytes, ooms=message.ooms
@@ -118,7 +118,8 @@ class DispatchScheduler(FIFOScheduler):
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        # Exceptions of the function are handled in the worker. Ray does not tell the scheduler why a worker died.
+        # Exceptions of the function are handled in the worker. Ray does not pass the reason for a worker's exit to
+        # the scheduler.
         end = TrialExit(
             state=TrialState.FAILED,
             reason="The process exited without a result. The process was killed, possibly because the "

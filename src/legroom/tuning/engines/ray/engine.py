@@ -60,7 +60,8 @@ class RayEngine:
         if self._address is None:
             dispatcher = TrialDispatcher(job, runner)
             dispatcher.prepare_trials()  # the first estimates run while Ray starts
-            # Ray starts a worker per CPU, which imports everything. If trials are forked, fewer are needed at first.
+            # Ray starts a worker per CPU, and each worker imports all modules. If trials are forked, fewer workers
+            # are needed at first.
             few = min(MAX_STARTUP_WORKERS, max(1, dispatcher.slots // 2))
             with connected(None, processors=processors() if self._server is None else few):
                 self._fit(job, resources(on_cluster=False), dispatcher, runner)

@@ -34,7 +34,7 @@ def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
 
 
 def _run_forked(task: TrialTask, channel: TuneChannel, server: str) -> TrialExit:
-    # How long Ray waits before it gives the worker the next trial.
+    # The time that Ray waits before it passes the next trial to the worker.
     os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(SECONDS_TO_END)
     process = TrialProcess.start(server, task)
     channel.process = process.number
