@@ -27,7 +27,7 @@ from legroom.tuning.trial.records import TrialOutcome, TrialState
 from legroom.tuning.trial.trial import ReportMessage
 
 PREPARED_PER_SLOT = 4
-"""The number of trials to prepare per trial that can run at the same time, if the search does not learn from results."""
+"""If the search does not learn from results, this many trials are prepared for each trial that can run at the same time."""
 MANY_MICRO_BATCHES = 8
 """A trial with more than this many times the usual number of micro-batches is slow. If the searcher chooses the
 order, slow trials start last."""

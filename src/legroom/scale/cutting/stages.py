@@ -1,8 +1,8 @@
 """Partitions a forward graph into stages, and runs a stage.
 
-A stage sends the tensors that later stages need and cannot compute themselves. Tensors that depend only on the batch,
-and not on weights or random numbers (positions, masks), are recomputed by each stage that needs them, because every
-stage has the batch.
+A stage sends the tensors that later stages need and cannot compute themselves. Tensors such as positions and masks
+depend only on the batch, and not on weights or random numbers. Each stage that needs such a tensor recomputes it,
+because every stage has the batch.
 """
 
 import contextlib
