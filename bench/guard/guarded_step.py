@@ -11,8 +11,9 @@ Two training steps: ResNet-50 (SGD with momentum, fp32) and GPT-2 small on 512 t
   counted in steps.
 - prices: the same batch with spilled activations and in other precisions: time and peak.
 
-`--large` uses batches whose micro-batches keep the GPU busy. With the others, Python is the bottleneck, and its speed varies
-by 25% between rounds. Writes FOLDER/guard.json. `--tiny 96MiB` runs small models on a virtual GPU to test this program.
+`--large` uses batches whose micro-batches keep the GPU busy. With smaller batches, Python is the bottleneck, and the
+speed of Python varies by 25% between rounds. Writes FOLDER/guard.json. `--tiny 96MiB` runs small models on a virtual
+GPU to test this program.
 """
 
 import contextlib

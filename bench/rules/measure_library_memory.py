@@ -2,10 +2,10 @@
 
     python -m bench.rules.measure_library_memory OUT [--no-models]
 
-Writes OUT/library_memory.json and prints a table. Needs torch, torchvision and transformers, not Legroom. Memory outside PyTorch is
-the memory in use on the device minus the memory that PyTorch reserved. Every use runs in a process of its own, once alone and
-once after all earlier ones. Whole training steps show what a program uses in the end. The last table is the memory that must be free
-when a library is used for the first time.
+Writes OUT/library_memory.json and prints a table. Needs torch, torchvision and transformers, not Legroom. Memory
+outside PyTorch is the memory in use on the device minus the memory that PyTorch reserved. Every use runs in a process
+of its own, once alone and once after all earlier ones. Whole training steps show the total use of a program. The last
+table is the memory that must be free when a library is used for the first time.
 """
 
 import contextlib

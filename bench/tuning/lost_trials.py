@@ -40,8 +40,8 @@ SPACES = ("convnet_space", "transformer_space", "gpt_space")
 SEARCHES = ("random", "optuna", "hyperopt", "bayes")
 SYSTEMS = ("ray", "ray, catches", "ray, learns at once", "ray, half", "legroom on ray", "legroom local")
 TRIALS = {"random": 16, "optuna": 16, "hyperopt": 20, "bayes": 16}
-"""The number of trials per study. It is at least the number of random trials of the searcher (ten, or twenty for
-HyperOpt)."""
+"""The number of trials per study. The number is at least the number of random trials of the searcher (ten, or twenty
+for HyperOpt)."""
 LONGEST = 240.0
 """The maximum time in seconds for a plain Ray study."""
 

@@ -2,12 +2,13 @@
 
     python -m bench.tuning.packing
 
-Trials of random sizes and durations on two GPUs of different sizes, simulated with the `Packer` and runtime model that engines
-use. Trials that share a GPU do not slow each other down: this measures the packing, not the GPU. Durations follow from
-configurations up to 20% and are learned from reports, or they are random. The oracle is the best of many orders, with all
-trials and durations known in advance. Where packing is more than 10% worse, `odds known` shows how much of that is learning:
-the same planner, given the distribution of each trial's duration. `bench.tuning.packing_optimum` shows that such plans are
-close to the best possible without knowing the future. No schedule can be shorter than the bound.
+Trials of random sizes and durations on two GPUs of different sizes, simulated with the `Packer` and runtime model
+that engines use. Trials that share a GPU do not slow each other down: this measures the packing, not the GPU.
+Durations follow from configurations up to 20% and are learned from reports, or they are random. The oracle is the
+best of many orders, with all trials and durations known in advance. If packing is more than 10% worse, `odds known`
+shows the result of the same planner with known distributions of each trial's duration. `bench.tuning.packing_optimum`
+shows that such plans are close to the best possible plans without knowledge of the future. No schedule can be shorter
+than the bound.
 """
 
 import heapq

@@ -73,7 +73,7 @@ def image_classifier(name: str, *, size: int = 224, classes: int = 1000) -> Spec
 
 
 def labelled(*shape: int, classes: int) -> Callable[[int, str], list[Tensor]]:
-    """Return images or other arrays with one class each. They are created on the host, as by a DataLoader."""
+    """Return images or other arrays with one class each. The arrays are created on the host, as by a DataLoader."""
 
     def batch(count: int, device: str) -> list[Tensor]:
         return [torch.randn(count, *shape).to(device), torch.randint(0, classes, (count,)).to(device)]

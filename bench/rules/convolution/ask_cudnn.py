@@ -2,11 +2,12 @@
 
     python -m bench.rules.convolution.ask_cudnn [--count 2000] [--handle] [--out FOLDER] [--survey SECONDS] [--jobs 15]
 
-Needs cuDNN (`LEGROOM_CUDNN` names the library if torch has none) but no GPU, because cuDNN answers for a described GPU.
-`--handle` also asks through a handle on a real GPU, as torch does, and by that GPU's own description. FOLDER gets the answers
-that differ from the table. `--survey` then records answers about randomly drawn convolutions with several processes for so
-many seconds, through the handle or for the described GPU: FOLDER/answers-<part>.jsonl.gz with rows as `survey` writes
-them, followed by engine (null if cuDNN does not say) and knobs of the three operations.
+Needs cuDNN (`LEGROOM_CUDNN` names the library if torch has none) but no GPU, because cuDNN answers for a described
+GPU. `--handle` also queries cuDNN through a handle on a real GPU, as torch does, and with the description of that
+GPU. FOLDER gets the answers that differ from the table. `--survey` then records answers about randomly drawn
+convolutions with several processes for so many seconds, through the handle or for the described GPU:
+FOLDER/answers-<part>.jsonl.gz with rows as `survey` writes them, followed by engine (null if cuDNN does not say) and
+knobs of the three operations.
 """
 
 import argparse

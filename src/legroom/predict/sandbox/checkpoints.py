@@ -102,7 +102,7 @@ def save(obj: Any, f: Any) -> None:
 
 
 def load_saved(f: Any, map_location: Any) -> tuple[bool, Any]:
-    """Return True if `save` wrote the file `f`, and the object in the file."""
+    """Return a flag and the object in the file `f`. The flag is True if `save` wrote the file."""
     if isinstance(f, str | bytes | os.PathLike):
         with open(f, "rb") as file:
             return load_saved(file, map_location)

@@ -78,7 +78,7 @@ def freeze(
 
     `trainable` contains names of parameters or modules, or patterns, such as `classifier`, `encoder.layer.5` or
     `*.bias`. With a `batch`, the peak of a training step on `gpu` is predicted before and after freezing. `optimizer`
-    is a function of the parameters, by default AdamW.
+    is a function that creates the optimizer from the parameters. The default optimizer is AdamW.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"freeze() expects a model (nn.Module), not a {type(model).__name__}.")
