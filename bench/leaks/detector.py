@@ -28,6 +28,7 @@ from torch.utils.data import dataloader
 from bench.lib.table import print_table
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.virtual.gpu import VirtualGPU
 
 
 def main() -> None:
@@ -37,16 +38,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--round", choices=list(ROUNDS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--gpu", help="run on a virtual GPU of this size instead of the CPU: 2GiB")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.one is not None:
         found = programs(options.one.parent.parent)
-        _answer(next(each for each in found if each.path == options.one), options.answer)
+        _answer(next(each for each in found if each.path == options.one), options.gpu, options.answer)
     _warm_up()
     chosen = [each for each in programs(options.folder) if options.round in (None, each.round)]
-    results = run_all(chosen, options.jobs)
+    results = run_all(chosen, options.jobs, options.gpu)
     print_table(
         f"Corpus, torch {torch.__version__}, {'GPU' if any(r['on_gpu'] for _, r in results) else 'CPU'}",
         [
@@ -74,13 +76,13 @@ def main() -> None:
         )
 
 
-def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, Any]]]:
-    """Yield each program with its result, several at a time."""
+def run_all(corpus: list[Program], jobs: int, gpu: str | None = None) -> list[tuple[Program, dict[str, Any]]]:
+    """Return each program with its result. `jobs` programs run at the same time."""
     waiting, running, done = list(corpus), {}, {}
     while waiting or running:
         while waiting and len(running) < jobs:
             program = waiting.pop(0)
-            pid, pipe = _start(program)
+            pid, pipe = _start(program, gpu)
             running[pid] = (program, pipe)
         pid, _ = os.wait()
         program, pipe = running.pop(pid)
@@ -90,7 +92,7 @@ def run_all(corpus: list[Program], jobs: int) -> list[tuple[Program, dict[str, A
     return [(program, done[program.path]) for program in corpus]
 
 
-def _start(program: Program) -> tuple[int, int]:
+def _start(program: Program, gpu: str | None) -> tuple[int, int]:
     """Start a process for one program. This is a fork, or a new interpreter with CUDA, because CUDA cannot be used
     after a fork."""
     reading, writing = os.pipe()
@@ -104,25 +106,28 @@ def _start(program: Program) -> tuple[int, int]:
             str(program.path),
             "--answer",
             str(writing),
+            *(["--gpu", gpu] if gpu else []),
         ]
         pid = os.posix_spawn(sys.executable, words, os.environ)
     else:
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            _answer(program, writing)
+            _answer(program, gpu, writing)
     os.close(writing)
     return pid, reading
 
 
-def _answer(program: Program, writing: int) -> NoReturn:
+def _answer(program: Program, gpu: str | None, writing: int) -> NoReturn:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
-    os.write(writing, json.dumps(_watched(program)).encode())  # fits into a pipe's buffer: a few leaks
+    os.write(writing, json.dumps(_watched(program, gpu)).encode())  # fits into a pipe's buffer: a few leaks
     os._exit(0)
 
 
-def _watched(program: Program) -> dict[str, Any]:
+def _watched(program: Program, gpu: str | None) -> dict[str, Any]:
     leaks: dict[Any, DetectedLeak] = {}
+    if gpu is not None:
+        VirtualGPU(gpu).__enter__()  # until the process ends
     detector = LeakDetector(lambda leak: leaks.setdefault(leak.identity, leak) and None)
     _follow_loaders(detector)
     detector.attach()

@@ -130,6 +130,15 @@ def test_variables_that_retain_memory_are_listed():
     ]
 
 
+def test_a_guard_that_retains_the_model_is_named():
+    freed = script(
+        "model = torch.nn.Linear(1024, 1024, bias=False).cuda()\n"
+        "guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "freed = legroom.free('model')"
+    )["freed"]
+    assert [(holder.path, holder.bytes) for holder in freed.holders] == [("guard (Guard)", 4 * MiB)]
+
+
 def test_repr_is_a_readable_report():
     source = "def train():\n    batch = memory(24 << 20)\n    return legroom.free()\nhistory = [memory(8 << 20)]\nfreed = train()"
     assert repr(script(source)["freed"]).splitlines() == [

@@ -111,6 +111,10 @@ class HolderPath(NamedTuple):
     """Whether an iterator of `itertools` (`cycle`) fills the container. In that case, the line that creates the
     iterator is reported.
     """
+    has_small_limit: bool = False
+    """Whether the container itself limits its length to a small number of items (`deque(maxlen=100)`)."""
+    contains_tokens: bool = False
+    """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
 
 
 NO_HOLDER = HolderPath("", "", False, "unknown", "", 0, False, None, "", 0, (), frozenset())
@@ -197,7 +201,7 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         tuple(reversed(names)), frozenset(_contents(container)) if container is not None else frozenset(),
         id(container) if container is not None else 0, isinstance(container, dict | set | frozenset) or (cache is not None and _has_keys_by_value(cache)),
         growing.iterations if growing is not None else 0, tuple(keys), (), best.classes, _is_inside_bounded(growing, candidates), _has_models(container),
-        any(type(each).__module__ == "itertools" for each in chain),
+        any(type(each).__module__ == "itertools" for each in chain), _has_small_limit(container), _has_tokens(container),
     )  # fmt: skip
 
 
@@ -264,6 +268,18 @@ def _has_models(container: Any) -> bool:
         if any(isinstance(part, nn.Module) for part in parts):
             return True
     return False
+
+
+def _has_small_limit(container: Any) -> bool:
+    return isinstance(container, deque) and (container.maxlen or _UNBOUNDED_SIZE) < _UNBOUNDED_SIZE
+
+
+def _has_tokens(container: Any) -> bool:
+    values = list(container.values() if isinstance(container, dict) else container or ())
+    return bool(values) and all(
+        isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_floating_point()
+        for value in values
+    )
 
 
 def _has_keys_by_value(cache: Any) -> bool:

@@ -22,7 +22,7 @@ from legroom.memory.events import Category, Frame, Holder
 from legroom.observe.dispatch.attribution import user_lines
 from legroom.observe.holders import autograd_graph
 from legroom.observe.holders.python_names import CONTAINERS, attributes_of, file_of
-from legroom.observe.holders.retained_size import Measure, RetainedStorages
+from legroom.observe.holders.retained_size import Measure, RetainedStorages, is_legroom_class
 from legroom.observe.source.user_files import is_user_file
 
 _LEGROOM = __file__.rpartition("observe")[0]
@@ -118,11 +118,15 @@ class HolderSurvey(NamedTuple):
 
 def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> list[Holder]:
     """Return the user's variables in `frame` and its callers that retain the most device memory, largest first."""
-    return survey_holders(frame, measure).holders(most=most).largest
+    return survey_holders(frame, measure, with_legroom=True).holders(most=most).largest
 
 
-def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
-    """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards."""
+def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: bool = False) -> HolderSurvey:
+    """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards. Without
+    `with_legroom`, a variable with an object of Legroom (`guard`) is a holder only if no other variable retains the same
+    memory."""
+    guards: list[Holder] = []
+    by_guards: dict[int, int] = {}
     holders: list[Holder] = []
     by_variables: dict[int, int] = {}
     by_calls: dict[Frame, dict[int, int]] = {}
@@ -135,10 +139,18 @@ def survey_holders(frame: FrameType | None, measure: Measure) -> HolderSurvey:
             if is_library:
                 by_calls.setdefault(where, {}).update(storages)
             elif storages:
+                holder = Holder(name + _describe(value), sum(storages.values()), len(storages), where)
+                if is_legroom_class(type(value)) and not with_legroom:
+                    guards.append(holder)
+                    by_guards.update(storages)
+                    continue
                 by_variables.update(storages)
-                holders.append(Holder(name + _describe(value), sum(storages.values()), len(storages), where))
+                holders.append(holder)
         value = None
         clear_locals_copy(user_frame, variables, is_library)
+    if by_guards.keys() - by_variables.keys():
+        holders += guards
+        by_variables.update(by_guards)
     return HolderSurvey(holders, by_variables, by_calls, lines, backward_line, retained.saved)
 
 

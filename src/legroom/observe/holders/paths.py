@@ -33,6 +33,9 @@ from legroom.observe.source.user_files import is_user_file
 
 MAX_LEVELS = 12
 MAX_PER_LEVEL = 12
+MAX_CYCLE_LENGTH = 9
+"""A reference cycle through two objects may include their dicts, a list, a closure and its cell."""
+MAX_CYCLE_OBJECTS = 10_000
 _UNKNOWN_ITERATIONS: Mapping[int, int] = {}
 
 
@@ -108,6 +111,10 @@ class _Search:
             level = self._next_level(unfinished) if unfinished else []
             if not level:
                 break
+        if fallback is not None and not level and fallback.how in ("closure", "generator"):
+            # Nothing references the function, unless it references itself.
+            cycle = self._unrooted(target)
+            return cycle if cycle.how == "cycle" else fallback
         return fallback or self._being_built() or self._unrooted(target)
 
     def _can_grow(self, path: HolderPath) -> bool:
@@ -234,28 +241,38 @@ class _Search:
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """Return the path if no name references the target. Either an attribute of an instance in a reference cycle
-        references the target, or no Python object references it.
+        """Return the path if no name references the target: an object in a reference cycle, or nothing in Python. The
+        object of the user that is closest to the target is named, with the attribute or variable that closes the cycle.
         """
-        chain: list[Any] = []
-        for item in reversed(self._seen.values()):
-            if (
-                isinstance(item, CONTAINERS)
-                or item is target
-                or (file_of(type(item)) or "").startswith(_LEGROOM)
-            ):
-                continue  # tensors that Legroom packs into a graph (spilling) belong to the holder of the graph
-            if attributes_of(item) is not None:
-                chain = self._chain(item)
-                break
-        if not chain:
-            return NO_HOLDER
-        owner = chain[0]
-        path = describe_path(
-            Root(type(owner).__name__, file_of(type(owner)), "", 0, "cycle"), chain, self._created_in
-        )
-        closing = _closes_cycle(owner)
-        return path if closing is None else path._replace(stored_as=closing, is_attribute=True)
+        candidates = [
+            item
+            for item in self._seen.values()
+            if item is not target
+            and not isinstance(item, CONTAINERS)
+            # Tensors that Legroom packs into a graph (spilling) belong to the holder of the graph.
+            and not (file_of(type(item)) or "").startswith(_LEGROOM)
+        ]
+        for item in [*filter(_is_of_user, candidates), *candidates]:
+            closing = _closes_cycle(item)
+            if closing is None:
+                continue
+            if isinstance(item, FunctionType | FrameType):
+                code = item.__code__ if isinstance(item, FunctionType) else item.f_code
+                line = code.co_firstlineno if isinstance(item, FunctionType) else 0
+                root = Root(closing, code.co_filename, code.co_name, line, "cycle")
+                return describe_path(root, [target], self._created_in)
+            path = self._path_of_instance(item)
+            owner = type(item)
+            classes = frozenset(each.__name__ for each in owner.__mro__)
+            return path._replace(stored_as=closing, is_attribute=True, file=file_of(owner), classes=classes)
+        named = [item for item in candidates if attributes_of(item) is not None]
+        path = self._path_of_instance(named[-1]) if named else NO_HOLDER
+        # A running iterator may reference a container, for example of a dataset.
+        return path._replace(how="container") if path.container else path
+
+    def _path_of_instance(self, owner: Any) -> HolderPath:
+        root = Root(type(owner).__name__, file_of(type(owner)), "", 0, "cycle")
+        return describe_path(root, self._chain(owner), self._created_in)
 
     def _chain(self, item: Any) -> list[Any]:
         chain = []
@@ -266,16 +283,38 @@ class _Search:
 
 
 def _closes_cycle(owner: Any) -> str | None:
-    """Return the attribute through which an object references itself, directly or through one or two other objects."""
+    """Return the attribute, the local variable or the name of the inner function through which an object references
+    itself; None if the object is not in a cycle."""
+    if isinstance(owner, FrameType):
+        return next((name for name, value in locals_of(owner) if _references(value, owner)), None)
+    if isinstance(owner, FunctionType):
+        return owner.__name__ if _references(owner.__closure__, owner) else None
     attributes = attributes_of(owner) or {}
-    for distance in (0, 1, 2):
-        for name, value in attributes.items():
-            reached = [value]
-            for _ in range(distance):
-                reached = gc.get_referents(*reached)
-            if any(each is owner for each in reached):
-                return name
-    return None
+    return next((name for name, value in attributes.items() if _references(value, owner)), None)
+
+
+def _references(value: Any, owner: Any) -> bool:
+    """Return whether `value` is `owner` or references it through a few other objects."""
+    seen: set[int] = set()
+    level = [value]
+    for _ in range(MAX_CYCLE_LENGTH):
+        if any(each is owner for each in level):
+            return True
+        seen.update(map(id, level))
+        if len(seen) > MAX_CYCLE_OBJECTS:
+            return False
+        level = [
+            each
+            for each in gc.get_referents(*level)
+            if id(each) not in seen and not isinstance(each, _NOT_IN_CYCLES)
+        ]
+    return False
+
+
+def _is_of_user(item: Any) -> bool:
+    if isinstance(item, FunctionType):
+        return is_user_file(item.__code__.co_filename)
+    return is_user_file(item.f_code.co_filename if isinstance(item, FrameType) else file_of(type(item)) or "")
 
 
 def _closure(function: FunctionType, child: Any, grandchild: Any) -> Root | None:
@@ -348,6 +387,7 @@ def _referenced_in(referrer: Any, level: list[Any]) -> Any:
     return None
 
 
+_NOT_IN_CYCLES = (ModuleType, CodeType, type, str, int, float, torch.Tensor)
 _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 

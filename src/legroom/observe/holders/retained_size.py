@@ -5,8 +5,8 @@ vocabulary). The search must be fast, because the user waits for the report. The
 level and handles all objects of one type at once, in C. Only tensors, modules and optimizers are handled one by one.
 
 The search does not change the program. The search runs no code of the user's classes, and keeps no references after a
-`RetainedStorages` is freed. The search does not follow Legroom's own objects, because they only observe tensors that
-other objects retain.
+`RetainedStorages` is freed. The search does not follow Legroom's objects that only observe tensors. Objects that train or
+distribute a model (`Guard`) are followed.
 """
 
 import gc
@@ -94,7 +94,7 @@ class RetainedStorages:
         return referents(items)
 
     def _find_referents(self, kind: type) -> _Referents:
-        if issubclass(kind, _LEAVES) or _is_legroom_class(kind):
+        if issubclass(kind, _LEAVES) or _is_observer(kind):
             self._leaves.add(kind)
             return _no_referents
         if issubclass(kind, torch.optim.Optimizer):
@@ -139,11 +139,19 @@ class RetainedStorages:
             storages[measured[0]] = measured[1]
 
 
-def _is_legroom_class(kind: type) -> bool:
-    """Return whether a class belongs to Legroom and only observes tensors. Modules of Legroom are excluded, because
-    they are part of the model that contains them.
+def is_legroom_class(kind: type) -> bool:
+    """Return whether a class belongs to Legroom. Modules are excluded, because they are part of the model that contains
+    them.
     """
     return kind.__module__.startswith("legroom.") and not issubclass(kind, nn.Module)
+
+
+def _is_observer(kind: type) -> bool:
+    """Return whether a class belongs to Legroom and only observes tensors."""
+    return is_legroom_class(kind) and not kind.__module__.startswith(_RETAINING_PACKAGES)
+
+
+_RETAINING_PACKAGES = ("legroom.train.", "legroom.scale.", "legroom.tuning.", "legroom.integrations.")
 
 
 def _no_referents(leaves: list[Any]) -> Iterable[Any]:

@@ -119,7 +119,7 @@ class LeakDetector:
         self._next_scheduled = FIRST_SCAN
         self._not_before = dict.fromkeys(_SYMPTOMS, 0)
         self._warming_up: dict[tuple[object, ...], tuple[int, int]] = {}
-        self._traced: tuple[DetectedLeak, StoringTrace, int] | None = None
+        self._traced: tuple[Suspect, StoringTrace, int] | None = None
         self._traced_lines: dict[tuple[str, str | None], Frame] = {}
         """Maps the name and file of a holder to the line found by tracing."""
 
@@ -299,10 +299,12 @@ class LeakDetector:
             first, length = self._warming_up.setdefault(leak.identity, (iteration, suspect.length))
             # Schedule the next series so that every kind of leak is visible exactly when the warm-up time is over.
             self._next_scheduled = max(first + WARM_UP_ITERATIONS - TENSOR_SCANS - 1, iteration + 1)
-            if iteration < first + WARM_UP_ITERATIONS or suspect.length - length < 0.9 * (iteration - first):
+            if iteration < first + WARM_UP_ITERATIONS or suspect.length - length < suspect.min_rate * (
+                iteration - first
+            ):
                 return False
         if suspect.container_to_trace:
-            return self._trace(leak, suspect, trace_iterations)
+            return self._trace(suspect, trace_iterations)
         self._report(leak)
         return True
 
@@ -312,11 +314,12 @@ class LeakDetector:
 
     # --- tracing, if the source does not show which line stores the tensors
 
-    def _trace(self, leak: DetectedLeak, suspect: Suspect, iterations: int) -> bool:
+    def _trace(self, suspect: Suspect, iterations: int) -> bool:
         """Trace the program for at most `iterations`. Returns True if the leak was reported or will be reported."""
+        leak = suspect.leak
         line = self._traced_lines.get((leak.name, leak.file))
         if line is not None:
-            if _is_limited(leak, line):
+            if _is_limited(suspect, line):
                 return False
             self._report(_with_line(leak, line))
         elif self._traced is not None:
@@ -324,7 +327,7 @@ class LeakDetector:
         else:
             trace = StoringTrace(suspect.container_to_trace, replaced=suspect.replaced)
             if trace.begin(sys._getframe()):
-                self._traced = leak, trace, self.iteration + iterations
+                self._traced = suspect, trace, self.iteration + iterations
             else:
                 self._report(leak)
         return True
@@ -333,25 +336,27 @@ class LeakDetector:
         """End the trace and report its leak, if the line was found, the iterations are used up, or `now` is set."""
         if self._traced is None:
             return
-        leak, trace, until = self._traced
+        suspect, trace, until = self._traced
+        leak = suspect.leak
         if trace.line is None and self.iteration <= until and not now:
             return
         trace.end()
         self._traced = None
         if trace.line is not None:
             self._traced_lines[leak.name, leak.file] = trace.line
-            if _is_limited(leak, trace.line):
+            if _is_limited(suspect, trace.line):
                 return
             leak = _with_line(leak, trace.line)
         self._report(leak)
 
 
-def _is_limited(leak: DetectedLeak, line: Frame) -> bool:
+def _is_limited(suspect: Suspect, line: Frame) -> bool:
     """Return whether the source limits the length of the container in which this line stores tensors. The container is
     identified by its name at this line.
     """
     found = usage_at_line(line.file, line.line)
-    return found.limited or (found.emptied and leak.kind != "graph")
+    limited = found.limited and not suspect.exceeds_limit
+    return limited or (found.emptied and suspect.leak.kind != "graph")
 
 
 def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:

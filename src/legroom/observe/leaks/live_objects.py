@@ -6,6 +6,7 @@ address may be reused.
 """
 
 import gc
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress
@@ -75,21 +76,32 @@ class StorageTracker:
     def update(
         self, tensors: Iterable[torch.Tensor], excluded: set[int], scan: int
     ) -> dict[int, list[torch.Tensor]]:
-        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen."""
+        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen. Of several
+        tensors with the same storage, the one with the most references is returned, because the base of a view may be
+        referenced only by the view.
+        """
         before, self._known = self._known, {}
         by_first_scan: dict[int, list[torch.Tensor]] = {}
+        positions: dict[int, tuple[list[torch.Tensor], int]] = {}
         for tensor in tensors:
             storage = storage_of(tensor)
             if storage is None:
                 continue
             key = storage._cdata
-            if key in self._known or key in excluded:
+            if key in excluded:
+                continue
+            if key in self._known:
+                group, position = positions[key]
+                if sys.getrefcount(tensor) >= sys.getrefcount(group[position]):
+                    group[position] = tensor
                 continue
             known = before.get(key)
             if known is None or known[0]() is not storage:
                 known = (weakref.ref(storage), scan)
             self._known[key] = known
-            by_first_scan.setdefault(known[1], []).append(tensor)
+            group = by_first_scan.setdefault(known[1], [])
+            positions[key] = group, len(group)
+            group.append(tensor)
         return by_first_scan
 
     @property
@@ -133,10 +145,13 @@ def _gradients_and_state(
     for tensor in tensors:
         if tensor.requires_grad and tensor.is_leaf and tensor.grad is not None:
             yield tensor.grad
-    for reference in optimizers:
-        optimizer = reference()
-        if optimizer is not None:
-            # Lists in torch's own optimizers are bounded (LBFGS). In a user's optimizer, they may grow.
-            yield from tensors_in(
-                optimizer.state.values(), depth=1 if is_user_file(file_of(type(optimizer)) or "") else 2
-            )
+    updated: set[int] = set()
+    for optimizer in filter(None, (reference() for reference in reversed(list(optimizers)))):
+        # Lists in torch's own optimizers are bounded (LBFGS). In a user's optimizer, they may grow.
+        depth = 1 if is_user_file(file_of(type(optimizer)) or "") else 2
+        # If a newer optimizer updates the same parameter, the state of the older one is no longer used.
+        yield from tensors_in(
+            [state for parameter, state in optimizer.state.items() if id(parameter) not in updated],
+            depth=depth,
+        )
+        updated.update(map(id, optimizer.state))

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -23,13 +23,16 @@ class NamedTensor(NamedTuple):
     function: str
 
 
-def named_sizes(frame: FrameType | None) -> dict[NamedTensor, int]:
-    """Return the size in bytes of each tensor in the variables of running functions and of the user's modules."""
+def named_sizes(
+    frame: FrameType | None, is_relevant: Callable[[torch.Tensor], bool] = lambda tensor: True
+) -> dict[NamedTensor, int]:
+    """Return the size in bytes of each relevant tensor in the variables of running functions and of the user's
+    modules."""
     sizes: dict[NamedTensor, int] = {}
     for named, value in _variables(frame):
         for each, tensor in _tensors_within(named, value, 3):
             storage = storage_of(tensor)
-            if storage is not None:
+            if storage is not None and is_relevant(tensor):
                 sizes[each] = max(storage.nbytes(), sizes.get(each, 0))
     return sizes
 

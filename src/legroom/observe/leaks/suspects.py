@@ -6,6 +6,7 @@ is not a leak if it is bounded or emptied, or if it belongs to a call that will 
 before it stores a value may stop growing.
 """
 
+import gc
 import sys
 import time
 import weakref
@@ -24,7 +25,7 @@ from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
 from legroom.observe.source.files import built_at, function_at, is_in_loop
 from legroom.observe.source.statements import StoringStatement
-from legroom.observe.source.storing_lines import NameUsage, find_usage
+from legroom.observe.source.storing_lines import NameUsage, find_usage, is_passed_in_loop
 from legroom.observe.source.user_files import is_user_file
 
 MAX_SEARCHES = 4
@@ -36,6 +37,8 @@ MAX_FRUITLESS_SECONDS = 4.0
 """If no holder is found, no further search starts after this number of seconds, so that a huge heap does not block the
 loop.
 """
+MANY_ITEMS = 20
+"""A container that the source limits, and that still grows with this many items, has a large limit."""
 MIN_ITERATIONS = 4
 """The number of earlier iterations whose live nodes indicate a leak. Nodes of fewer iterations may be alive by
 coincidence.
@@ -53,6 +56,10 @@ class Suspect:
     """The `id` of the container, if the source code does not show which line stores items in it."""
     replaced: bool = False
     """Whether items of the container are replaced by larger items, and no items are added."""
+    exceeds_limit: bool = False
+    """Whether the source limits the container, but the limit is too large for what it contains."""
+    min_rate: float = 0.9
+    """The minimum number of items that a container adds per iteration after it could have been filled."""
 
 
 Targets = list["weakref.ref[torch.Tensor]"]
@@ -135,6 +142,10 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
     # One tensor that is truncated, or written slot by slot, has the graph of all values that were ever stored in it.
     carries_graph |= kind == "graph" and not path.length
     limited = path.bounded or (usage.limited and path.how not in ("cache", "exception"))
+    # A replay memory for thousands of items is too large for items with graphs.
+    is_large = path.length >= MANY_ITEMS and not path.has_small_limit
+    exceeds_limit = limited and is_large and kind == "graph" and not figures["evaluation"]
+    limited = limited and not exceeds_limit
     # A list whose items are only replaced keeps its length.
     by_index = path.described.startswith("list") and any(each.at_index for each in usage.statements)
     if kind != "graph" and by_index and all(each.at_index or each.replaces for each in usage.statements):
@@ -157,7 +168,7 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
             or len({each.line for each in candidates}) > 1
         )
     )
-    traceable = path.container and path.how in ("container", "variable", "closure", "generator")
+    traceable = path.container and path.how in ("container", "variable", "closure", "generator", "exception")
     leak = DetectedLeak(
         kind=kind,
         how=how,
@@ -178,6 +189,7 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
         path.length,
         path.container if uncertain and traceable else 0,
         replaced=path.length < MIN_ITERATIONS,
+        exceeds_limit=exceeds_limit,
     )
 
 
@@ -194,6 +206,7 @@ def _candidates(path: HolderPath, usage: NameUsage) -> list[StoringStatement]:
     """Return the statements that may have stored the tensor, best first."""
     if path.how == "cache":
         return []  # the cached function itself is named
+    usage = usage._replace(statements=tuple(each for each in usage.statements if is_user_file(each.file)))
     candidates = usage.candidates(path.keys)
     if path.filled_by_iterator:
         return [each for each in usage.statements if each.replaces] or candidates
@@ -211,8 +224,11 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
         path.stored_as, is_attribute=path.is_attribute, file=path.file, function=path.function, line=path.line,
         classes=path.classes,
     )  # fmt: skip
-    if not is_user_file(path.file or "<user>") and (renamed := _by_user_name(path)) is not None:
-        return renamed
+    if not is_user_file(path.file or "<user>"):
+        if (renamed := _by_user_name(path)) is not None:
+            return renamed
+        if path.length >= MANY_ITEMS:  # the library can remove items, but the program does not
+            return path, storing_lines.NO_USAGE
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
         # = Node(state, node)`, `meters["loss"].total`).
@@ -248,7 +264,7 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
         usage = _usage_of(name)
         if any(not each.replaces for each in usage.statements):
             # `get` reads a key of a dict, but removes an item from a queue.
-            usage = usage._replace(limited=usage.limited or usage.checks_membership, checks_membership=False)
+            usage = usage._replace(limited=usage.limited or usage.looks_up, checks_membership=False)
             return path._replace(name=name.name, stored_as=name.stored_as, file=name.file), usage
     return None
 
@@ -285,6 +301,32 @@ def is_temporary(holder: FoundHolder) -> bool:
     if not path.stored_as.isidentifier() and is_in_loop(path.file or "", path.line, itself=False):
         return True  # a list that a statement in a loop builds without assigning it
     return any(_usage_of(name).is_recreated_in_loop for name in path.names if not name.is_attribute)
+
+
+def is_collectable(holder: FoundHolder) -> bool:
+    """Return whether the garbage collector will free the holder, because it is a reference cycle without a name."""
+    return holder.path.how == "cycle" and gc.isenabled() and gc.get_threshold()[0] > 0
+
+
+def is_sequence(holder: FoundHolder) -> bool:
+    """Return whether calls of a model extend a sequence that is the input of the next call, such as a generated text
+    and its key-value cache. Such a sequence ends by itself."""
+    path, usage, _ = holder
+    if path.contains_tokens:
+        return True
+    root = path.names[-1] if path.names else None
+    statement = next(iter(_candidates(path, usage)), None)
+    return root is not None and is_fed_back(root, usage, statement)
+
+
+def is_fed_back(
+    named: StoredName | NamedTensor, usage: NameUsage, statement: StoringStatement | None
+) -> bool:
+    """Return whether a loop passes a variable to the call that computes its next value, or whether a method empties an
+    attribute before a new sequence."""
+    if named.is_attribute and usage.may_reset:
+        return True
+    return statement is not None and is_passed_in_loop(named.stored_as, statement.file, statement.line)
 
 
 def is_local_to_call(root: StoredName | NamedTensor) -> bool:

@@ -38,7 +38,10 @@ from legroom.observe.leaks.suspects import (
     Targets,
     can_accumulate,
     holder_being_built,
+    is_collectable,
+    is_fed_back,
     is_local_to_call,
+    is_sequence,
     is_temporary,
     make_suspects,
     min_length_at,
@@ -59,6 +62,8 @@ RARE_SCANS = 3
 """The number of rare scans whose new storages must be alive and in one container."""
 MAX_ENSEMBLE = 8
 """The maximum number of models that a program probably retains on purpose."""
+NUMBER_BYTES = 8
+"""A host tensor of this size is a number, and a list of numbers is not a leak of a program that uses a device."""
 _MAX_AGE = 10
 
 
@@ -174,8 +179,6 @@ class ScanWindow:
         relevant = self._is_conclusive(evaluating) and (
             self._iterations.trains or any(map(self._on_device, newest))
         )
-        # If calls of a model are the iterations, a list may contain generated text.
-        relevant = relevant and not self._iterations.by_model_calls
         accumulating = (
             relevant and self._count_rises(3) and bool(newest) and bool(by_first_scan.get(self.scans - 2))
         )
@@ -275,7 +278,9 @@ class ScanWindow:
         return len(last) == scans and all(a < b for a, b in pairwise(last))
 
     def _record_sizes(self) -> None:
-        sizes = named_sizes(sys._getframe(1))
+        sizes = named_sizes(
+            sys._getframe(1), self._on_device if self._iterations.by_model_calls else lambda tensor: True
+        )
         before, self._sizes = self._sizes, {}
         for named, size in sizes.items():
             series = before.get(named, [])
@@ -294,7 +299,7 @@ class ScanWindow:
             return []
         min_length = MIN_ITERATIONS if self._rare else min_length_at(iteration)
         old = holders.find(seen.old, seen.created_in, min_length=min_length)
-        found = [each for each in old if can_accumulate(each)]
+        found = [each for each in old if can_accumulate(each) and not is_collectable(each)]
         carrying = [
             each for each in holders.find(seen.carrying, seen.created_in) if each.path.how != "unknown"
         ]
@@ -303,7 +308,7 @@ class ScanWindow:
             found += recursive[:1]
         else:
             found = (recursive or carrying or self._find_gradients(seen, holders))[:1]
-        if not found and self.scans >= MAX_SCANS - 1:
+        if not found and self.scans >= MAX_SCANS - 1 and not any(map(is_collectable, old)):
             found = [FoundHolder(holder_being_built(), storing_lines.NO_USAGE, 0)]
         suspects: list[Suspect] = []
         for each in found:
@@ -340,6 +345,11 @@ class ScanWindow:
         min_length = RARE_SCANS if self._rare else min_length_at(iteration)
         held = holders.find(seen.accumulated, seen.created_in, min_length=min_length)
         found = [each for each in held if each.path.how != "unknown" and not is_temporary(each)]
+        found = [each for each in found if not is_collectable(each)]
+        if seen.accumulates_on_host and max(seen.accumulated_sizes.values(), default=0) <= NUMBER_BYTES:
+            return []
+        if self._iterations.by_model_calls:
+            found = [each for each in found if can_accumulate(each) and not is_sequence(each)]
         if self._rare:
             found = [each for each in found if self._has_grown(each) and not _is_ensemble(each)]
         suspects: list[Suspect] = []
@@ -355,6 +365,9 @@ class ScanWindow:
                 storages_per_step=max(len(sizes), 1), evaluation=not self._iterations.trains,
                 on_host=seen.accumulates_on_host,
             )  # fmt: skip
+        if self._iterations.by_model_calls:
+            # A list of outputs may be a short series on purpose, such as the samples of one prediction.
+            suspects = [replace(each, may_be_warming_up=True, min_rate=0.0) for each in suspects]
         return suspects
 
     def _has_grown(self, holder: FoundHolder) -> bool:
@@ -369,7 +382,7 @@ class ScanWindow:
         suspects = []
         for named, series in self._sizes.items():
             # A tensor that grows with its graph is reported as a graph.
-            if len(series) < LARGER_SCANS or seen.iterations_retained or self._iterations.by_model_calls:
+            if len(series) < LARGER_SCANS or seen.iterations_retained:
                 continue
             usage = find_usage(
                 named.stored_as, is_attribute=named.is_attribute, file=named.file, function=named.function
@@ -387,6 +400,9 @@ class ScanWindow:
             )
             if not named.is_attribute and is_local_to_call(named):
                 continue
+            calls = self._iterations.by_model_calls
+            if calls and statement is not None and is_fed_back(named, usage, statement):
+                continue
             if statement is not None and not usage.shrinks and not restarts and not statement.below_limit:
                 leak = DetectedLeak(
                     kind="larger", how="variable", name=named.name, described="tensor", file=statement.file,
@@ -395,7 +411,7 @@ class ScanWindow:
                     steps=len(series),
                 )  # fmt: skip
                 # A user's function may limit the size internally. In that case, the growth ends soon.
-                suspects.append(Suspect(leak, not statement.concatenates, iteration))
+                suspects.append(Suspect(leak, calls or not statement.concatenates, iteration))
         return suspects
 
 

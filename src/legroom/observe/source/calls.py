@@ -29,6 +29,8 @@ class Calls(NamedTuple):
     """Functions whose names occur in code that runs."""
     repeated: frozenset[str]
     """Functions whose names occur in a loop, or in a function that is itself called repeatedly."""
+    passed: frozenset[str]
+    """Functions whose names occur without a call, such as the function that a thread runs."""
     mentions: Mapping[str, frozenset[str]]
     """Maps each function ("" at module level) to the names that occur in it."""
 
@@ -58,6 +60,9 @@ class _CallCollector:
         self._mentions: dict[str, set[str]] = {}
         """Maps each function ("" at module level) to the names that occur in it."""
         self._in_loops: dict[str, set[str]] = {}
+        self._called_nodes: set[int] = set()
+        """`id`s of the syntax nodes that name a called function."""
+        self._passed: set[str] = set()
         self._called_externally: set[str] = set()
         """Functions that a library or Python calls."""
         self._plain_functions: set[str] = set()
@@ -80,6 +85,8 @@ class _CallCollector:
         self, file: str, node: ast.AST, kind: ast.ClassDef | None, function: str, looped: bool
     ) -> None:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Call):
+                self._called_nodes.add(id(child.func))
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 for decorator in child.decorator_list:
                     self._descend(file, ast.Expression(decorator), kind, function, looped)
@@ -119,6 +126,8 @@ class _CallCollector:
             return
         name = _last_name(node)
         self._mentions.setdefault(function, set()).add(name)
+        if id(node) not in self._called_nodes:
+            self._passed.add(name)
         if looped:
             self._in_loops.setdefault(function, set()).add(name)
 
@@ -132,7 +141,7 @@ class _CallCollector:
                 starts |= names
         repeated = _closure(starts - set(CONSTRUCTORS), self._mentions)
         mentions = {name: frozenset(each) for name, each in self._mentions.items()}
-        return Calls(frozenset(called), frozenset(repeated), mentions)
+        return Calls(frozenset(called), frozenset(repeated), frozenset(self._passed), mentions)
 
 
 def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:

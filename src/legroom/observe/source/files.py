@@ -96,13 +96,18 @@ def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]
 def function_at(file: str, line: int) -> str:
     """Return the name of the innermost function around a line, or "" outside any function."""
     tree = tree_of(file)
+    return getattr(find_function_at(tree, line), "name", "") if tree is not None else ""
+
+
+def find_function_at(tree: ast.Module, line: int) -> ast.AST:
+    """Return the innermost function around a line, or the module outside any function."""
     functions = [
         node
-        for node in (ast.walk(tree) if tree is not None else ())
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.lineno <= line <= (node.end_lineno or 0)
     ]
-    return max(functions, key=lambda node: node.lineno).name if functions else ""
+    return max(functions, key=lambda node: node.lineno, default=tree)
 
 
 def related_classes_at(file: str, line: int) -> frozenset[str]:

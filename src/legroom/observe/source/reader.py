@@ -79,6 +79,8 @@ class NameReader:
         """Uses where the length of the object matters or the object is truncated."""
         self.removals: list[Occurrence] = []
         """Uses that remove items from the object."""
+        self.lookups: list[Occurrence] = []
+        """Uses that read an item with `get`."""
         self.resets: list[Occurrence] = []
         """Uses that assign an empty value to the name."""
         self.checks_membership = False
@@ -319,6 +321,7 @@ class NameReader:
             self._store(node, node.args)
         elif called == "get" and of_name:
             self.checks_membership = True
+            self.lookups.append(self._occurrence)
         elif called == "setattr" and first_is_name and len(node.args) == 3:
             self._store(node, node.args[2:])
         elif called in _SETTERS and self._is_attribute and len(node.args) >= 2:

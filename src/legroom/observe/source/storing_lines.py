@@ -7,6 +7,7 @@ for a key before it stores a value. Such a cache may stop growing. Code in a fun
 """
 
 import ast
+import builtins
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -14,10 +15,13 @@ from typing import NamedTuple
 
 from legroom.observe.source.calls import CONSTRUCTORS, Calls, calls_in
 from legroom.observe.source.files import (
+    LOOPS,
     contains,
     find_function,
+    find_function_at,
     function_at,
     functions_in,
+    own_nodes,
     related_classes_at,
     tree_of,
     user_files,
@@ -38,6 +42,10 @@ class NameUsage(NamedTuple):
     """Whether an empty value is assigned repeatedly, for example once per epoch."""
     checks_membership: bool
     """Whether the code checks if the object contains a key, so the object is a cache."""
+    looks_up: bool = False
+    """Whether items are read with `get` while other items are added. The `get` of a queue removes the item."""
+    may_reset: bool = False
+    """Whether a function other than a constructor assigns an empty value."""
 
     @property
     def shrinks(self) -> bool:
@@ -159,10 +167,50 @@ def usage_at_line(file: str, line: int) -> NameUsage:
     return NO_USAGE
 
 
+def is_passed_in_loop(name: str, file: str, line: int) -> bool:
+    """Return whether the only loop around a line passes a variable or attribute to a call of an object of the user: `out, cache
+    = model(token, cache)`. Functions of libraries do not count. The result is False in nested loops, because the value outlives
+    the inner loop."""
+    tree = tree_of(file)
+    if tree is None:
+        return False
+    function = find_function_at(tree, line)
+    loops = [
+        node
+        for node in own_nodes(function)
+        if isinstance(node, LOOPS) and node.lineno < line <= (node.end_lineno or 0)
+    ]
+    if len(loops) != 1:
+        return False
+    for node in own_nodes(loops[0]):
+        if not isinstance(node, ast.Call) or _root_of(node.func) in _LIBRARY_NAMES:
+            continue
+        values = [*node.args, *(each.value for each in node.keywords)]
+        if any(_last_name(each) == name for each in values) and not is_storing_call(node):
+            return True
+    return False
+
+
+def _root_of(called: ast.expr) -> str:
+    while isinstance(called, ast.Attribute):
+        called = called.value
+    return called.id if isinstance(called, ast.Name) else ""
+
+
+def _last_name(value: ast.expr) -> str:
+    while isinstance(value, ast.Subscript | ast.Starred):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else getattr(value, "attr", "")
+
+
+_LIBRARY_NAMES = frozenset({"torch", "F", "nn", "np", "numpy", "math", *dir(builtins)})
+
+
 _CLASS_PREFIX = re.compile(r"^_\w+?(?=__)")
 """Matches the class in the mangled name of a private attribute (`__kept` is stored as `_Buffer__kept`)."""
 
 
+@lru_cache(maxsize=256)
 def _read(
     file: str, name: str, is_attribute: bool, function: str, line: int, classes: frozenset[str]
 ) -> NameReader | None:
@@ -221,6 +269,7 @@ def _combine(
         for each in reader.statements
     )
     storing_functions = {each.function for each in statements}
+    adding_functions = {each.function for each in statements if not each.replaces}
 
     def that_run(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
         return [each for each in occurrences if not each.function or each.function in calls.called]
@@ -228,7 +277,17 @@ def _combine(
     def during_loop(occurrences: Iterable[Occurrence]) -> list[Occurrence]:
         """Return the usage without the statements that run only once, after the loop that stores items."""
         loops_once = {each.function for each in statements if each.in_loop} - calls.repeated
-        return [each for each in that_run(occurrences) if each.in_loop or each.function not in loops_once]
+        return [
+            each
+            for each in that_run(occurrences)
+            if (each.in_loop or each.function not in loops_once)
+            and not (adding_functions & (calls.repeated | calls.passed) and runs_once(each))
+        ]
+
+    def runs_once(each: Occurrence) -> bool:
+        if not each.function:
+            return not each.in_loop
+        return each.function not in (calls.repeated | calls.passed | adding_functions)
 
     uses = [use for reader in readers for each in reader.passed if (use := _use_by(each, files)) is not None]
     removals = [each for reader in readers for each in reader.removals] + [
@@ -256,4 +315,6 @@ def _combine(
             for each in resets
         ),
         checks_membership=any(reader.checks_membership for reader in readers),
+        looks_up=bool(during_loop(each for reader in readers for each in reader.lookups)),
+        may_reset=any(each.function not in ("", *CONSTRUCTORS) for each in resets),
     )

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import legroom
 from legroom.memory.annotations import HolderCoverage
 from legroom.memory.events import Category, Event, Frame, Holder
 from legroom.memory.ledger import Ledger
 from legroom.observe.holders import autograd_graph
-from legroom.observe.holders.holders import HolderSurvey, StepStorage, find_holders
+from legroom.observe.holders.holders import HolderSurvey, StepStorage, find_holders, survey_holders
 from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.units import MiB
 
@@ -81,7 +82,24 @@ def test_inputs_of_a_checkpointed_block_are_attributed_to_its_output() -> None:
     assert out.bytes >= 2 * 8 * 4 * 4
 
 
-def test_legroom_objects_are_never_holders() -> None:
+def test_a_guard_is_a_holder_only_if_no_other_variable_retains_the_model() -> None:
+    def measure(tensor: torch.Tensor) -> tuple[int, int]:
+        return tensor.data_ptr(), tensor.nbytes
+
+    def survey(keep: bool) -> list[str]:
+        model = nn.Linear(4, 4)
+        guard = legroom.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert guard is not None
+        if not keep:
+            del model
+        found = survey_holders(sys._getframe(), measure).holders(most=100).largest
+        return [each.path for each in found if each.path.startswith(("model ", "guard "))]
+
+    assert survey(keep=True) == ["model (Linear)"]
+    assert survey(keep=False) == ["guard (Guard)"]
+
+
+def test_legroom_objects_that_only_observe_are_never_holders() -> None:
     """A script may store the virtual GPU in a variable."""
     events: list[Event] = []
 

@@ -1,0 +1,15 @@
+import weakref
+
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+net = nn.Linear(16, 16).to(device)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for step in range(40):
+    out = net(torch.randn(8, 16, device=device))
+    loss = out.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    weakref.finalize(net, print, out.detach())  # leak: holder=finalize|_registry|out kind=tensor

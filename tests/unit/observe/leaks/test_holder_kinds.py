@@ -1,0 +1,188 @@
+"""Kinds of holders: replay memories, queues of the standard library, optimizers, reference cycles, numbers on the host."""
+
+import gc
+import logging
+import logging.handlers
+import queue
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.observe.leaks.loops import leaks_of
+from torch import nn
+
+from legroom.observe.leaks.detector import LeakDetector
+
+pytestmark = pytest.mark.slow
+
+
+class _ReplayMemory:
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.items: list[Any] = []
+
+    def push(self, item: Any) -> None:
+        self.items.append(item)
+        if len(self.items) > self.capacity:
+            self.items.pop(0)
+
+
+def test_a_large_replay_memory_of_graphs_is_reported() -> None:
+    memory = _ReplayMemory(100_000)
+    (leak,) = leaks_of(lambda step, loss, output: memory.push((step, output)), iterations=40)
+    assert (leak.name, leak.kind) == ("memory.items", "graph")
+
+
+def test_a_large_deque_of_graphs_is_reported() -> None:
+    recent: Any = deque(maxlen=50_000)
+    (leak,) = leaks_of(lambda step, loss, output: recent.append(loss), iterations=40)
+    assert (leak.name, leak.kind) == ("recent", "graph")
+
+
+def test_a_replay_memory_of_detached_tensors_is_not_a_leak() -> None:
+    memory = _ReplayMemory(100_000)
+    assert leaks_of(lambda step, loss, output: memory.push(output.detach().clone()), iterations=40) == []
+
+
+def test_a_small_window_of_graphs_is_not_a_leak() -> None:
+    memory, recent = _ReplayMemory(10), deque[Any](maxlen=60)
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        memory.push(loss)
+        recent.append(output)
+
+    assert leaks_of(keep, iterations=50) == []
+
+
+def test_a_queue_that_is_read_only_after_the_loop_is_reported() -> None:
+    outbox: queue.LifoQueue[Any] = queue.LifoQueue()
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        outbox.put(output.detach().clone())
+
+    (leak,) = leaks_of(keep, iterations=40)
+    assert leak.line == keep.__code__.co_firstlineno + 1
+    outbox.get()
+
+
+def test_arguments_of_log_records_in_a_memory_handler_are_reported() -> None:
+    log, handler = logging.Logger("run"), logging.handlers.MemoryHandler(100_000)
+    log.addHandler(handler)
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        log.info("loss %s", loss)
+
+    (leak,) = leaks_of(keep, iterations=50)
+    assert (leak.name, leak.line) == ("handler.buffer", keep.__code__.co_firstlineno + 1)
+
+
+def test_optimizers_of_the_same_parameters_are_reported() -> None:
+    old: list[Any] = []
+    model = nn.Linear(4, 4)
+
+    def keep(step: int, loss: Any, output: Any) -> None:
+        optimizer = torch.optim.Adam(model.parameters())
+        old.append(optimizer)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    (leak,) = leaks_of(keep, iterations=40)
+    assert leak.name == "old"
+
+
+def test_numbers_on_the_host_are_not_a_leak_if_there_is_a_device() -> None:
+    found = []
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    detector = LeakDetector(found.append, on_device=lambda tensor: tensor.dim() > 0, fraction=1e6)
+    curve = []
+    detector.attach()
+    try:
+        for _ in range(30):
+            loss = model(torch.randn(2, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.detach())
+    finally:
+        detector.detach()
+    assert found == []
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+    gc.collect()
+
+
+class _Parent:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.children: list[_Child] = []
+
+
+class _Child:
+    def __init__(self, parent: _Parent) -> None:
+        self.parent = parent
+
+
+class _Reporting:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.report = lambda: self.value.norm()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_cycle_of_parent_and_child_is_reported_at_the_line_that_closes_it() -> None:
+    def keep(step: int, loss: Any, output: Any) -> None:
+        parent = _Parent(output.detach().clone())
+        parent.children.append(_Child(parent))
+
+    (leak,) = leaks_of(keep, iterations=20)
+    assert (leak.how, leak.name, leak.line) == ("cycle", "_Parent.value", keep.__code__.co_firstlineno + 2)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_cycle_through_a_closure_names_the_attribute_with_the_function() -> None:
+    def keep(step: int, loss: Any, output: Any) -> None:
+        _Reporting(output.detach().clone())
+
+    (leak,) = leaks_of(keep, iterations=20)
+    assert (leak.how, leak.name) == ("cycle", "_Reporting.value")
+    assert leak.line == _Reporting.__init__.__code__.co_firstlineno + 2
+
+
+def _fail(value: Any) -> None:
+    kept = value * 2
+    try:
+        raise ValueError(kept.shape)
+    except ValueError as error:
+        failure = error
+    assert failure
+
+
+def _visit(value: Any) -> None:
+    def visit(depth: int) -> int:
+        return visit(depth - 1) if depth else value.dim()
+
+    visit(3)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_cycle_of_an_exception_and_its_frame_is_reported() -> None:
+    (leak,) = leaks_of(lambda step, loss, output: _fail(output.detach()), iterations=20)
+    assert (leak.how, leak.name, leak.line) == ("cycle", "failure", _fail.__code__.co_firstlineno + 5)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_cycle_of_a_recursive_inner_function_is_reported() -> None:
+    (leak,) = leaks_of(lambda step, loss, output: _visit(output.detach().clone()), iterations=20)
+    assert (leak.how, leak.name, leak.line) == ("cycle", "visit", _visit.__code__.co_firstlineno + 1)
+
+
+def test_a_cycle_that_the_collector_frees_is_not_a_leak() -> None:
+    assert leaks_of(lambda step, loss, output: _visit(output.detach().clone()), iterations=20) == []

@@ -1,0 +1,135 @@
+"""Loops that only call a model under no_grad: results that stay on the device, and sequences that end by themselves."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from legroom.memory.annotations import DetectedLeak
+from legroom.observe.leaks.detector import LeakDetector
+
+pytestmark = pytest.mark.slow
+
+
+def _leaks_of(loop: Callable[[nn.Module], None], *, on_device: bool = True) -> list[DetectedLeak]:
+    """The leaks of `loop(model)`, in which all tensors count as device tensors."""
+    found: dict[tuple[object, ...], DetectedLeak] = {}
+    detector = LeakDetector(
+        lambda leak: found.setdefault(leak.identity, leak) and None,
+        on_device=lambda tensor: on_device,
+        fraction=1e6,
+    )
+    detector.attach()
+    try:
+        with torch.no_grad():
+            loop(nn.Linear(4, 4).eval())
+    finally:
+        detector.detach()
+    assert detector.error == ""
+    return list(found.values())
+
+
+def _collect(model: nn.Module) -> None:
+    answers = []
+    for _ in range(30):
+        answers.append(model(torch.randn(3, 4)))
+
+
+def test_predictions_that_stay_on_the_device_are_reported() -> None:
+    (leak,) = _leaks_of(_collect)
+    assert (leak.name, leak.kind, leak.evaluation) == ("answers", "tensor", True)
+    assert leak.line == _collect.__code__.co_firstlineno + 3
+
+
+def test_predictions_on_the_host_are_not_a_leak() -> None:
+    assert _leaks_of(_collect, on_device=False) == []
+
+
+def test_a_short_series_of_predictions_is_not_a_leak() -> None:
+    def loop(model: nn.Module) -> None:
+        samples = []
+        for _ in range(12):
+            samples.append(model(torch.randn(3, 4)))
+
+    assert _leaks_of(loop) == []
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+        self.keys: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        key = self.project(x)
+        self.keys = key if self.keys is None else torch.cat([self.keys, key])
+        return torch.softmax(x @ self.keys.T, dim=-1) @ self.keys
+
+
+class _ResetAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
+        self.reset()
+
+    def reset(self) -> None:
+        self.past: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = self.project(x)
+        self.past = value if self.past is None else torch.cat([self.past, value])
+        return self.past.mean(0, keepdim=True)
+
+
+def test_a_cache_that_no_request_resets_is_reported() -> None:
+    def loop(_: nn.Module) -> None:
+        attention = _Attention().eval()
+        for _ in range(8):
+            token = torch.randn(1, 4)
+            for _ in range(5):
+                token = attention(token)
+
+    (leak,) = _leaks_of(loop)
+    assert (leak.name, leak.kind) == ("attention.keys", "larger")
+
+
+def test_a_cache_that_a_request_resets_is_not_a_leak() -> None:
+    def loop(_: nn.Module) -> None:
+        attention = _ResetAttention().eval()
+        attention.reset()
+        token = torch.randn(1, 4)
+        for _ in range(40):
+            token = attention(token)
+
+    assert _leaks_of(loop) == []
+
+
+def test_a_sequence_that_is_the_input_of_the_next_call_is_not_a_leak() -> None:
+    def loop(model: nn.Module) -> None:
+        text = torch.randn(1, 4)
+        for _ in range(40):
+            text = torch.cat([text, model(text)[-1:]])
+
+    assert _leaks_of(loop) == []
+
+
+def test_tokens_in_a_list_are_not_a_leak() -> None:
+    def loop(model: nn.Module) -> None:
+        tokens, x = [], torch.randn(1, 4)
+        for _ in range(40):
+            x = model(x)
+            tokens.append(x.argmax())
+
+    assert _leaks_of(loop) == []
+
+
+def test_views_of_a_base_that_only_they_reference_are_reported() -> None:
+    def loop(model: nn.Module) -> None:
+        halves = []
+        for _ in range(30):
+            first, _ = model(torch.randn(3, 4)).chunk(2, dim=-1)
+            halves.append(first)
+
+    (leak,) = _leaks_of(loop)
+    assert leak.name == "halves"
