@@ -5,16 +5,18 @@
 CHECKOUTS is a folder with clones of the repositories that `programs.py` names. Every command runs in a new copy of the program. Data that a
 program would download is generated with random contents. For each program:
 
-- `run`: on a virtual GPU of 24 GiB. The result is right if the program ends as with `python`, writes the same files
-as with `python`, and uses GPU memory. - `run too small`: on a virtual GPU with 85% of the memory that was allocated
-at the peak of `run`. The result is right if the program runs out of memory and the report names the line of the
-program that the traceback names; in the backward pass, a line of the program whose backward failed.
-- `estimate`: right if the verdict is `fits` for a GPU with 10% more than `run` reserved plus the workspaces of CUDA kernels, which a virtual
-  GPU does not count, and if the predicted peak is larger than the GPU of `run too small`.
-- `peak`: the predicted peak without the workspaces, against the peak of `run`. `off` if they differ by more than 5%
-  and 4 MiB, by which the allocator may round differently. - `launch`: for programs that support several processes, on
-  two virtual GPUs. The result is right if every rank finishes and uses GPU memory, and the peaks that `--dry-run`
-  predicts are right.
+- `run`: on a virtual GPU of 24 GiB. The result is right if the program ends as with `python`, writes the same files as
+  with `python`, and uses GPU memory.
+- `run too small`: on a virtual GPU with 85% of the memory that was allocated at the peak of `run`. The result is right if
+  the program runs out of memory and the report contains the same line of the program as the traceback. In the backward
+  pass, the report must contain a line of the program whose backward failed.
+- `estimate`: the result is right if the verdict is `fits` for a GPU with 10% more than `run` reserved plus the workspaces
+  of CUDA kernels, which a virtual GPU does not count. The predicted peak must also be larger than the GPU of
+  `run too small`.
+- `peak`: the predicted peak without the workspaces, compared with the peak of `run`. The result is `off` if the peaks
+  differ by more than 5% and 4 MiB, by which the allocator may round differently.
+- `launch`: for programs that support several processes, on two virtual GPUs. The result is right if every rank finishes
+  and uses GPU memory, and the peaks that `--dry-run` predicts are right.
 - `files`: the number of files of the copy that changed while `estimate` ran.
 """
 
