@@ -30,6 +30,7 @@ from legroom.diagnose.explain.explain import explain, explain_file
 FOLDER = Path(__file__).parents[2] / "tests" / "data" / "errors"
 TABLES = (
     "development",
+    "development_02_host_device",
     "heldout_01",
     "heldout_02",
     "heldout_03",
@@ -63,7 +64,7 @@ CODES_OF_CLASS: dict[str, tuple[str, ...]] = {
     "amp / grad scaler": ("LG760", "LG761"),
     "autograd error (in-place, second backward, no grad)": ("LG770",),
     "disk full": ("LG780",),
-    "not a torch problem": ("", "LG742", "LG782", "LG783", "LG790"),
+    "not a torch problem": ("", "LG707", "LG742", "LG782", "LG783", "LG790"),
 }
 
 

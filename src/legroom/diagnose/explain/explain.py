@@ -29,7 +29,7 @@ from legroom.diagnose.explain.error_lines import ErrorLine
 from legroom.diagnose.explain.log_reader import LogMatch, LogResult, chunks_of, search_log
 from legroom.diagnose.explain.plain_text import printed_chunks
 from legroom.diagnose.explain.python_errors import classify_python_error
-from legroom.diagnose.explain.rules import CAUSE_PATTERNS
+from legroom.diagnose.explain.rules import CAUSE_PATTERNS, memory_code
 from legroom.diagnose.explain.sizes import causes_from_sizes, summarize_shapes, summarize_sizes
 from legroom.diagnose.oom.known_messages import Certainty
 from legroom.diagnose.oom.recognize import ErrorClassification, classify
@@ -202,7 +202,7 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
 _PROGRAM_ERROR = (
     "a program error, not a memory error. Look at the last line of your own code in the traceback."
 )
-_MEMORY_CODES = frozenset(f"LG70{number}" for number in range(7))
+_MEMORY_CODES = frozenset(f"LG70{number}" for number in range(8))
 
 
 def _earlier(match: LogMatch | None) -> EarlierError | None:
@@ -216,7 +216,7 @@ def _earlier(match: LogMatch | None) -> EarlierError | None:
 def _explain_match(match: LogMatch, line: int | None, earlier: EarlierError | None) -> Explanation:
     sizes = parse_sizes(match.around) if match.pattern is not None else ReportedSizes()
     certainty = match.pattern.certainty if match.pattern is not None else Certainty.NOT_MEMORY
-    sure: ExplanationCertainty = "likely" if match.weak else "sure"
+    sure: ExplanationCertainty = "likely" if match.weak or certainty is Certainty.LIKELY else "sure"
     return _build(
         match.code,
         _KINDS[certainty],
@@ -230,6 +230,7 @@ def _explain_match(match: LogMatch, line: int | None, earlier: EarlierError | No
 
 _KINDS: dict[Certainty, ErrorKind] = {
     Certainty.SURE: "oom",
+    Certainty.LIKELY: "disguised-oom",
     Certainty.DISGUISED: "disguised-oom",
     Certainty.HOST: "host-oom",
     Certainty.PINNED: "host-oom",
@@ -328,22 +329,14 @@ _PROGRAM_ERRORS = (
 
 def _explain_classified(classified: ErrorClassification) -> Explanation:
     sizes = ReportedSizes(**{each.name: getattr(classified, each.name) for each in fields(ReportedSizes)})
-    code = _code_of(classified)
+    code = memory_code(classified)
     kind = _KINDS[classified.certainty]
     certainty: ExplanationCertainty = "sure"
-    if classified.certainty is Certainty.DISGUISED:
+    if classified.certainty is Certainty.LIKELY:
+        certainty = "likely"
+    elif classified.certainty is Certainty.DISGUISED:
         certainty = "likely" if classified.capacity is not None else "unsure"
     return _build(code, kind, certainty, classified.message, sizes, reason=classified.reason)
-
-
-def _code_of(classified: ErrorClassification) -> str:
-    if classified.certainty is Certainty.DISGUISED:
-        return "LG706" if classified.source == "NCCL" else "LG701"
-    if classified.certainty is Certainty.HOST:
-        if classified.source == "shared memory":
-            return "LG703"
-        return "LG705" if "killed" in classified.reason else "LG702"
-    return "LG704" if classified.certainty is Certainty.PINNED else "LG700"
 
 
 def _headlines(error: BaseException) -> Iterator[str]:

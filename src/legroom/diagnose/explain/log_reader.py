@@ -170,6 +170,8 @@ class _Search:
             default=None,
         )
         error = self._cause_of(error) or error
+        if error is not None and _was_pinning(error):
+            error = replace(error, code=memory_code(_PINNING), pattern=_PINNING)
         unknown = self._unknown(error, latest)
         if unknown is not None and error is not None and not error.weak:
             return LogResult(error=None, unknown=unknown, first=self._earliest(None), lines=self._lines)
@@ -223,7 +225,10 @@ class _Search:
             if any(found.line >= last.line and not _only_reports_exit(found, last) for found in latest):
                 return None  # the last error is only a wrapper
             return last
-        if _is_memory(error) and last.line - error.line <= _FOLLOWUP_LINES and is_uninformative(last):
+        if last.line - error.line <= _FOLLOWUP_LINES and (
+            (_is_memory(error) and is_uninformative(last))
+            or (_ran_out(error) and _NO_RESULT.search(last.text) is not None)
+        ):
             return None
         chained = error.line < self._chain <= last.line and self._chain - error.line < _CHAIN_LINES
         wraps = any(found.weak and found.line >= last.line for found in latest)
@@ -243,14 +248,29 @@ class _Search:
 def _may_follow_fault(pattern: MessagePattern) -> bool:
     """Return True if this message may be a consequence of an earlier kernel failure. After such a failure, allocations of the
     library fail too."""
-    return pattern.certainty is Certainty.DISGUISED or pattern.source in _LIBRARIES
+    return pattern.certainty in (Certainty.DISGUISED, Certainty.LIKELY) or pattern.source in _LIBRARIES
+
+
+def _was_pinning(found: LogMatch) -> bool:
+    """Return True if CUDA reports a lack of memory for a call that pins host memory. CUDA's message does not
+    distinguish page-locked memory from device memory; PyTorch's own message contains the requested size."""
+    if found.pattern is None or found.pattern.certainty is not Certainty.SURE or "allocate" in found.text:
+        return False
+    before = found.around[: max(found.around.rfind(found.text[:200]), 0)]
+    return _PIN_CALL.search(before[max(before.rfind('File "'), 0) :]) is not None
+
+
+_PIN_CALL = re.compile(r"\bin \w*pin_memory\b|\.pin_memory\(|torch\.\w+\([^\n]*\bpin_memory=True")
+_PINNING = next(each for each in MESSAGE_PATTERNS if each.certainty is Certainty.PINNED)
 
 
 def _is_memory(found: LogMatch) -> bool:
     """Return True if memory certainly ran out and no line of the log reports that the error was handled."""
-    if found.pattern is None or found.pattern.certainty is Certainty.DISGUISED:
-        return False
-    return _HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
+    return _ran_out(found) and _HANDLED.search(found.around[found.around.find(found.text) :][:600]) is None
+
+
+def _ran_out(found: LogMatch) -> bool:
+    return found.pattern is not None and found.pattern.certainty is not Certainty.DISGUISED
 
 
 def _counts(found: LogMatch, lines: int) -> bool:
@@ -294,6 +314,8 @@ _NCCL_LINES = 200
 """NCCL reports the failed call within this many lines before its failure."""
 _FOLLOWUP_LINES = 60
 """An uninformative error within this many lines after another error is treated as its consequence."""
+_NO_RESULT = re.compile(r"'NoneType' object (?:has no attribute|is not (?:callable|iterable|subscriptable))")
+"""The use of a result that a library did not return, after it logged an error."""
 _ERROR_WORDS = re.compile(
     r"error|exception|fatal|abort|kill|crash|cannot|could not|unable|\bfail(?:ed|ure)\b|[✗❌⚠]", re.IGNORECASE
 )

@@ -20,6 +20,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
     """Classify an error by its class, then by its wording, then by the library that raised it."""
     name = error.kind.rpartition(".")[2]
     text = _NOT_ABOUT_SIZE.sub("", error.text)
+    if name == "OutOfMemoryError" and error.kind.startswith(_HOST_LIBRARIES):
+        return "host-oom", "LG702"
     if name in _BY_CLASS:
         return _BY_CLASS[name]
     if name.endswith("Warning"):
@@ -65,6 +67,9 @@ _BY_CLASS: dict[str, ErrorFamily] = {
     "SSLError": ("not-memory", "LG782"),
 }
 """Exception classes that have their own page. The page applies even if the log ends before the message."""
+
+_HOST_LIBRARIES = ("ray.",)
+"""Libraries whose OutOfMemoryError refers to host memory."""
 
 _LIBRARIES = tuple(
     (code, re.compile(pattern))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from legroom.diagnose.explain.cuda_statuses import STATUSES, pattern_of
 from legroom.diagnose.oom.known_messages import Certainty, MessagePattern, compile_variants
+from legroom.diagnose.oom.recognize import ErrorClassification
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +29,20 @@ class Rule:
     weak: bool = False
 
 
-def memory_code(pattern: MessagePattern) -> str:
+def memory_code(message: MessagePattern | ErrorClassification) -> str:
     """Return the code of the page for a message about memory; "" if the message is not about memory."""
-    if pattern.certainty is Certainty.SURE:
+    if message.certainty is Certainty.SURE:
         return "LG700"
-    if pattern.certainty is Certainty.DISGUISED:
-        return _DISGUISED.get(pattern.source, "LG701")
-    if pattern.certainty is Certainty.PINNED:
+    if message.certainty in (Certainty.DISGUISED, Certainty.LIKELY):
+        return "LG706" if message.source == "NCCL" else "LG701"
+    if message.certainty is Certainty.PINNED:
         return "LG704"
-    if pattern.certainty is Certainty.HOST:
-        if pattern.source == "shared memory":
-            return "LG703"
-        return "LG705" if "killed" in pattern.reason else "LG702"
+    if message.certainty is Certainty.HOST:
+        return _HOST.get(message.source, "LG705" if "killed" in message.reason else "LG702")
     return ""
 
 
-_DISGUISED = {"NCCL": "LG706"}
+_HOST = {"shared memory": "LG703", "heap limit": "LG707"}
 
 
 def _rule(code: str, pattern: str, *, weak: bool = False) -> Rule:
@@ -60,9 +59,9 @@ RULES: tuple[Rule, ...] = (
     _status("LG710"),
     _rule("LG710", r"Assertion `[^`\n]{1,200}[`'] failed[^\n]{0,20}$|Device-side assertion `|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
     _status("LG711"),
-    _rule("LG711", r"Memory access fault by GPU node|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
+    _rule("LG711", r"Memory access fault by GPU node|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
-    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset"),
+    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
     _status("LG750"),
     # --- values and shapes
@@ -91,7 +90,7 @@ RULES: tuple[Rule, ...] = (
         "LG713", r"Expected all tensors to be on the same device|Placeholder storage has not been allocated on|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
         r"|Input and (?:parameter|hidden) tensors are not at the same device|Expected a 'cuda' device type for generator|module must have its parameters and buffers on device",
     ),
-    _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device"),
+    _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device|only dense CPU tensors can be pinned"),
     _rule("LG713", r"Input type \(torch\.(?:cuda\.)?\w+\) and weight type \(torch\.(?:cuda\.)?\w+\) should be the same"),
     _rule(
         "LG718", r"expected (?:scalar type \w+ but found \w+|m1 and m2 to have the same dtype)|mat1 and mat2 must have the same dtype"
@@ -105,13 +104,13 @@ RULES: tuple[Rule, ...] = (
     _status("LG722"),
     _rule("LG722", r"is not compatible with the\s+current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
     _status("LG723"),
-    _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
+    _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|NVRM: API mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
     _status("LG724"),
     _rule(
         "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No HIP GPUs are available"
-        r"|Attempting to deserialize object on (?:a )?CUDA device|all CUDA-capable devices are busy or unavailable|CUDA unknown error|not linked with support for cuda devices",
+        r"|all CUDA-capable devices are busy or unavailable|CUDA unknown error|not linked with support for cuda devices",
     ),
-    _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|Failed to initialize NVML|NVMLError\w*"),
+    _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|Failed to initialize NVML|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
     _status("LG726"),
     _rule(
         "LG726", r"cannot open shared object file|load the \S{1,40} shared library|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|Could not load symbol|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
@@ -172,7 +171,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|No space left on device|Disk quota exceeded|\[Errno 122\]"),
     _rule(
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
-        r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed",
+        r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed|Attempting to deserialize object on (?:a )?CUDA device",
     ),
     # --- downloads, files, packages
     _rule(
@@ -195,6 +194,7 @@ CAUSE_PATTERNS = tuple(
         ("LG712", 1, r"\btarget\b|n_classes|class values"),
         ("LG712", 2, r"index out of range in self"),
         ("LG712", 3, r"probability tensor|out of bounds for dimension|between 0 and 1"),
+        ("LG713", 4, r"can be pinned"),
         ("LG716", 1, r"size of tensor a|except in dimension"),
         ("LG716", 2, r"stack expects each tensor"),
         ("LG716", 3, r"target"),
@@ -203,6 +203,8 @@ CAUSE_PATTERNS = tuple(
         ("LG717", 2, r"size mismatch"),
         ("LG733", 1, r"already in use|EADDRINUSE"),
         ("LG733", 3, r"not been initialized"),
+        ("LG781", 2, r"weights only load"),
+        ("LG781", 4, r"deserialize object on"),
         ("LG770", 1, r"second time"),
         ("LG770", 2, r"not require grad|not have been used in the graph"),
         ("LG770", 3, r"in-?place operation"),

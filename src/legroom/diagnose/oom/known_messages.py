@@ -17,6 +17,8 @@ class Certainty(StrEnum):
 
     SURE = "sure"
     """Device memory ran out."""
+    LIKELY = "likely"
+    """A library could not allocate a resource. Device memory probably ran out, but the library does not say so."""
     DISGUISED = "disguised"
     """A library failed in a way that is often, but not always, caused by a lack of device memory."""
     HOST = "host"
@@ -134,10 +136,15 @@ def longest_literal(pattern: str) -> str:
 
 
 _NOT, _SURE, _HOST = Certainty.NOT_MEMORY, Certainty.SURE, Certainty.HOST
-_PINNED, _DISGUISED = Certainty.PINNED, Certainty.DISGUISED
+_PINNED, _DISGUISED, _LIKELY = Certainty.PINNED, Certainty.DISGUISED, Certainty.LIKELY
 
 _CUDA = "An allocation of GPU memory failed."
 _LIBRARY = "The library could not allocate its GPU workspace."
+_RESOURCE = (
+    "The library could not allocate a resource. GPU memory is the most likely one, but an earlier GPU fault or a lack of "
+    "host memory causes the same status."
+)
+_HEAP = "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
 _FAILED = "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes."
@@ -160,12 +167,19 @@ _BY_SIGNAL_9 = r"\W{0,4}(?:-9|137)\b"
 MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- page-locked memory
     _message(
-        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|could not allocate pinned host memory",
+        _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed",
         "Page-locked host memory could not be allocated, because host memory is full or the limit on locked memory is reached.",
     ),
     _message(
         _PINNED, "CUDA", r"in pin memory thread .{0,4000}(?:out of memory|memory allocation)|bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
         "The thread that pins batches could not allocate page-locked host memory.",
+    ),
+    # --- host memory, although a GPU library reports it
+    _message(
+        _HOST, "CPU", r"OOM when allocating tensor[^\n]{0,300}(?:allocator cpu|device:CPU)|RESOURCE[_ ]EXHAUSTED:[^\n]{0,120}(?:CpuAllocator|on host)|OUT_OF_HOST_MEMORY|ErrorOutOfHostMemory", _SYSTEM,
+    ),
+    _message(
+        _HOST, "heap limit", r"java\.lang\.OutOfMemoryError|Java heap space|GC overhead limit exceeded|JavaScript heap out of memory", _HEAP,
     ),
     # --- device memory, certain
     _message(_SURE, "CUDA", r"CUDA out of memory\b", _CUDA),
@@ -194,18 +208,31 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _SURE, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED at [^\n]{0,300}CUDACachingAllocator",
         "An allocation failed, and the driver library could not provide the sizes for the message.",
     ),
-    _message(_SURE, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error", _LIBRARY),
+    # Libraries that run on a GPU and report `out of memory` through their own check.
+    _message(_SURE, "CUDA", r"out of memory[^\n]{0,200}\.cuh?\b|\.cuh?\b[^\n]{0,120}\bout of memory|\bError out of memory at line \d", _CUDA),
     _message(
-        _SURE, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|miopenStatusAllocFailed",
-        _LIBRARY,
+        _SURE, "CUDA", r"\bcuda[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\bhip[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\b(?:CUDA|HIP|ROCm)(?:(?: \w+){0,3}) ?[:(\]] ?out of memory(?! (?:handler|hook|callback|recovery|handling))", _CUDA,
     ),
-    _message(_SURE, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_ALLOC_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
-    _message(_SURE, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _LIBRARY),
-    _message(_SURE, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _LIBRARY),
-    _message(_SURE, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _LIBRARY),
+    _message(_SURE, "RMM", r"bad_alloc: (?:out_of_memory|cudaError|CUDA|RMM)", _CUDA),
+    _message(_SURE, "TensorRT", r"Error Code \d+: OutOfMemory", _CUDA),
+    _message(_SURE, "TPU", r"That was not possible\. There are [\d.]+[KMG] free", _CUDA),
+    _message(_SURE, "Accelerate", r"No executable batch size found", "Every batch size down to 1 ran out of memory."),
+    _message(_SURE, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
+    # --- libraries that could not allocate a resource
+    # An index out of range makes the creation of a handle fail in the same way.
+    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|create cublas handle[^\n]{0,40}ALLOC_FAILED", _HANDLE),
+    _message(_DISGUISED, "cuSOLVER", r"SOLVER_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)solver\w{0,4}Create", _HANDLE),
+    _message(_DISGUISED, "cuSPARSE", r"SPARSE_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)sparseCreate", _HANDLE),
+    _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED[^\n]{0,80}\bcudnnCreate\b", _HANDLE),
+    _message(_LIKELY, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error", _RESOURCE),
+    _message(_LIKELY, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED|miopenStatusAllocFailed", _RESOURCE),
+    _message(_LIKELY, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_ALLOC_FAILED", _RESOURCE),
+    _message(_LIKELY, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _RESOURCE),
+    _message(_LIKELY, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _RESOURCE),
+    _message(_LIKELY, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _RESOURCE),
     # Checks that print only the status code of a failed allocation.
-    _message(_SURE, "cuFFT", r"== CUFFT_SUCCESS \(2 vs\. 0\)|== CUBLAS_STATUS_SUCCESS \(3 vs\. 0\)|== CUDNN_STATUS_SUCCESS \(2 vs\. 0\)", _LIBRARY),
-    _message(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED:\s+(?:Out\s+of memory|Failed to allocate)|OOM when allocating tensor", _CUDA),
+    _message(_LIKELY, "cuFFT", r"== CUFFT_SUCCESS \(2 vs\. 0\)|== CUBLAS_STATUS_SUCCESS \(3 vs\. 0\)|== CUDNN_STATUS_SUCCESS \(2 vs\. 0\)", _RESOURCE),
+    _message(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED:\s+(?:Out\s+of memory|Failed to allocate)(?![^\n]{0,120}(?:CpuAllocator|on host))|OOM when allocating tensor(?![^\n]{0,300}(?:allocator cpu|device:CPU))", _CUDA),
     _message(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory|failed to allocate [^\n]{0,60} from device", _CUDA),
     _message(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
     _message(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
@@ -218,17 +245,21 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     # --- host memory
     _message(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
-    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device", _SHARED),
+    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     _message(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _message(
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
     ),
     _message(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
-    _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|Java heap space|JavaScript heap out of memory|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
+    _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|memory allocation of \d+ bytes failed|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _message(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _message(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
     _message(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
-    _message(_HOST, "a cluster", r"low on resource: memory|MemoryPressure|tried to allocate more memory than is available|memory cgroup out of memory|exceeded \d+% memory budget", _SYSTEM),
+    _message(_HOST, "a cluster", r"low on resource: memory|MemoryPressure|tried to allocate more memory than is available|memory cgroup out of memory|exceeded \d+% memory budget|due to memory pressure", _SYSTEM),
+    _message(
+        _HOST, "a scheduler", r"TERM_MEMLIMIT|job killed: [pv]{0,2}mem \d+|hard limit \W?h_(?:vmem|rss)|gone over memory limit|YARN for exceeding|running beyond (?:physical|virtual) memory limits|killed due to memory usage|earlyoom[^\n]{0,40}(?:low memory|sending SIG)",
+        "The process used more host memory than the scheduler or container allows.",
+    ),
     _message(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _message(
         _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|killed by signal 9\b"
@@ -237,7 +268,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
     _message(
-        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}", _KILLED,
+        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
     ),
     _message(_HOST, "Python", r"(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
     _message(_HOST, "a scheduler", r"exceeded (?:job |step |container |the )?memory limit|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),

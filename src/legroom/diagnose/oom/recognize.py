@@ -5,7 +5,8 @@
     result.requested       # the requested bytes, if the message contains them
 
 An ambiguous error such as `CUDNN_STATUS_EXECUTION_FAILED` is treated as an out-of-memory error only if little memory is
-free at the time of the call. Call `classify` inside `except`, before memory is freed. The result refers to no
+free at the time of the call. If the amount is unknown, a failed allocation of a library (`CUDNN_STATUS_ALLOC_FAILED`)
+is treated as an out-of-memory error. Call `classify` inside `except`, before memory is freed. The result refers to no
 exception, frame or tensor.
 
 The whole exception chain is read as Python prints it: `__cause__`, or `__context__` unless suppressed. Ctrl-C and
@@ -90,7 +91,7 @@ def classify(
         free_memory = None if free_memory is device_memory else free_memory
     else:
         result = _classify_chain(error)
-    if result.certainty is not Certainty.DISGUISED:
+    if result.certainty not in (Certainty.DISGUISED, Certainty.LIKELY):
         return result
     return _decide_by_free_memory(result, free_memory(result.device) if free_memory is not None else None)
 
@@ -112,7 +113,8 @@ def _decide_by_free_memory(
     result: ErrorClassification, memory: tuple[int, int] | None
 ) -> ErrorClassification:
     if memory is None:
-        return replace(result, reason=f"{result.reason} The amount of free memory is unknown.")
+        reason = f"{result.reason} The amount of free memory is unknown."
+        return replace(result, reason=reason, is_oom=result.certainty is Certainty.LIKELY)
     free, total = memory
     available = f"{format_size(free)} of {format_size(total)} was free"
     if free < low_memory(total):
@@ -131,7 +133,7 @@ _PROGRAM_ERRORS = (
 )  # fmt: skip
 """Exceptions of these types are program errors, regardless of their message. The exception that caused them may still
 be an out-of-memory error."""
-_BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.DISGUISED)
+_BY_CERTAINTY = (Certainty.SURE, Certainty.PINNED, Certainty.HOST, Certainty.LIKELY, Certainty.DISGUISED)
 _NOT_MEMORY = ErrorClassification(certainty=Certainty.NOT_MEMORY, reason="The error is unrelated to memory.")
 
 

@@ -31,8 +31,30 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
     assert not [entry["text"] for each, entry in results if each.kind == "oom" and entry["kind"] != "oom"]
 
 
+def test_host_and_device_memory_are_distinguished() -> None:
+    """Covers schedulers, containers, page-locked and shared memory, library checks, drivers and messages that only sound
+    like memory."""
+    table = json.loads((ERRORS / "development_02_host_device.json").read_text(encoding="utf-8"))
+    wrong = [
+        (entry["kind"], entry["code"], found.kind, found.code, entry["text"])
+        for entry in table
+        if ((found := explain(entry["text"])).kind, found.code) != (entry["kind"], entry["code"])
+    ]
+    assert not wrong
+
+
+def test_failed_allocation_of_a_library_is_not_certain() -> None:
+    handle = explain(
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    )
+    assert (handle.kind, handle.certainty) == ("disguised-oom", "unsure")
+    assert any("index out of range" in cause.cause for cause in handle.causes)
+    workspace = explain("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+    assert (workspace.kind, workspace.certainty) == ("disguised-oom", "likely")
+
+
 def test_every_page_of_a_rule_lists_causes_with_check_and_fix() -> None:
-    for code in {rule.code for rule in RULES} | {f"LG70{number}" for number in range(7)}:
+    for code in {rule.code for rule in RULES} | {f"LG70{number}" for number in range(8)}:
         _, causes = page_parts(code)
         assert causes, code
         assert all(cause.cause and cause.check and cause.fix for cause in causes), code
@@ -310,8 +332,8 @@ def test_page_of_an_explained_error_has_its_kind() -> None:
     [
         (
             "F fft.cc:88] Check failed: (cufftPlanMany(&plan, 1, &n)) == CUFFT_SUCCESS (2 vs. 0)\nAborted (core dumped)",
-            "oom",
-            "LG700",
+            "disguised-oom",
+            "LG701",
         ),
         ("F blas.cc:9] Check failed: status == CUBLAS_STATUS_SUCCESS (13 vs. 0)", "not-memory", "LG721"),
         (

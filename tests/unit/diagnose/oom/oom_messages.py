@@ -85,13 +85,7 @@ SURE = [
         "Error: command buffer exited with error status. Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
         "MPS",
     ),
-    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuBLAS"),
-    ("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", "cuBLAS"),
-    ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN"),
     ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "cuDNN"),
-    ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", "cuSOLVER"),
-    ("cuFFT error: CUFFT_ALLOC_FAILED", "cuFFT"),
-    ("CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`", "cuSPARSE"),
     (
         "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:275, unhandled cuda error (run with NCCL_DEBUG=INFO for "
         "details), NCCL version 2.20.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
@@ -107,7 +101,19 @@ SURE = [
     ),
 ]
 
+LIKELY = [
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul(...)`", "cuBLAS"),
+    ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuDNN"),
+    ("cuFFT error: CUFFT_ALLOC_FAILED", "cuFFT"),
+    ("rocblas_status_memory_error", "cuBLAS"),
+    ("Check failed: e == CUDNN_STATUS_SUCCESS (2 vs. 0)", "cuFFT"),
+]
+
 DISGUISED = [
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "cuBLAS"),
+    ("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", "cuBLAS"),
+    ("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`", "cuSOLVER"),
+    ("CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`", "cuSPARSE"),
     ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "cuBLAS"),
     ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`", "cuBLAS"),
     ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "cuDNN"),

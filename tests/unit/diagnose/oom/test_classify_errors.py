@@ -15,6 +15,7 @@ from legroom.units import GiB, KiB, MiB
 
 TABLE = [
     *((text, Certainty.SURE, source) for text, source in texts.SURE),
+    *((text, Certainty.LIKELY, source) for text, source in texts.LIKELY),
     *((text, Certainty.DISGUISED, source) for text, source in texts.DISGUISED),
     *((text, Certainty.HOST, source) for text, source in texts.HOST),
     *((text, Certainty.PINNED, source) for text, source in texts.PINNED),
@@ -57,10 +58,10 @@ def test_text_is_classified(text, certainty, source):
 def test_exception_with_the_text_is_classified(text, certainty, source):
     result = classify(raised(RuntimeError(text)), free_memory=nearly_full)
     assert (result.certainty, result.source) == (certainty, source)
-    assert result.is_oom == (certainty in (Certainty.SURE, Certainty.DISGUISED))
+    assert result.is_oom == (certainty in (Certainty.SURE, Certainty.LIKELY, Certainty.DISGUISED))
 
 
-@pytest.mark.parametrize("text", [text for text, _ in texts.DISGUISED])
+@pytest.mark.parametrize("text", [text for text, _ in texts.LIKELY + texts.DISGUISED])
 def test_ambiguous_error_with_free_memory_is_not_oom(text):
     result = classify(RuntimeError(text), free_memory=mostly_free)
     assert not result.is_oom
@@ -72,6 +73,11 @@ def test_ambiguous_error_with_unknown_free_memory_is_not_oom():
     assert not classify(
         RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), free_memory=lambda _: None
     ).is_oom
+
+
+def test_failed_allocation_of_a_library_is_oom_if_free_memory_is_unknown():
+    assert is_oom("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")
+    assert not is_oom("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
 
 
 def test_ambiguous_text_ignores_free_memory_of_this_machine():
