@@ -106,6 +106,8 @@ def _replacements(rank: int, size: int, folder: Path) -> Iterable[Replacement]:
                 "monitored_barrier": answer(),
             },
         )
+    # A device mesh selects the GPU of the local rank, but not if the process group is a fake one.
+    yield from table(mesh, {"get_backend": answer("nccl")})
     yield from table(optional_module("torch.distributed.rendezvous"), {"rendezvous": rendezvous})
     parallel = getattr(optional_module("torch.nn.parallel"), "DistributedDataParallel", None)
     if parallel is not None and store is not None:

@@ -75,3 +75,20 @@ def test_a_sharded_model_allocates_its_shard_only() -> None:
     assert (
         torch.cuda.max_memory_allocated() - before <= 2 * shard
     )  # and at most one temporary, never full tensors
+
+
+def test_a_sharded_model_is_on_the_gpu_of_the_local_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {VARIABLE: str(tmp_path), "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with VirtualGPU("1GiB", "1GiB"):
+        dist.init_process_group("nccl")
+        with torch.device("meta"):
+            model = torch.nn.Linear(8, 8)
+        fully_shard(model)
+        model.to_empty(device="cuda:1")
+        model(torch.ones(2, 8, device="cuda:1")).sum().backward()
+        assert model.weight.grad is not None
+        assert model.weight.grad.device == torch.device("cuda", 1)
+        dist.destroy_process_group()
