@@ -97,7 +97,10 @@ def edit(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | 
         path, lines = _read(trial, change["file"])
         lines[change["line"] - 1] = lines[change["line"] - 1].replace(change["old"], change["new"])
         return {path: "".join(lines)}, f"{change['old']} → {change['new']}"
-    editors = {"LG201": _under_no_grad, "LG102": _delete, "LG103": _zero_grad_first, "LG606": _one_by_one}
+    editors = {
+        "LG101": _lint_fix, "LG105": _lint_fix, "LG201": _under_no_grad, "LG102": _delete, "LG103": _zero_grad_first,
+        "LG606": _one_by_one,
+    }  # fmt: skip
     editor = editors.get(finding["code"])
     return editor(trial, finding) if editor is not None else None
 
@@ -120,6 +123,17 @@ def _statement_at(lines: Sequence[str], line: int, kinds: tuple[type, ...]) -> A
         if isinstance(node, kinds) and getattr(node, "lineno", 0) <= line <= getattr(node, "end_lineno", 0)
     ]
     return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _lint_fix(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:
+    """Apply the linter's fix of the same code."""
+    if not finding["file"]:
+        return None
+    path, lines = _read(trial, finding["file"])
+    options = ["--fix", "--unsafe-fixes", "--select", finding["code"], str(trial.root / path)]
+    subprocess.run([sys.executable, "-m", "legroom", "lint", *options], capture_output=True)
+    changed = (trial.root / path).read_text()
+    return ({path: changed}, f"lint --fix, line {finding['line']}") if changed != "".join(lines) else None
 
 
 def _under_no_grad(trial: Trial, finding: dict[str, Any]) -> tuple[dict[str, str], str] | None:

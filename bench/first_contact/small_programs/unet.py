@@ -31,7 +31,7 @@ class UNet(nn.Module):
         return self.out(self.up1(torch.cat([first, self.up(x)], 1)))
 
 
-data = TensorDataset(torch.randn(24, 3, 64, 64), torch.randint(0, 2, (24, 64, 64)))
+data = TensorDataset(torch.randn(24, 3, 128, 128), torch.randint(0, 2, (24, 128, 128)))
 loader = DataLoader(data, args.batch_size, shuffle=True, drop_last=True)
 model = UNet().to("cuda")
 optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-5, momentum=0.9)

@@ -5,11 +5,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=32)
-parser.add_argument("--test-batch-size", type=int, default=1024)
+parser.add_argument("--batch-size", type=int, default=512)
+parser.add_argument("--test-batch-size", type=int, default=4096)
 args = parser.parse_args()
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(1024, 1, 20, 20), torch.randint(0, 10, (1024,)))
+data = TensorDataset(torch.randn(4096, 1, 20, 20), torch.randint(0, 10, (4096,)))
 train = DataLoader(data, batch_size=args.batch_size)
 test = DataLoader(data, batch_size=args.test_batch_size)
 model = nn.Sequential(

@@ -52,6 +52,8 @@ class ProgramState(Annotation):
     """The mode of the model that was called last: False after `model.eval()`; None if no model was called."""
     batch_size: int | None
     """The batch size of the loader that returned the last batch; None without a loader."""
+    samples: int | None = None
+    """The number of samples in that batch, which is smaller if the dataset is."""
 
 
 @dataclass(frozen=True)

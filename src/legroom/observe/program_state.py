@@ -35,7 +35,7 @@ def follow_settings(settings: ScriptSettings | None) -> None:
 
 def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
     """Yield the annotations that follow an `Oom`, `seconds` after the start of the run."""
-    yield ProgramState(seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size)
+    yield ProgramState(seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples)
     for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
         found = _describe(optimizer, seconds)
         if found is not None:

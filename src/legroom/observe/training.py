@@ -58,6 +58,8 @@ class TrainingClock:
         """
         self.batch_size: int | None = None
         """The batch size of the loader that returned the last batch; None without a loader."""
+        self.samples: int | None = None
+        """The number of samples in the last batch."""
         self.is_training: bool | None = None
         """Whether the model that was called last is in training mode; None before the first call."""
         self._optimizer_is_new = False
@@ -151,7 +153,7 @@ class TrainingClock:
             except StopIteration:
                 self._end_batch()
                 raise
-            self.batch_size = _batch_size(loader_iterator)
+            self.batch_size, self.samples = _batch_size(loader_iterator), _count_samples(batch)
             self._batch(batch)
             return batch
 
@@ -196,6 +198,13 @@ def _batch_size(loader_iterator: Any) -> int | None:
     """
     size = getattr(getattr(loader_iterator, "_index_sampler", None), "batch_size", None)
     return size if type(size) is int else None
+
+
+def _count_samples(batch: Any) -> int | None:
+    """Return the first dimension of the first tensor of a batch, or None if the batch does not begin with one."""
+    while isinstance(batch, list | tuple | dict) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return batch.shape[0] if isinstance(batch, torch.Tensor) and batch.ndim else None
 
 
 def _loader_iterator() -> Any:

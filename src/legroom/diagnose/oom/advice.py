@@ -26,8 +26,8 @@ RULES: tuple[Rule, ...] = (
     saving_advice.fragmentation,
     saving_advice.process_fraction,
     saving_advice.others_on_device,
-    saving_advice.optimizer_state_does_not_fit,
     saving_advice.optimizer_temporaries,
+    saving_advice.optimizer_state_does_not_fit,
     saving_advice.smaller_batch,
     saving_advice.autocast,
     saving_advice.checkpoint_activations,
@@ -64,11 +64,13 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence
     # A run that grows had enough memory before. Other changes must free what the whole step lacks.
     needed = evidence.shortfall if grows or finding.code == "LG603" else evidence.missing
+    if finding.evidence.get("from_earlier_step") and evidence.fitted_before:
+        needed = evidence.shortfall
     # Fragments may be all that is missing in a later iteration. In the first one, the rest needs memory too.
     is_only_fragmented = evidence.missing <= evidence.shortfall and not evidence.in_first_iteration
-    if finding.saves < max(needed, evidence.oom.allocated // 20) or (
-        finding.code == "LG607" and not is_only_fragmented
-    ):
+    if finding.code == "LG607" and not is_only_fragmented:
+        return 5, 0, effort
+    if finding.saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort
     if not finding.code.startswith(("LG1", "LG2")):
         return 3, 0, effort

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from legroom.memory.annotations import Annotation, FoundSetting
-from legroom.observe.source.batch_argument import EVALUATION_RANK, find_batch_argument, round_down
+from legroom.observe.source.batch_argument import (
+    EVALUATION_RANK,
+    find_batch_argument,
+    integer_arguments,
+    round_down,
+)
 from legroom.observe.source.batch_setting import SIZE, BatchSetting
 
 
@@ -15,6 +20,8 @@ class BatchChange:
 
     setting: BatchSetting
     size: int
+    evaluation: BatchSetting | None = None
+    """The setting of the evaluation's batch size, if the evaluation would not fit either."""
 
     @property
     def advice(self) -> str:
@@ -22,9 +29,10 @@ class BatchChange:
         setting, before = self.setting, self.setting.value
         if setting.file or setting.variable:
             return f"{setting.how(self.size)} (currently {before})"
+        evaluation = f" and `{self.evaluation.text_with(self.size)}`" if self.evaluation else ""
         if not setting.is_given:
-            return f"{setting.how(self.size)} (the default is {before})"
-        return f"Use `{self.text}` instead of `{setting.text_with(before)}`"
+            return f"Add `{self.text}`{evaluation} (the default is {before})"
+        return f"Use `{self.text}`{evaluation} instead of `{setting.text_with(before)}`"
 
     @property
     def text(self) -> str:
@@ -39,20 +47,39 @@ class BatchChange:
             edit = {"file": setting.file, "line": setting.line, "old": old, "new": self.text}
         return {
             "argument": self.text,
-            "arguments": None
-            if setting.arguments is None
-            else [each.replace(SIZE, str(self.size)) for each in setting.arguments],
+            "arguments": self._arguments(),
             "environment": {setting.variable: str(self.size)} if setting.variable else {},
             "edit": edit,
         }
 
+    def _arguments(self) -> list[str] | None:
+        """The arguments of the script, if a change of them changes the batch size."""
+        if self.setting.arguments is None:
+            return None
+        arguments = [each.replace(SIZE, str(self.size)) for each in self.setting.arguments]
+        if self.evaluation is None:
+            return arguments
+        given = [each for each in integer_arguments(arguments) if each.name == self.evaluation.name]
+        if given:
+            return given[0].with_value(self.size).replace_in(arguments)
+        return [*self.evaluation.text_with(self.size).split(" "), *arguments]
 
-def smaller_setting(setting: BatchSetting | None, fraction: float) -> BatchChange | None:
-    """Return a change to at most `fraction` of the current value. None if there is no smaller value."""
+
+def smaller_setting(
+    setting: BatchSetting | None, fraction: float, evaluation: BatchSetting | None = None
+) -> BatchChange | None:
+    """Return a change to at most `fraction` of the current value. None if there is no smaller value.
+
+    An evaluation with a larger batch size than the training, which does not fit, gets the batch size of the training.
+    """
     if setting is None:
         return None
     size = int(setting.value * fraction)
-    return BatchChange(setting, round_down(size)) if 1 <= size < setting.value else None
+    if not 1 <= size < setting.value:
+        return None
+    if evaluation is not None and (setting.arguments is None or evaluation.value <= setting.value):
+        evaluation = None
+    return BatchChange(setting, round_down(size), evaluation)
 
 
 def choose_setting(
@@ -82,6 +109,16 @@ def choose_setting(
         if batch_size and each.rank == 0 and (each.value % batch_size == 0 or batch_size % each.value == 0)
     ]
     return multiples[0] if multiples else None
+
+
+def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
+    """Return the option of the script for the batch size of its evaluation, if there is exactly one."""
+    found = [
+        _setting_of(each)
+        for each in details
+        if isinstance(each, FoundSetting) and each.rank >= EVALUATION_RANK and each.arguments is not None
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _unambiguous(settings: Sequence[BatchSetting]) -> BatchSetting | None:

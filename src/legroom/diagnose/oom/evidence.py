@@ -95,6 +95,14 @@ class Evidence:
         size = self.program.batch_size if self.program else None
         return choose_setting(self.details, self.arguments, batch_size=size, evaluates=self.evaluates)
 
+    @property
+    def filled_fraction(self) -> float:
+        """The fraction of the batch size that the last batch had. It is below 1 if the dataset is smaller than a batch."""
+        program = self.program
+        if program is None or not program.batch_size or not program.samples:
+            return 1.0
+        return min(program.samples / program.batch_size, 1.0)
+
     def is_earlier(self, allocation: Alloc) -> bool:
         """Return True if an allocation is from an earlier iteration.
 
@@ -104,9 +112,9 @@ class Evidence:
 
     @property
     def in_first_iteration(self) -> bool:
-        """True if the failure was in the first iteration. In that case, the memory that the rest of it needs is
-        unknown."""
-        return self.oom.step < max(len(self.optimizers), 1)
+        """True if the failure was in the first iteration, or in an evaluation. In these cases, the memory that the rest
+        needs is unknown."""
+        return self.evaluates or self.oom.step < max(len(self.optimizers), 1)
 
     def retained_by(self, leak: Leak) -> int:
         """Return the number of bytes that a leak retains. If its holder is unknown, return the measured growth."""
@@ -154,9 +162,9 @@ class Evidence:
 
     @property
     def unusable(self) -> int:
-        """The number of bytes that are expected to be reserved but unused: the fragments at the failure, and the unused
-        part of the last segment."""
-        return self.oom.fragmented + min(SEGMENT, self.budget // 10)
+        """The number of bytes that are expected to be reserved but unused: the fragments at the failure, or at least the
+        unused part of the last segment."""
+        return max(self.oom.fragmented, min(SEGMENT, self.budget // 10))
 
     @cached_property
     def optimizer_temporaries(self) -> int:
@@ -217,13 +225,23 @@ class Evidence:
     @cached_property
     def missing(self) -> int:
         """The number of bytes by which the whole step exceeds the device, as far as it is known."""
-        peak = self.oom.allocated + self.oom.requested + self.missing_state
+        later = self.missing_state
         if self.oom.phase is Phase.FORWARD:
-            peak += self.scaling - self.scaling_so_far
+            later += self.scaling - self.scaling_so_far
         elif self.oom.phase is Phase.OPTIMIZER:
             temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
-            peak += max(self.optimizer_temporaries - bytes_of(temporary), 0)
-        return max(self.shortfall, peak - self.budget)
+            temporaries = max(self.optimizer_temporaries - bytes_of(temporary), 0)
+            # With several optimizers, the state of the next one is allocated after the temporaries are freed.
+            later = max(later, temporaries) if len(self.optimizers) > 1 else later + temporaries
+        return max(self.shortfall, self.oom.allocated + self.oom.requested + later - self.budget)
+
+    @property
+    def fitted_before(self) -> bool:
+        """True if the previous step would fit again with the optimizer state that the first step allocated."""
+        if not self.steps:
+            return False
+        state = self.live_bytes(Category.OPTIMIZER_STATE) if len(self.steps) == 1 else 0
+        return self.steps[-1].peak_allocated + state <= self.budget
 
     @cached_property
     def _by_category(self) -> dict[Category, int]:

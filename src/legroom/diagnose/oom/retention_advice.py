@@ -10,7 +10,7 @@ from legroom.diagnose.oom.evidence import Evidence, bytes_of, heaviest_frame, lo
 from legroom.diagnose.report.growing_lines import describe_holder
 from legroom.findings import Finding
 from legroom.memory.events import Category, Frame, Holder, Phase
-from legroom.observe.source.later_uses import is_used_later
+from legroom.observe.source.later_uses import assigned_names, is_used_later
 from legroom.units import format_size
 
 EVALUATION_BATCHES = 3
@@ -112,9 +112,17 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
             continue
         if leaked >= holder.bytes * 0.8:
             continue
-        minimum = 0.05 if holder.bytes <= old * 1.05 else 0.3
+        is_old = holder.bytes <= old * 1.05
+        if not is_old and evidence.trains and _is_intermediate(holder):
+            continue
+        minimum = 0.05 if is_old else 0.3
         if evidence.oom.allocated * minimum <= holder.bytes <= bytes_of(transient) * 1.05:
             yield holder
+
+
+def _is_intermediate(holder: Holder) -> bool:
+    """Return True if the rest of the iteration reads the container."""
+    return holder.frame is not None and is_used_later(holder.frame, holder.path.split(" ", 1)[0])
 
 
 def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
@@ -133,7 +141,7 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
     leaking = {(leak.file, leak.line) for leak in evidence.leaks}
     if frame is None or size < oom.allocated * 0.01 or (frame.file, frame.line) in leaking:
         return
-    names = _variables_holding(size, evidence.holders)
+    names = _variables_holding(size, evidence.holders, frame)
     if not names:
         return  # the program still needs them, or a library retains them, for example a bucket of DDP
     variable = " or ".join(f"`{name}`" for name in names)
@@ -147,6 +155,7 @@ def retained_by_variable(evidence: Evidence) -> Iterator[Finding]:
         **location(frame),
         bytes=size,
         saves=size,
+        evidence={"variables": names, "from_earlier_step": bool(when)},
     )
 
 
@@ -169,6 +178,7 @@ def gradients_during_forward(evidence: Evidence) -> Iterator[Finding]:
         fix=fix,
         bytes=size,
         saves=size,
+        evidence={"from_earlier_step": True},
     )
 
 
@@ -229,11 +239,17 @@ def _went_backward_in_this_step(evidence: Evidence) -> bool:
     return False
 
 
-def _variables_holding(size: int, holders: Sequence[Holder]) -> list[str]:
-    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first. If the
-    program still uses one of them, deleting the others may free nothing, and no name is returned."""
+def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> list[str]:
+    """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first.
+
+    Variables that the line of the result assigns come first. They may also retain an autograd graph.
+    If the program still uses one of the variables, deleting the others may free nothing, and no name is returned.
+    """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
-    close = [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
+    assigned = assigned_names(frame)
+    close = [
+        each for each in results if each.path.split(" ", 1)[0] in assigned and each.bytes >= size * 0.95
+    ] or [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
     close.sort(key=lambda each: each.bytes)
     variables = {each.path.split(" ", 1)[0]: each.frame for each in close[:2]}
     if any(frame is not None and is_used_later(frame, name) for name, frame in variables.items()):

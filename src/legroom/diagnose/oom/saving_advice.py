@@ -7,7 +7,7 @@ says so.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from legroom.diagnose.oom.batch_change import smaller_setting
+from legroom.diagnose.oom.batch_change import evaluation_setting, smaller_setting
 from legroom.diagnose.oom.evidence import Evidence, bytes_of, location
 from legroom.diagnose.report.device_memory import free_at
 from legroom.findings import Finding
@@ -175,6 +175,7 @@ def optimizer_temporaries(evidence: Evidence) -> Iterator[Finding]:
     transient = evidence.live(Category.TEMPORARY, Category.WORKSPACE)
     size = bytes_of([each for each in transient if each.phase is Phase.OPTIMIZER])
     size += 0 if _creates_state(evidence) else oom.requested
+    size = max(size, evidence.optimizer_temporaries)
     if size < evidence.live_bytes(Category.PARAMETER) * 0.2 and "_foreach" not in oom.op:
         return
     names = _names(at_once)
@@ -221,16 +222,19 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     if oom.phase is Phase.OPTIMIZER:
         fixed += evidence.optimizer_temporaries
     scaling = evidence.scaling
-    available = evidence.budget - fixed - evidence.unusable
+    left = evidence.budget - fixed
+    available = max(left - evidence.unusable, left // 4)
     if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0:
         return
     unfinished = evidence.is_unfinished
     fraction = min(available / scaling * 0.75, 0.5) if unfinished else min(available / scaling * 0.9, 0.9)
-    smaller = smaller_setting(evidence.setting, fraction)
+    fraction *= evidence.filled_fraction
+    if evidence.setting is not None and evidence.setting.value * fraction < 1:
+        return  # even a batch of one sample is too large
+    evaluation = None if evidence.evaluates else evaluation_setting(evidence.details)
+    smaller = smaller_setting(evidence.setting, fraction, evaluation)
     if smaller is not None:
         change = smaller.advice
-    elif evidence.setting is not None and evidence.setting.value * fraction < 1:
-        change = "A smaller batch size is not enough, so use another option"
     else:
         change = f"Use at most {_format_fraction(fraction)} the current batch size"
         change += " in the evaluation" if evidence.evaluates else ""

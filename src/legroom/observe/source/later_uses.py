@@ -29,6 +29,18 @@ def is_used_later(frame: Frame, name: str) -> bool:
     return next((is_read for line, _, is_read in uses if line >= start), False)
 
 
+def assigned_names(frame: Frame) -> set[str]:
+    """Return the names of the variables that the line of `frame` assigns."""
+    tree = tree_of(frame.file)
+    if tree is None:
+        return set()
+    assignments = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Assign) and _contains(node, frame.line)
+    ]
+    targets = (node for each in assignments for target in each.targets for node in ast.walk(target))
+    return {node.id for node in targets if isinstance(node, ast.Name)}
+
+
 def _uses(scope: ast.AST, name: str) -> Iterator[tuple[int, int, bool]]:
     """Yield the line of each use of a name, its order within the line, and whether the value is read."""
     for node in ast.walk(scope):

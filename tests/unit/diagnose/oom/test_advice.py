@@ -469,8 +469,8 @@ def test_a_strangers_progress_is_not_trusted(make_run, fraction):
 # --- what the program was doing
 
 
-def add_state(run, *, gradients=True, training=True, batch_size=None):
-    run.events.append(ProgramState(0.5, gradients, training, batch_size))
+def add_state(run, *, gradients=True, training=True, batch_size=None, samples=None):
+    run.events.append(ProgramState(0.5, gradients, training, batch_size, samples))
 
 
 def add_optimizer(run, name="Adam", update="foreach", *, fused=True, trainable=50, state=100, temporary=0):
@@ -724,3 +724,42 @@ def test_spilling_is_the_next_command_if_the_batch_size_has_no_setting(make_run)
         "legroom run --gpu 1000MiB --spill train.py",
         "with saved activations in host memory",
     )
+
+
+def test_batch_that_is_larger_than_the_dataset_is_reduced_below_the_dataset(make_run):
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    add_state(run, batch_size=1000, samples=200)
+    add_setting(run, "--batch-size", 1000)
+    assert "`--batch-size 96`" in run.advice()["LG603"].fix
+
+
+def test_larger_batch_size_of_the_evaluation_is_reduced_as_well(large_batch):
+    add_setting(large_batch, "--batch-size", 64)
+    add_setting(large_batch, "--test-batch-size", 1000, rank=6)
+    finding = large_batch.advice()["LG603"]
+    assert finding.fix.startswith("Add `--batch-size 32` and `--test-batch-size 32` (the default is 64).")
+    assert finding.evidence["arguments"] == ["--test-batch-size", "32", "--batch-size", "32"]
+
+
+def test_fragments_do_not_come_first_in_an_evaluation(make_run):
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.end_step()
+    run.alloc(10, INPUT)
+    run.alloc(500, TEMPORARY)
+    run.oom(300, fragmented=400)
+    add_state(run, gradients=False, training=False)
+    assert list(run.advice()) == ["LG603", "LG607"]
+
+
+def test_container_that_the_iteration_still_reads_is_not_a_mistake(make_run, tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("".join(f"# {number}\n" for number in range(29)) + "f(states)\nprint(states)\n")
+    monkeypatch.setattr("example_runs.TRAIN", str(script))
+    run = make_run()
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    run.holder("states (list, 8 items)", 800)
+    assert "LG105" not in run.advice()
