@@ -107,4 +107,8 @@ app.command("report", cls=Command, short_help="Show the report of a recorded run
 app.command("lint", cls=Command, short_help="Find and fix memory bugs in Python code.")(lint)
 app.command("explain", cls=Command, short_help="Explain a CUDA or PyTorch error.")(explain)
 app.command("doctor", cls=Command, short_help="Check the driver, CUDA and PyTorch installation.")(doctor)
-app.command("tune", cls=Command, short_help="Search hyperparameters within the available memory.")(tune)
+app.command(
+    "tune",
+    cls=Command,
+    short_help="Search for the best hyperparameters among configurations that fit in memory.",
+)(tune)

@@ -132,7 +132,7 @@ class Ledger:
                 if ends
                 else "The run has no steps."
             )
-            raise UsageError(f"There is no step {step} on device {device}. {known}")
+            raise UsageError(f"Step {step} does not exist on device {device}. {known}")
 
     def at_last_step(self, device: int = 0) -> State | None:
         """Return the state of `device` at the end of the last step with known events, or None if there is no such
@@ -324,16 +324,14 @@ class Ledger:
     def _failure(self, number: int) -> "_Failure":
         if not 0 <= number < len(self._ooms):
             raise UsageError(
-                f"There is no out-of-memory event {number}. The number of out-of-memory events in the run is "
+                f"Out-of-memory event {number} does not exist. Number of out-of-memory events in the run: "
                 f"{len(self._ooms)}."
             )
         return self._ooms[number]
 
     def _state_after(self, index: int, device: int) -> State:
         if not -1 <= index < self._length:
-            raise UsageError(
-                f"There is no event {index}. The number of events in the run is {self._length:,}."
-            )
+            raise UsageError(f"Event {index} does not exist. Number of events in the run: {self._length:,}.")
         span = self._spans[max(bisect_right(self._spans, index, key=lambda span: span.start) - 1, 0)]
         if index not in span and index != span.start - 1:
             raise UsageError(

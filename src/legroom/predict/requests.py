@@ -57,8 +57,9 @@ def replay_requests(
     handle is created, creating the handle fails (`CUBLAS_STATUS_ALLOC_FAILED`), because torch does not free its cache
     and try again.
 
-    `segment_address(size, stream)` returns the address of each new segment. An optional request that failed is not
-    repeated, because torch then caches a kernel that needs no workspace.
+    `segment_address(size, stream)` returns the address of each new segment. A request for optional memory, such as the
+    workspace of a cuDNN kernel, is not repeated after it failed. Torch then uses and caches a kernel that needs no
+    workspace.
     """
     if capacity is not None and handle:
         requests = list(requests)

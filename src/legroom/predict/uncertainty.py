@@ -89,7 +89,7 @@ def version_note(differing: Mapping[str, str]) -> str:
     measured = f"torch {RULES_VERSION.torch} and cuDNN {RULES_VERSION.cudnn} on an {RULES_VERSION.gpu}"
     found = " and ".join(f"{library} {version}" for library, version in differing.items())
     return (
-        f"The CUDA rules were measured with {measured}, but {found} {'is' if len(differing) == 1 else 'are'} "
+        f"The CUDA rules are based on measurements with {measured}, but {found} {'is' if len(differing) == 1 else 'are'} "
         f"installed, so the safe bound is {version_margin(differing):.0%} higher"
     )
 

@@ -23,7 +23,7 @@ events of several short steps together.
 class EventBuffer:
     """Collects events. `add` and `write` are Sinks.
 
-    Events may be added at any time, on any thread, even while a batch is passed on.
+    Events may be added at any time, on any thread, even while the consumer runs.
     """
 
     def __init__(self, consume: Callable[[list[Event]], None]) -> None:
@@ -37,13 +37,13 @@ class EventBuffer:
         self._next_drain = 0.0
 
     def write(self, event: Event) -> None:
-        """Add an event, and pass on the pending events if there are many."""
+        """Add an event. If many events are pending, pass them to the consumer."""
         self._pending.append(event)
         if len(self._pending) >= MAX_PENDING:
             self._drain(wait=False)
 
     def step_ended(self) -> None:
-        """Pass on the pending events, unless events were passed on a moment ago."""
+        """Pass the pending events to the consumer, unless events were passed a moment ago."""
         started = time.perf_counter()
         if started >= self._next_drain:
             self._drain(wait=False)
@@ -51,12 +51,12 @@ class EventBuffer:
             self._next_drain = now + (now - started) / MAX_FRACTION
 
     def flush(self) -> None:
-        """Pass on all pending events."""
+        """Pass all pending events to the consumer."""
         self._drain(wait=True)
 
     def _drain(self, *, wait: bool) -> None:
-        """Pass on the pending events. If another thread is passing on events, that thread or the next call passes on
-        the pending events.
+        """Pass the pending events to the consumer. If another thread is already passing events and `wait` is False,
+        return immediately. The events then stay pending until the next call.
         """
         me = get_ident()
         if not self._pending or self._owner == me:

@@ -152,7 +152,7 @@ def _checked_length(dataset: Any) -> int:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise UsageError(
             f"{type(dataset).__name__} is an iterable dataset, which cannot be split among ranks. Pass a map-style dataset with "
-            "len() and [], or split the stream yourself by run.rank and run.world_size."
+            "len() and [], or use run.rank and run.world_size to split the stream."
         )
     try:
         length = len(dataset)
@@ -175,7 +175,7 @@ def _check(batch_size: int, shares: Sequence[float], options: dict[str, Any]) ->
     for name in ("sampler", "batch_sampler", "generator"):
         if name in options:
             raise UsageError(
-                f"run.loader() sets {name}= itself to use every sample once over all ranks. Omit {name}=."
+                f"run.loader() sets {name}= to use every sample exactly once across all ranks. Omit {name}=."
             )
 
 

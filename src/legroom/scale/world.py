@@ -98,8 +98,8 @@ def _device(world: World) -> torch.device:
     if count == 1 and _may_have_own_gpu():
         return torch.device("cuda", 0)
     raise UsageError(
-        f"This machine has {world.local_size} ranks, but only {count} GPU{'s' if count > 1 else ''}. Start "
-        f"{count} ranks (`legroom launch --nproc {count}`), or set CUDA_VISIBLE_DEVICES= to use the CPU."
+        f"{world.local_size} ranks were started on this machine, which has only {count} GPU{'s' if count > 1 else ''}. "
+        f"Start one rank per GPU (`legroom launch --nproc {count}`), or set CUDA_VISIBLE_DEVICES= to use the CPU."
     )
 
 

@@ -120,10 +120,11 @@ def tune(
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
-    """Return the GPUs with the memory that NCCL uses outside PyTorch on real GPUs, if a trial has several ranks."""
+    """Add the memory that NCCL uses outside PyTorch to the context of each real GPU. Called for trials with several
+    ranks."""
     if gpus and len(gpus) < ranks:
         raise UsageError(
-            f"A trial with {ranks} ranks needs {ranks} GPUs, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)}."
+            f"A trial with {ranks} ranks needs {ranks} GPUs, but only {len(gpus)} {'is' if len(gpus) == 1 else 'are'} available."
         )
     return [gpu if gpu.virtual else replace(gpu, context=gpu.context + COMMUNICATION_BYTES) for gpu in gpus]
 

@@ -199,7 +199,7 @@ def test_the_state_at_a_step() -> None:
 
 
 def test_an_unknown_step_is_an_error() -> None:
-    with pytest.raises(UsageError, match=r"There is no step 7 on device 0\. The run has steps 0 to 1\."):
+    with pytest.raises(UsageError, match=r"Step 7 does not exist on device 0\. The run has steps 0 to 1\."):
         Ledger([step(0), step(1)]).at_step(7)
     with pytest.raises(UsageError, match="The run has no steps"):
         Ledger().at_step(0)
@@ -220,8 +220,7 @@ def test_the_state_and_the_holders_at_an_oom() -> None:
 def test_an_unknown_oom_is_an_error() -> None:
     with pytest.raises(
         UsageError,
-        match=r"There is no out-of-memory event 0\. The number of out-of-memory events in "
-        r"the run is 0\.",
+        match=r"Out-of-memory event 0 does not exist\. Number of out-of-memory events in the run: 0\.",
     ):
         Ledger().at_oom()
 
@@ -230,8 +229,7 @@ def test_an_unknown_oom_is_an_error() -> None:
 def test_an_unknown_event_is_an_error(index: int) -> None:
     with pytest.raises(
         UsageError,
-        match=rf"There is no event {index}\. The number of events in the run is "
-        r"1\.",
+        match=rf"Event {index} does not exist\. Number of events in the run: 1\.",
     ):
         Ledger([alloc(1)]).at(index)
 

@@ -55,8 +55,8 @@ def test_a_run_that_fits_only_within_the_narrow_bound_is_uncertain_with_other_ve
 
 def test_other_versions_are_reported_in_one_line() -> None:
     assert version_note({"torch": "2.13", "cuDNN": "9.21"}) == (
-        "The CUDA rules were measured with torch 2.11 and cuDNN 9.19 on an NVIDIA H200; torch 2.13 and cuDNN 9.21 are "
-        "installed, so the safe bound is 6% higher"
+        "The CUDA rules are based on measurements with torch 2.11 and cuDNN 9.19 on an NVIDIA H200, but torch 2.13 and "
+        "cuDNN 9.21 are installed, so the safe bound is 6% higher"
     )
-    assert "; torch 2.13 is installed, so the safe bound is 2% higher" in version_note({"torch": "2.13"})
+    assert ", but torch 2.13 is installed, so the safe bound is 2% higher" in version_note({"torch": "2.13"})
     assert version_margin({}) == 0

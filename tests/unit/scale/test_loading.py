@@ -1,4 +1,4 @@
-"""The loader of a run: every sample once over all ranks, for any shares, and resumable."""
+"""The loader of a run: every sample exactly once across all ranks, for any shares, and resumable."""
 
 from itertools import chain
 from typing import Any
@@ -120,12 +120,12 @@ def test_an_iterable_dataset_is_rejected_with_advice() -> None:
         def __iter__(self) -> Any:
             return iter(range(3))
 
-    with pytest.raises(UsageError, match="split the stream yourself by run.rank"):
+    with pytest.raises(UsageError, match="use run.rank and run.world_size to split the stream"):
         DistributedLoader(Stream(), 4, index=0, shares=[1.0], device=None, local_ranks=1)
 
 
 def test_a_custom_sampler_is_rejected() -> None:
-    with pytest.raises(UsageError, match="sets sampler= itself"):
+    with pytest.raises(UsageError, match="sets sampler= to use every sample"):
         loader(sampler=[1, 2])
 
 

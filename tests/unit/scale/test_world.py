@@ -44,7 +44,9 @@ def test_a_process_without_a_launcher_uses_all_gpus() -> None:
 def test_more_ranks_than_gpus_are_rejected() -> None:
     with (
         legroom.VirtualGPU("1GiB", "1GiB"),
-        pytest.raises(UsageError, match="This machine has 4 ranks, but only 2 GPUs. Start 2"),
+        pytest.raises(
+            UsageError, match="4 ranks were started on this machine, which has only 2 GPUs. Start one"
+        ),
     ):
         setup_rank(World(2, 4, 2, 4, launched=True))
 

@@ -304,7 +304,7 @@ def host_memory(machine: Machine) -> DoctorCheck:
     largest = max((gpu.total for gpu in machine.gpus if not isinstance(gpu.total, NotAvailable)), default=0)
     if host.limit < max(largest, 4 * GiB):
         comparison = (
-            f"The GPU has more memory than that ({format_size(largest)})."
+            f"The GPU has more memory ({format_size(largest)})."
             if host.limit < largest
             else "This limit is too low for most training."
         )

@@ -181,13 +181,13 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
     if kind == "not-memory" and earlier is not None and earlier.code in _MEMORY_CODES:
         kind = "unknown"  # the memory error may have caused it
     if kind == "unknown":
-        sentence = "This error is unknown. The traceback shows where the error was raised."
+        sentence = "Legroom does not recognize this error. The traceback shows where the error was raised."
     elif isinstance(getattr(builtins, name, None), type):
         sentence = f"{name} is {_PROGRAM_ERROR}"
     else:
         sentence = (
-            "This error is unknown, but it is unrelated to memory. The traceback shows where the error was "
-            "raised."
+            "Legroom does not recognize this error, which is unrelated to memory. The traceback shows where the "
+            "error was raised."
         )
     return Explanation(
         kind=kind,

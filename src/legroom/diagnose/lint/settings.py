@@ -90,7 +90,9 @@ def _read(file: Path) -> Settings | None:
         )
     per_file = table.get("per-file-ignores", {})
     if not isinstance(per_file, dict):
-        raise UsageError(f"{file}: `per-file-ignores` must be a table from patterns to lists of codes.")
+        raise UsageError(
+            f"{file}: `per-file-ignores` must be a table that maps file patterns to lists of codes."
+        )
     return Settings(
         select=parse_codes(_strings(file, table, "select"), f"{file}: select"),
         ignore=parse_codes(_strings(file, table, "ignore"), f"{file}: ignore"),

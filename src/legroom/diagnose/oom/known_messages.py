@@ -141,8 +141,8 @@ _PINNED, _DISGUISED, _LIKELY = Certainty.PINNED, Certainty.DISGUISED, Certainty.
 _CUDA = "An allocation of GPU memory failed."
 _LIBRARY = "The library could not allocate its GPU workspace."
 _RESOURCE = (
-    "The library could not allocate a resource. GPU memory is the most likely one, but an earlier GPU fault or a lack of "
-    "host memory causes the same status."
+    "The library could not allocate a resource, most likely GPU memory. An earlier GPU fault or a lack of host memory "
+    "causes the same status."
 )
 _HEAP = "The heap of another runtime (Java, Node.js) reached its own limit, which is independent of the free host memory."
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
@@ -206,7 +206,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(
         _SURE, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED at [^\n]{0,300}CUDACachingAllocator",
-        "An allocation failed, and the driver library could not provide the sizes for the message.",
+        "An allocation failed. PyTorch could not read the memory sizes for its error message from the driver library (NVML).",
     ),
     # Libraries that run on a GPU and report `out of memory` through their own check.
     _message(_SURE, "CUDA", r"out of memory[^\n]{0,200}\.cuh?\b|\.cuh?\b[^\n]{0,120}\bout of memory|\bError out of memory at line \d", _CUDA),
@@ -324,6 +324,6 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(
         _DISGUISED, "", r"\bout of memory\b|\bOutOfMemory\b|OUT_OF_MEMORY\b|not enough (?:free |available )?memory\b|insufficient (?:free |available )?memory\b|memory allocation (?:failed|failure|error)"
         rf"|{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:bytes|memory(?! in static)|[KMG]i?B|buffer)\b",
-        "The message mentions a lack of memory, but does not name the kind of memory.", informal=True,
+        "The message mentions a lack of memory, but does not identify the kind of memory.", informal=True,
     ),
 )  # fmt: skip

@@ -125,7 +125,7 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         code="LG608",
         message=f"{format_size(other)} of the device is used outside this process's PyTorch allocator.",
-        fix="Run `nvidia-smi` to list the processes on the GPU. The user of this memory is another process, "
+        fix="Run `nvidia-smi` to list the processes on the GPU. The memory is used by another process, "
         "a notebook kernel that is still running, or another library in this process.",
         bytes=other,
         saves=other - CUDA_CONTEXT,

@@ -76,8 +76,8 @@ class ExpandableSegments:
             del self.segments[block.segment.address]
 
     def _find_room(self, pool: Pool, size: int, stream: int, page: int) -> Block:
-        """Return the first of several consecutive free and unmapped blocks with room for `size`. A new segment is
-        created if necessary."""
+        """Return a block that begins a sequence of free and unmapped blocks of at least `size` bytes. Create a new
+        segment if there is no such sequence."""
         for entry in pool.unmapped.get(stream, ()):
             unmapped: Block = entry[1]
             before = unmapped.previous

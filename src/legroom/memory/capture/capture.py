@@ -68,7 +68,7 @@ class CaptureWriter:
         try:
             to_json(run)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"`run` must contain JSON types only: {error}") from None
+            raise UsageError(f"`run` must contain only JSON types: {error}") from None
         self.path = Path(os.path.realpath(path))
         self.failed: str | None = None
         """The reason why writing stopped before the end of the run, or None if it did not stop."""

@@ -84,7 +84,7 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Return the installed version of each library that the program uses, if the rules were measured with another
+        """Return the installed version of each library that the program uses, if the rules are based on another
         version.
         """
         cudnn = installed_cudnn() if self._uses_cudnn else None

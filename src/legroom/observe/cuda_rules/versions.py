@@ -1,5 +1,5 @@
-"""The torch, cuDNN and GPU with which the shipped rules, tables and models were measured. This module does not import
-torch."""
+"""The torch, cuDNN and GPU with which the data for the shipped rules, tables and models were measured. This module does
+not import torch."""
 
 import re
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesVersion:
-    """The versions and the GPU with which the CUDA rules were measured. Versions are compared by their major
-    and minor numbers.
+    """The versions and the GPU used in the measurements for the CUDA rules. Versions are compared by their major and
+    minor numbers.
     """
 
     torch: str

@@ -1,4 +1,4 @@
-"""Memory counters that are cheap enough to read after every iteration: device bytes and bytes of the C heap.
+"""Memory counters that are cheap enough to read after every iteration: bytes in use on the devices and in the C heap.
 
 A growing autograd graph may use no device memory and no Python objects, because its nodes are in the heap of the C
 library. With glibc, reading the exact size of the heap takes less than a microsecond, so even one additional node per
@@ -22,8 +22,8 @@ class CounterReading(NamedTuple):
 
 
 class MemoryCounters:
-    """Reads the counters. If the device memory does not come from the CUDA allocator, `allocated` returns the number of
-    device bytes.
+    """Reads the counters. The function `allocated` returns the number of bytes in use on all devices. The default is
+    the counter of PyTorch's CUDA allocator.
     """
 
     def __init__(self, allocated: Callable[[], int] | None = None) -> None:

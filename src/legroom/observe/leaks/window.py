@@ -292,8 +292,8 @@ class ScanWindow:
     # --- from observations to suspects
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
-        """Return the holders of old tensors with a graph. If there is no holder, return a new tensor that carries the
-        old graph.
+        """Return the variables and containers that retain old tensors with a graph. If there are none, return the
+        holder of a new tensor whose graph includes the old graph.
         """
         if not seen.iterations_retained:
             return []

@@ -278,8 +278,8 @@ class NameReader:
                 self._follow_alias(target)
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
-        """Collect the uses of another name of the same object or of its items. For items, only the methods in `only`
-        are treated as methods that remove items.
+        """Collect the uses of `alias`, which refers to the same object or to one of its items. If `only` is given, only
+        the methods in `only` are treated as methods that remove items.
         """
         if not isinstance(alias, ast.Name) or self._is_alias:
             return

@@ -155,8 +155,8 @@ class Trace:
         return large - {event.id for event in self.events if type(event) is Free}
 
     def library_bytes(self, device: int = 0) -> int:
-        """Return the number of bytes outside PyTorch's allocator that libraries of this program use in addition to
-        `GpuSpec.context`.
+        """Return the memory that CUDA libraries of this program use outside PyTorch's allocator, in bytes. Memory that
+        `GpuSpec.context` includes is not counted.
 
         The result is negative if the program uses fewer cuBLAS handles than the context includes.
         """

@@ -57,7 +57,8 @@ class RankResult:
 
     @property
     def failure(self) -> RankExit | None:
-        """The record of the rank's own failure, or None if the rank was killed, even after the script had finished."""
+        """The exit record of a rank that failed with an error, or None. A rank that was killed without an error of its
+        own has no failure."""
         return self.exit_record if self.exit_record is not None and self.exit_record.exit_code != 0 else None
 
     @property

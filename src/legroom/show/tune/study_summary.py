@@ -28,7 +28,7 @@ def summary(
     study: Study, command: Sequence[str] = (), written: Sequence[Path] = ()
 ) -> Iterator[RenderableType]:
     """Yield the summary for the terminal. `command` is the command line, which the summary repeats with `--resume`.
-    `written` are the files with the results.
+    `written` contains the paths of the result files.
     """
     yield Text(_first_sentence(study))
     yield Text(_second_sentence(study))

@@ -311,7 +311,8 @@ def _finish_writing(pool: ThreadPoolExecutor, pending: "list[Future[None]]") -> 
 def _checked_metrics(step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UsageError(
-            "save() expects the step, an integer of 0 or more, as its first argument: checkpoints.save(step, val_loss=...)."
+            "The first argument of save() must be the step, an integer of 0 or more. Example: "
+            "checkpoints.save(step, val_loss=...)."
         )
     values = {}
     for name, value in metrics.items():

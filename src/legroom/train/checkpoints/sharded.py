@@ -153,5 +153,5 @@ class _MetadataUnpickler(pickle.Unpickler):
             if isinstance(found, type) and (is_dataclass(found) or issubclass(found, Enum)):
                 return found
         raise pickle.UnpicklingError(
-            f"the file references {module}.{name}, which a metadata file must not reference"
+            f"the file references {module}.{name}, which is not allowed in a metadata file"
         )

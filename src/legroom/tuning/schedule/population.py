@@ -1,8 +1,8 @@
-"""Population-based training. Poor trials copy the weights of good trials, with a perturbed configuration.
+"""Population-based training. Poor trials copy the weights and a perturbed configuration of good trials.
 
 Every `interval` steps, a trial is compared with the latest reports of the other trials. If the trial is in the worst
 quarter, it continues from the checkpoint of a trial in the best quarter, with the configuration of that trial. Each
-float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they may
+value of a float range is perturbed, or sometimes sampled again. Integers and choices are copied unchanged, because they may
 determine the shapes of the weights. If not all trials can run at the same time, a trial with more steps than the
 other trials pauses so that waiting trials can run.
 """
@@ -34,8 +34,8 @@ class PopulationBasedTraining:
             )
         if not any(isinstance(parameter.domain, FloatRange) for parameter in space.parameters):
             raise UsageError(
-                "Population-based training perturbs float ranges, but the space has no float range. Use "
-                "`asha` or `median`."
+                "Population-based training perturbs the values of float ranges, but the space has no float range. "
+                "Use `asha` or `median`."
             )
         self._space, self._seed, self._interval = space, seed, interval
         self._sign = 1.0 if mode == "min" else -1.0

@@ -99,7 +99,7 @@ def _expression(name: str, domain: AnyDomain) -> Any:
 
 
 def _value(domain: AnyDomain, sampled: Any) -> Any:
-    """Convert HyperOpt's sample to a value of the domain."""
+    """Convert a value sampled by HyperOpt to a value of the domain."""
     if isinstance(domain, Categorical):
         return domain.options[int(sampled)]
     if isinstance(domain, FloatRange):
@@ -110,7 +110,8 @@ def _value(domain: AnyDomain, sampled: Any) -> Any:
 
 
 def _sampled(domain: AnyDomain, value: Any) -> Any:
-    """Convert a value of the domain to HyperOpt's sample. The function `_value` is the inverse."""
+    """Convert a value of the domain to the representation that HyperOpt samples. The function `_value` is the
+    inverse."""
     if isinstance(domain, Categorical):
         return domain.options.index(value)
     return int(value).bit_length() - 1 if isinstance(domain, PowerRange) else value

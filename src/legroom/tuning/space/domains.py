@@ -223,11 +223,12 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
         )
     if kind in ("log", "int_log") and low <= 0:
         raise UsageError(
-            f"Parameter `{name}`: {kind} cannot start at {low}, which has no logarithm. Start above zero, or use uniform."
+            f"Parameter `{name}`: the lower bound of {kind} must be above zero, not {low}. Increase the lower bound, or use "
+            "uniform."
         )
     if step is not None and (kind != "uniform" or not is_number(step) or step <= 0):
         raise UsageError(
-            f"Parameter `{name}`: `step` must be above zero, and is only allowed with `uniform`."
+            f"Parameter `{name}`: `step` must be above zero, and is allowed only with `uniform`."
         )
     if points is not None and (not isinstance(points, int) or points < 1 or kind == "int_log2"):
         raise UsageError(

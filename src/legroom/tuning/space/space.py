@@ -166,7 +166,7 @@ def _conditions(name: str, written: Any) -> dict[str, tuple[Any, ...]]:
     when = written.get("when", {}) if isinstance(written, dict) else {}
     if not isinstance(when, dict):
         raise UsageError(
-            f"Parameter `{name}`: write a condition as `when = {{other = value}}`, with the name of another parameter."
+            f"Parameter `{name}`: write a condition as `when = {{other = value}}`, where `other` is the name of another parameter."
         )
     return {
         other: tuple(value) if isinstance(value, list | tuple) else (value,) for other, value in when.items()

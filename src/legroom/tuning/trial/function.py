@@ -141,7 +141,7 @@ def _named(text: str) -> TrainFunction:
     file, separator, name = text.rpartition(":")
     if not separator or not file or not name:
         raise UsageError(
-            f"`{text}` does not name a function. Write the file and the function as `train.py:train`."
+            f"`{text}` is not the name of a function. Write the file and the function as `train.py:train`."
         )
     path = Path(file)
     if not path.is_file():

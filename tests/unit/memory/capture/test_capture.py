@@ -423,6 +423,6 @@ def test_a_read_only_directory_is_an_error(
 
 
 def test_a_description_with_other_types_than_json_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must contain JSON types only"):
+    with pytest.raises(UsageError, match="must contain only JSON types"):
         CaptureWriter(tmp_path / "run.legroom", run={"device": object()})
     assert not (tmp_path / "run.legroom").exists()

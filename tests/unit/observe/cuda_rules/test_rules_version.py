@@ -1,4 +1,4 @@
-"""The versions that the CUDA rules were measured with."""
+"""The versions with which the measurements for the CUDA rules were made."""
 
 import pytest
 import torch

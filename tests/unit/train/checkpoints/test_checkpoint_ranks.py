@@ -90,7 +90,7 @@ def test_metadata_that_references_code_is_rejected(tmp_path, two):
     two.run(tasks.save, str(tmp_path), "fsdp")
     (tmp_path / "step-00000005/shards/.metadata").write_bytes(pickle.dumps(Malicious()))
     with pytest.raises(
-        CheckpointError, match=r"the file references builtins\.eval, which a metadata file must not reference"
+        CheckpointError, match=r"the file references builtins\.eval, which is not allowed in a metadata file"
     ):
         sharded_sizes(tmp_path / "step-00000005")
 

@@ -88,7 +88,9 @@ def test_integers_and_choices_are_copied_unchanged() -> None:
 
 
 def test_a_population_without_float_ranges_is_rejected() -> None:
-    with pytest.raises(UsageError, match="perturbs float ranges, but the space has no float range"):
+    with pytest.raises(
+        UsageError, match="perturbs the values of float ranges, but the space has no float range"
+    ):
         PopulationBasedTraining(read_space({"width": [1, 2]}), "min", seed=0)
 
 

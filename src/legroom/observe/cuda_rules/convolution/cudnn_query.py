@@ -179,8 +179,8 @@ class Cudnn:
     def _built(
         self, descriptors: DescriptorSet, query: ConvQuery, configuration: int, rank: int
     ) -> KernelChoice | None:
-        """Return a kernel of the list with its workspace, or None if torch does not allow it, or if no plan can be
-        built.
+        """Return the kernel of an engine configuration and the size of its workspace. Return None if torch does not
+        allow the kernel, or if cuDNN cannot build a plan for the kernel.
         """
         engine = descriptors.descriptors(
             configuration, Attribute.CONFIGURATION_ENGINE, DescriptorType.ENGINE, 1

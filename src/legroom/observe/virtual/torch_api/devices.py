@@ -326,7 +326,7 @@ def integers_name_devices() -> Iterator[None]:
 
     `torch.device` cannot be subclassed, so another class replaces it. The replacement class creates real devices, and
     `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the replacement
-    class. Therefore devices are pickled through the replacement class while it is active. The pickled data names
+    class. Therefore devices are pickled through the replacement class while it is active. The pickled data refers to
     `torch.device` as usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})

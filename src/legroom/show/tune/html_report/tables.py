@@ -81,7 +81,7 @@ def importance_bars(study: StudyFigures) -> str:
         for name, share in study.importance.items()
     )
     return (
-        f"<p>The bars show the fraction of the variation in the rank of {escape(study.metric)} that each parameter explains on its own. Interactions of parameters are not included.</p>"
+        f"<p>The bars show the fraction of the variation in the rank of {escape(study.metric)} that each parameter explains on its own. Interactions between parameters are not included.</p>"
         f'<div class="bars">{rows}</div>'
     )
 

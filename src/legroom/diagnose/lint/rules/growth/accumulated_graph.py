@@ -3,7 +3,7 @@
 ## What it detects
 Reports contain this code if device memory or an autograd graph grew in each of the last steps, at the same lines of
 code. The report shows the line that allocates the memory. If Legroom finds the variable that keeps the memory alive,
-the report also names that variable.
+the report also shows that variable.
 
 `legroom lint` checks for training and evaluation loops that sum, append or store a loss or output together with its
 graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store

@@ -9,9 +9,9 @@ The rule checks for `lru_cache` and `cache` in four cases:
 - The cached function returns tensors, and the cache has no limit (`cache`, `maxsize=None`).
 
 ## Why this is a problem
-`functools.lru_cache` stores the arguments and the result of every distinct call. Tensors are compared by identity, so
-every call with a new tensor is distinct. The cache of a method also stores `self`, so the whole model stays alive as
-long as its class exists.
+`functools.lru_cache` stores the arguments and the result of every distinct call. The cache compares tensors by
+identity, so each call with a new tensor adds an entry. The cache of a method also stores `self`, so the whole model
+stays alive as long as its class exists.
 
 Register masks and tables that depend only on sizes as buffers, or give the cache a small `maxsize`.
 

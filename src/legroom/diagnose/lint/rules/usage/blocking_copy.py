@@ -24,8 +24,8 @@ for x, y in loader:
 
 ## Fix safety
 The fix adds `non_blocking=True`. CUDA runs operations on the tensor only after the copy is complete, so results do not
-change. The fix is safe if the code shows that the batch consists of tensors: the file creates its loaders without
-`collate_fn`, and the copy replaces the batch. Otherwise, the fix is unsafe.
+change. The fix is safe if the file creates its loaders without `collate_fn`, so that batches consist of tensors, and if
+the copy replaces the batch. Otherwise, the fix is unsafe.
 """
 
 from collections.abc import Iterator
