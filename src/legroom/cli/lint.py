@@ -1,14 +1,21 @@
 """`legroom lint`: finds memory bugs in source code."""
 
 import sys
+import time
 from enum import StrEnum
 from importlib.util import find_spec
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.log import say
+
+if TYPE_CHECKING:
+    from legroom.diagnose.lint.finding import LintReport
+
+SECONDS_WITHOUT_OUTPUT = 5
+"""After this time without findings, the number of checked files is printed."""
 
 
 class LintFormat(StrEnum):
@@ -57,7 +64,7 @@ def lint(
     Exit code: 0 if nothing is found, 1 if there are findings, 2 if a file cannot be checked.
     """
     from legroom.show.common.terminal import print_to
-    from legroom.show.lint.formats import render_lint_report, render_rules
+    from legroom.show.lint.formats import STREAMED, render_lint_report, render_lint_summary, render_rules
 
     if rules:
         print_to(sys.stdout, render_rules())
@@ -69,7 +76,7 @@ def lint(
     from legroom.diagnose.lint.engine import lint_paths, lint_standard_input
 
     rule_options = {"select": select or [], "ignore": ignore or []}
-    stream = sys.stdout
+    stream, streamed = sys.stdout, False
     if "-" in paths:
         if len(paths) > 1:
             raise UsageError("`-` (standard input) cannot be combined with other paths.")
@@ -81,13 +88,44 @@ def lint(
             sys.stdout.buffer.write(text)
             sys.stdout.buffer.flush()
     else:
-        report = lint_paths(paths, **rule_options, fix=fix, unsafe=unsafe_fixes, diff=diff)
+        live = _LiveOutput(stream, str(format), diff=diff)
+        report = lint_paths(
+            paths, **rule_options, fix=fix, unsafe=unsafe_fixes, diff=diff, on_report=live.add
+        )
+        streamed = diff or format in STREAMED
     for error in report.file_errors:
         say(f"{error.file}: {error.message}")
     if diff:
-        stream.write(report.diff)
+        stream.write("" if streamed else report.diff)
         return 1 if report.diff else 0
-    print_to(stream, render_lint_report(report, str(format), fixing=fix))
+    if not streamed:
+        print_to(stream, render_lint_report(report, str(format), fixing=fix))
+    elif format is not LintFormat.GITHUB:
+        print_to(stream, render_lint_summary(report, fixing=fix))
     if report.findings:
         return 1
     return 2 if any(error.is_failure for error in report.file_errors) else 0
+
+
+class _LiveOutput:
+    """Prints the findings of each file as soon as they are known, and the progress if nothing was printed for a while."""
+
+    def __init__(self, stream: TextIO, format: str, *, diff: bool) -> None:
+        self._stream, self._format, self._diff = stream, format, diff
+        self._last_output = time.monotonic()
+
+    def add(self, report: "LintReport", checked: int, files: int) -> None:
+        from legroom.show.common.terminal import print_to
+        from legroom.show.lint.formats import STREAMED, render_lint_findings
+
+        now = time.monotonic()
+        if self._diff and report.diff:
+            self._stream.write(report.diff)
+            self._stream.flush()
+        elif not self._diff and report.findings and self._format in STREAMED:
+            print_to(self._stream, render_lint_findings(report.findings, self._format))
+        elif now - self._last_output < SECONDS_WITHOUT_OUTPUT or checked == files:
+            return
+        else:
+            say(f"Checked {checked:,} of {files:,} files")
+        self._last_output = now

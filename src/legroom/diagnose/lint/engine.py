@@ -4,7 +4,7 @@ import ast
 import difflib
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,8 @@ from legroom.diagnose.lint.edits import Edit, edits_overlap
 from legroom.diagnose.lint.finding import FileError, LintFinding, LintReport, TextEdit
 from legroom.diagnose.lint.flow.analysis import analyze_program
 from legroom.diagnose.lint.flow.program import NEWLINE, Program
+from legroom.diagnose.lint.relevance import may_have_findings
+from legroom.diagnose.lint.report_cache import load_report, remove_old_reports, save_report
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules import RULES
 from legroom.diagnose.lint.settings import Settings, settings_for
@@ -35,6 +37,8 @@ _RELEVANT = re.compile(r"torch|\.backward\(|lightning|accelerat", re.IGNORECASE)
 _MAX_PASSES = 12
 _MIN_PARALLEL_BYTES = 400_000
 """Several processes are faster than one for more than this many bytes of code."""
+_CHUNK = 4
+"""The number of files that a process checks before it returns their reports."""
 
 
 def lint_paths(
@@ -45,13 +49,23 @@ def lint_paths(
     fix: bool = False,
     unsafe: bool = False,
     diff: bool = False,
+    on_report: Callable[[LintReport, int, int], None] | None = None,
 ) -> LintReport:
-    """Check all files below the paths. With `fix`, apply fixes. With `diff`, only show the fixes."""
+    """Check all files below the paths. With `fix`, apply fixes. With `diff`, only show the fixes.
+
+    `on_report` receives the report of each file as soon as it is available, in the order of the files, with the number
+    of checked files and the number of all files.
+    """
     Settings().with_options(select, ignore)  # rejects unknown codes before any work
     file_errors: list[FileError] = []
     files = list(find_files(paths, file_errors))
     work = partial(_lint_file, select=tuple(select), ignore=tuple(ignore), fix=fix, unsafe=unsafe, diff=diff)
-    reports = list(_map_files(work, files))
+    known = partial(_known_report, select=tuple(select), ignore=tuple(ignore), fix=fix or diff, unsafe=unsafe)
+    reports = []
+    for report in _map_files(work, files, {file: found for file in files if (found := known(file))}):
+        reports.append(report)
+        if on_report is not None:
+            on_report(report, len(reports), len(files))
     return LintReport(
         findings=[finding for report in reports for finding in report.findings],
         file_errors=[*file_errors, *(file_error for report in reports for file_error in report.file_errors)],
@@ -59,6 +73,16 @@ def lint_paths(
         fixed=sum(report.fixed for report in reports),
         diff="".join(report.diff for report in reports),
     )
+
+
+def _known_report(
+    file: Path, *, select: tuple[str, ...], ignore: tuple[str, ...], fix: bool, unsafe: bool
+) -> LintReport | None:
+    """Return the report of an earlier run for the same content. A file that can be fixed is always checked."""
+    report = load_report(file, settings_for(file).with_options(select, ignore).codes_for(file))
+    if report is not None and fix and any(each.edits and (each.safe or unsafe) for each in report.findings):
+        return None
+    return report
 
 
 def lint_text(text: str, *, file: str = "-", settings: Settings | None = None) -> list[LintFinding]:
@@ -100,6 +124,8 @@ def _lint_file(
         return LintReport(findings=[], file_errors=[FileError(file=name, message=str(reason))], files=1)
     codes = settings_for(file).with_options(select, ignore).codes_for(file)
     report, changed = _lint_document(document, name, codes, fix=fix or diff, unsafe=unsafe)
+    if changed is document:
+        save_report(file, codes, report)
     if diff:
         return _as_diff(report, document, changed, name)
     if changed is not document:
@@ -151,8 +177,13 @@ def _still_parses(document: Document) -> bool:
 
 def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[LintFinding, tuple[Edit, ...]]]:
     if not _RELEVANT.search(document.text):
-        _check_syntax(document)
+        _parse_python(document)
         return []
+    try:
+        if not may_have_findings(_parse_python(document), document.text):
+            return []
+    except Unreadable:
+        pass  # libcst also accepts the syntax of newer versions of Python
     try:
         program = Program(document.text, cst.parse_module(document.text))
         analyze_program(program)
@@ -163,7 +194,7 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
             if not _is_ignored(program, code, problem)
         ]
     except cst.ParserSyntaxError as error:
-        _check_syntax(document)  # Python's own parser reports the location better
+        _parse_python(document)  # Python's own parser reports the location better
         raise Unreadable(_syntax_message(document, error.raw_line)) from None
     except RecursionError:
         raise Unreadable("not checked because the code is nested too deeply") from None
@@ -172,11 +203,11 @@ def _check(document: Document, name: str, codes: Iterable[str]) -> list[tuple[Li
     )
 
 
-def _check_syntax(document: Document) -> None:
+def _parse_python(document: Document) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ast.parse(document.text)
+            return ast.parse(document.text)
         except SyntaxError as error:
             raise Unreadable(_syntax_message(document, error.lineno or 1)) from None
         except (ValueError, RecursionError, MemoryError):
@@ -273,14 +304,21 @@ def _as_diff(report: LintReport, before: Document, after: Document, name: str) -
     )
 
 
-def _map_files(work: Callable[[Path], LintReport], files: Sequence[Path]) -> Iterable[LintReport]:
-    """Check documents in several processes if there is enough work. Starting processes takes longer than checking a
-    few files."""
+def _map_files(
+    work: Callable[[Path], LintReport], files: Sequence[Path], known: Mapping[Path, LintReport]
+) -> Iterator[LintReport]:
+    """Yield the report of each file in order. Several processes check the files if there is enough work, because
+    starting processes takes longer than checking a few files."""
+    unknown = [file for file in files if file not in known]
     processes = min(processors(), 8)
-    if processes < 2 or len(files) < 2 * processes or sum(map(_size, files)) < _MIN_PARALLEL_BYTES:
-        return map(work, files)
-    with ProcessPoolExecutor(processes) as pool:
-        return list(pool.map(work, files, chunksize=max(1, len(files) // (processes * 8))))
+    if processes < 2 or len(unknown) < 2 * processes or sum(map(_size, unknown)) < _MIN_PARALLEL_BYTES:
+        yield from (known.get(file) or work(file) for file in files)
+    else:
+        with ProcessPoolExecutor(processes) as pool:
+            reports = pool.map(work, unknown, chunksize=_CHUNK)
+            yield from (known.get(file) or next(reports) for file in files)
+    if unknown:
+        remove_old_reports()
 
 
 def _size(file: Path) -> int:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -25,14 +26,23 @@ def render_lint_report(report: LintReport, format: str, *, fixing: bool = False)
     if format == "sarif":
         return verbatim(json.dumps(sarif(report), indent=2))
     if format == "github":
-        return verbatim("\n".join(map(_github, report.findings)))
+        return render_lint_findings(report.findings, format)
+    return Group(render_lint_findings(report.findings, format), render_lint_summary(report, fixing=fixing))
+
+
+STREAMED = ("full", "concise", "github")
+"""The formats in which findings can be printed one by one."""
+
+
+def render_lint_findings(findings: Sequence[LintFinding], format: str) -> RenderableType:
+    """Render findings in one of the formats in `STREAMED`."""
+    if format == "github":
+        return verbatim("\n".join(map(_github, findings)))
     if format == "concise":
-        lines = [
-            verbatim(f"{_location(each)}: {each.code} {_mark(each)}{each.message}")
-            for each in report.findings
-        ]
-        return Group(*lines, _summary(report, fixing=fixing))
-    return Group(*(part for each in report.findings for part in _full(each)), _summary(report, fixing=fixing))
+        return Group(
+            *(verbatim(f"{_location(each)}: {each.code} {_mark(each)}{each.message}") for each in findings)
+        )
+    return Group(*(part for each in findings for part in _full(each)))
 
 
 def render_rules() -> RenderableType:
@@ -102,7 +112,8 @@ def _mark(finding: LintFinding) -> str:
     return {"safe": "[*] ", "unsafe": "[~] "}.get(finding.applicability or "", "")
 
 
-def _summary(report: LintReport, *, fixing: bool) -> Text:
+def render_lint_summary(report: LintReport, *, fixing: bool) -> Text:
+    """Return the number of problems and files, and the command that fixes the problems."""
     found, files = len(report.findings), len({each.file for each in report.findings})
     fixed = f"Fixed {format_count(report.fixed, 'problem')}. " if fixing else ""
     if not found:

@@ -9,11 +9,9 @@ cannot be read or have another format are ignored. Files are replaced atomically
 time leave a complete file. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from torch import nn
 
 from legroom.train.sizes.capacity import memory_fraction
 from legroom.train.sizes.micro_batch_size import MicroBatchSizer
+from legroom.user_cache import cache_folder, read_json, write_json
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 1024
@@ -76,54 +75,22 @@ def plan_key(
 def load_plan(key: str) -> dict[str, Any] | None:
     """Return the plan stored under `key`, or None if there is no such plan or it cannot be read."""
     folder = plans_folder()
-    if folder is None:
-        return None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        path = folder / f"{key}.json"
-        if path.stat().st_size <= MAX_FILE_BYTES:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            if (
-                isinstance(stored, dict)
-                and stored.get("format") == VERSION
-                and isinstance(stored.get("plan"), dict)
-            ):
-                plan: dict[str, Any] = stored["plan"]
-                return plan
+    stored = read_json(folder / f"{key}.json", max_bytes=MAX_FILE_BYTES) if folder is not None else None
+    if isinstance(stored, dict) and stored.get("format") == VERSION and isinstance(stored.get("plan"), dict):
+        plan: dict[str, Any] = stored["plan"]
+        return plan
     return None
 
 
 def save_plan(key: str, plan: Mapping[str, Any]) -> bool:
     """Store `plan` (plain data) under `key`. Return True if the plan was stored."""
     folder = plans_folder()
-    if folder is None:
-        return False
-    temporary: str | None = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        text = json.dumps({"format": VERSION, "plan": dict(plan)})
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, folder / f"{key}.json")
-    except (OSError, TypeError, ValueError):
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        return False
-    return True
+    return folder is not None and write_json(folder / f"{key}.json", {"format": VERSION, "plan": dict(plan)})
 
 
 def plans_folder() -> Path | None:
     """Return the folder of the cache, or None if the cache is disabled or the user has no home folder."""
-    setting = os.environ.get("LEGROOM_CACHE", "")
-    if setting.strip().lower() in ("off", "0", "no", "none", "false"):
-        return None
-    if setting:
-        return Path(setting) / "plans"
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    with contextlib.suppress(RuntimeError):
-        return (Path(cache) if cache else Path.home() / ".cache") / "legroom" / "plans"
-    return None
+    return cache_folder("plans")
 
 
 def _gpu(device: torch.device | None) -> dict[str, Any]:

@@ -3,8 +3,8 @@ are stored.
 
 Each function is analyzed statement by statement. Loop bodies are analyzed twice, so the second analysis includes the
 results of the first iteration. Branches are analyzed separately, and then their values are joined. The file is
-analyzed repeatedly until return values, arguments and gradient modes no longer change. A final pass records facts for
-the rules.
+analyzed repeatedly until return values, arguments and gradient modes no longer change. The facts of the last pass are
+for the rules.
 
 The first pass assumes that inputs of a model have no graph, and analyzes callers last. If an output is fed back into a
 model, it therefore has a graph only if the model itself adds a graph.
@@ -55,22 +55,23 @@ _BLOCKS = {cst.SimpleStatementLine, cst.IndentedBlock, cst.SimpleStatementSuite}
 def analyze_program(program: Program) -> None:
     """Analyze a program and record the facts for the rules."""
     state: list[object] = []
-    for number in range(_MAX_PASSES - 1):
-        _run_pass(program, recording=False, first=number == 0)
+    for number in range(_MAX_PASSES):
+        _run_pass(program, first=number == 0)
         before, state = state, _state(program)
         if before == state:
             break
-    _run_pass(program, recording=True)
     _propagate_through_calls(program)
 
 
-def _run_pass(program: Program, *, recording: bool, first: bool = False) -> None:
+def _run_pass(program: Program, *, first: bool) -> None:
+    """Analyze all functions once, and replace the facts of the previous pass."""
+    program.calls, program.stores, program.releases, program.values = [], [], [], {}
     call_sites = {function: function.call_sites for function in program.functions.values()}
     for function in program.functions.values():
         function.call_sites = []
         function.returned_nodes = []
     for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
-        _Walker(program, function, call_sites[function], recording=recording, first=first).run()
+        _Walker(program, function, call_sites[function], first=first).run()
     for function in program.functions.values():
         if function.call_sites and not function.no_grad:
             function.no_grad = all(site.no_grad for site in function.call_sites)
@@ -79,8 +80,11 @@ def _run_pass(program: Program, *, recording: bool, first: bool = False) -> None
 def _state(program: Program) -> list[object]:
     """Return the state of the analysis at the start of the next pass."""
     return [
-        (function.returns, function.no_grad, [site.values for site in function.call_sites])
-        for function in program.functions.values()
+        *(
+            (function.returns, function.no_grad, [site.values for site in function.call_sites])
+            for function in program.functions.values()
+        ),
+        *(dict(known.attributes) for known in program.classes.values()),
     ]
 
 
@@ -93,10 +97,9 @@ class _Walker(Assignments):
         function: Function,
         call_sites: Sequence[CallSite],
         *,
-        recording: bool,
         first: bool,
     ) -> None:
-        super().__init__(program, function, recording=recording)
+        super().__init__(program, function, recording=True)
         self.model_input = TENSOR if first else GRAPH
         self.returns: Value | None = None
         self.yields: Value | None = None
@@ -280,7 +283,11 @@ class _Walker(Assignments):
             self.branch(node.orelse)
         elif node.orelse is not None:
             self.block([node.orelse.body])
-        detached = [path for path in self.names if self._is_detached_in(node.body, after, path)]
+        detached = [
+            path
+            for path, value in self.names.items()
+            if after.get(path) is not value and self._is_detached_in(node.body, after, path)
+        ]
         self.join_with(after)
         self.names.update(dict.fromkeys(detached, UNKNOWN))
         self.parameter_of = {**sources_after, **self.parameter_of}
@@ -347,7 +354,8 @@ class _Walker(Assignments):
     def join_with(self, others: dict[str, Value]) -> None:
         for path, value in others.items():
             known = self.names.get(path)
-            self.names[path] = value if known is None else join_values(known, value)
+            if known is not value:
+                self.names[path] = value if known is None else join_values(known, value)
 
 
 def _last_node(node: cst.CSTNode) -> cst.CSTNode:

@@ -276,6 +276,8 @@ class Assignments(FactRecorder):
 
     def forget_attributes(self, path: str) -> None:
         """Forget the attributes of a name that is rebound."""
+        if path not in self.program.objects:
+            return
         prefix = f"{path}."
         for each in [each for each in self.names if each.startswith(prefix)]:
             del self.names[each]

@@ -13,7 +13,7 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, ReleaseFact, StoreFact
-from legroom.diagnose.lint.flow.syntax import Imports, children, forget_file, walk
+from legroom.diagnose.lint.flow.syntax import Imports, children, dotted, forget_file, walk
 from legroom.diagnose.lint.flow.values import UNKNOWN, Value
 
 NEWLINE = re.compile(r"\r\n|\r|\n")
@@ -160,6 +160,13 @@ class Program:
     def mentions(self, *names: str) -> bool:
         """Return True if any of these names occurs in the file."""
         return not self._identifiers.isdisjoint(names)
+
+    @cached_property
+    def objects(self) -> frozenset[str]:
+        """All paths whose attributes the file mentions."""
+        return frozenset(
+            path for node in self.nodes if type(node) is cst.Attribute and (path := dotted(node.value))
+        )
 
     @cached_property
     def _identifiers(self) -> frozenset[str]:
