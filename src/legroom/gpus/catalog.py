@@ -2,7 +2,7 @@
 
 A size (`8GiB`) is the memory that PyTorch's allocator can use. Nothing is subtracted from a size. A name (`t4`) refers
 to that card, with its total memory minus the CUDA context. `find_gpu` converts a size or a name to a `GpuSpec`, which
-the rest of Legroom passes on unchanged.
+the rest of Legroom does not change.
 """
 
 import difflib

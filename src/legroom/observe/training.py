@@ -140,8 +140,8 @@ class TrainingClock:
         self._end_step()
 
     def _wrap_loaders(self) -> None:
-        """Wrap `__next__` of DataLoader iterators. Without torch's private iterator class, inputs are only recognized when a
-        model receives them, and a run without an optimizer has no steps."""
+        """Wrap `__next__` of DataLoader iterators. Without torch's private iterator class, inputs are recognized only
+        when a model receives them, and a run without an optimizer has no steps."""
         iterator = _loader_iterator()
         if iterator is None:
             return

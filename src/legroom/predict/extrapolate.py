@@ -89,7 +89,7 @@ class _Aligned:
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
     """Pair the requests of two traces. Optional requests may differ, because the workspace of a convolution may be
-    needed at one size only. If an optional request has no counterpart, its size does not change.
+    needed at one size only. If a request for optional memory has no counterpart, its size does not change.
     """
     ignored: set[int] = set()
     if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:

@@ -36,7 +36,7 @@ class RecordedProcess:
 def describe_processes(
     chosen: RecordedProcess, main: RecordedProcess, others: Sequence[RecordedProcess]
 ) -> str:
-    """Return a sentence that names the reported process and the memory that the other processes used."""
+    """Return a sentence about the reported process and the memory that the other processes used."""
     rest = [process for process in (main, *others) if process is not chosen and process.peak]
     about = f"this report is about {chosen.name}" + ("" if chosen is main else ", which the script started")
     if not rest:

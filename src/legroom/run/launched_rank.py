@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script named by `arguments` with the settings of the environment, and return its exit code."""
+    """Run the script given in `arguments` with the settings of the environment, and return its exit code."""
     exit_with_parent()
     settings = RankSettings.from_environment()
     is_module = arguments[0] == "-m"

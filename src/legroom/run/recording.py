@@ -100,7 +100,7 @@ class Recording:
         blocking: bool = False,
         listener: OutcomeListener | None = None,
     ) -> None:
-        """`options` are the options of `legroom run`, for the suggested next command. `spill` is applied while the
+        """`options` contains the options of `legroom run`, for the suggested next command. `spill` is applied while the
         script runs. With `blocking`, indices are checked before each operation on a real GPU. `listener` receives the
         outcome. In that case, the outcome is not printed.
         """

@@ -55,11 +55,11 @@ def parallel(
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
     `optimizer` is an optimizer of the model's parameters, or a function that creates one. `batch` is one global
-    batch, inputs first and target last. The batch is used to predict the memory and to split the model. `shares` are
-    the shares of the batch, one per GPU. `weight` is a function that counts elements in a batch, for a loss that is a
-    mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto" or a
-    `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, over all ranks. `schedule` and
-    `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By
+    batch, inputs first and target last. The batch is used to predict the memory and to split the model. `shares`
+    contains the relative part of the batch for each GPU. `weight` is a function that counts elements in a batch, for a
+    loss that is a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto"
+    or a `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, over all ranks. `schedule`
+    and `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By
     default, the shards are offloaded only if they do not fit on the GPUs. `static_graph` is an option of DDP. By
     default, Legroom detects the value of `static_graph`.
     """

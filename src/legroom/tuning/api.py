@@ -68,7 +68,7 @@ def tune(
     or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run at the
     same time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are
     options of ASHA. `interval` is the number of steps between decisions of population-based training.
-    `shape_parameters` are the parameters that affect memory, if you know them. `callbacks` are objects that show or
+    `shape_parameters` lists the parameters that affect memory, if you know them. `callbacks` are objects that show or
     log the study. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()

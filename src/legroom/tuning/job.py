@@ -45,7 +45,7 @@ class StudyCallback(Protocol):
     engine's thread."""
 
     def on_study_start(self, job: TuneJob, records: Sequence[TrialRecord]) -> None:
-        """Handle the start of a new or resumed study. `records` are the trials of the study so far."""
+        """Handle the start of a new or resumed study. `records` contains the trials of the study so far."""
 
     def on_trial_update(self, record: TrialRecord) -> None:
         """Handle a new state or a new report of a trial."""

@@ -1,4 +1,5 @@
-"""Finds the line that names the error. This is the last line of a traceback, or a line that looks like an error.
+"""Finds the line that contains the error message. This is the last line of a traceback, or a line that looks like an
+error.
 
 Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes such as
 a rank, a time or a level. `without_prefix` removes these prefixes and returns the line as Python printed it.
@@ -20,7 +21,7 @@ _FEW_LINES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorLine:
-    """The line of a log that names the error."""
+    """The line of a log that contains the error message."""
 
     line: int
     """The line number, from 1."""

@@ -134,6 +134,6 @@ def _holder_of(size: int, holders: Sequence[Holder]) -> str | None:
 
 
 def describe_holder(holder: Holder) -> str:
-    """Return a description of the holder, for example "`losses` (list, 412 items)"."""
+    """Return a description of the variable that retains the memory, for example "`losses` (list, 412 items)"."""
     name, _, kind = holder.path.partition(" ")
     return f"`{name}` {kind}"

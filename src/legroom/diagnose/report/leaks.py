@@ -1,8 +1,8 @@
 """The leaks that the leak detector found during the run, with advice.
 
-The detector inspected the live objects, so its findings include the holder, the line that stores the reference, and
-graphs that use no device memory. If the detector ran, the report uses its findings, and the ledger only adds the number
-of device bytes.
+The detector inspected the live objects, so its findings include the retaining variable, the line that stores the
+reference, and graphs that use no device memory. If the detector ran, the report uses its findings, and the ledger adds
+only the number of bytes in device memory.
 """
 
 from collections.abc import Iterable, Sequence

@@ -381,8 +381,8 @@ def _ended_with_oom(ending: RunEnded) -> bool:
 
 
 def _unique_holders(holders: Sequence[Holder]) -> list[Holder]:
-    """Return the holders, largest first. If a variable was passed through several functions, only the innermost
-    function is listed."""
+    """Return the variables that retain memory, largest first. If a variable was passed through several functions, only
+    the innermost function is listed."""
     unique: dict[tuple[str, int], Holder] = {}
     for holder in holders:
         unique.setdefault((holder.path, holder.bytes), holder)

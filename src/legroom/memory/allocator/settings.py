@@ -133,8 +133,8 @@ class AllocatorSettings:
     def from_environment(
         cls, environ: Mapping[str, str], torch_version: str | None = None
     ) -> "AllocatorSettings":
-        """Return the settings of a process with this environment. If a value is invalid, the error names the
-        variable.
+        """Return the settings of a process with this environment. If a value is invalid, the error message contains the
+        name of the variable.
         """
         version = cls(ties=ties_of(torch_version)) if torch_version else cls()
         for name in ENVIRONMENT_NAMES:
@@ -170,7 +170,7 @@ class AllocatorSettings:
 
 
 def ties_of(torch_version: str) -> str:
-    """Return the rule by which a version of torch selects one of several free blocks of equal size.
+    """Return the rule that a version of torch uses to select among free blocks of equal size.
 
     >>> ties_of("2.12.1+cu130"), ties_of("2.13.0")
     ('address', 'age')

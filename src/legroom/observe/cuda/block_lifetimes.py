@@ -4,9 +4,9 @@ The allocator's history is read after the run, so the whole lifetime of a block 
 this order:
 
 - A *recorded* category (`address_owners`) is certain. The recorded categories are parameter, gradient, optimizer state,
-  buffer and input. When memory runs out, Legroom also finds the holder of each block of the forward pass
-  (`apply_holder_categories`): a graph, a variable, or a running call. Blocks that were freed while the exception
-  propagated are ignored, because the program itself did not free these blocks.
+  buffer and input. When memory runs out, Legroom also finds the graph, variable or running call that retains each block
+  of the forward pass (`apply_holder_categories`). Blocks that were freed while the exception propagated are ignored,
+  because the program itself did not free these blocks.
 - A *workspace* is the first block with the size of a cuBLAS or cuBLASLt workspace that has no other owner and is never
   freed. Each stream has one workspace for the forward pass and one for the backward pass. A workspace is recognized by
   its size. A tensor of exactly the same size would be mistaken for a workspace if it is allocated before the first
@@ -146,9 +146,9 @@ def apply_holder_categories(
     *,
     in_backward: bool,
 ) -> None:
-    """Assign categories to the blocks that were alive when memory ran out. `categories` maps addresses to
-    the categories of their holders. The category of a forward block without a known holder is determined after its
-    backward pass."""
+    """Assign categories to the blocks that were alive when memory ran out. `categories` maps addresses to the
+    categories of the objects that retain the blocks. If no object is known to retain a forward block, its category is
+    determined after its backward pass."""
     for block in blocks_by_address:
         if block.known_category is not None or workspaces.claim(block):
             continue

@@ -2,7 +2,7 @@
 
 The allocator calls an observer at every failed allocation, before an exception is raised. Not every failure becomes an
 error. For example, cuDNN tries algorithms until the workspace of one algorithm can be allocated, and hides the other
-failures. Therefore the observer only records statistics. A `torch.OutOfMemoryError` that is created later belongs to
+failures. Therefore the observer records only statistics. A `torch.OutOfMemoryError` that is created later belongs to
 the last recorded failure. When the error is created, the temporary tensors of the failed operation are already freed,
 but they are still in the history.
 """

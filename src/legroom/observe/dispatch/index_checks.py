@@ -3,7 +3,7 @@
 A kernel that reads a label out of range triggers a device-side assert. The error is reported later, at a different
 line, and the process cannot use CUDA afterwards. `IndexChecks` therefore compares the values on the device before each
 operation that takes indices. If a value is out of range, the operation runs on the CPU, where it raises an exception
-that names the value. Each check synchronizes with the GPU, so use `IndexChecks` only for debugging.
+whose message contains the value. Each check synchronizes with the GPU, so use `IndexChecks` only for debugging.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -590,8 +590,8 @@ class RecordingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.__torch_dispatch__(func, types, args[:position], {**named, **(kwargs or {})})
 
     def _on_named_device(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that names a device and that bypasses the function mode, because it is called in
-        TorchScript, in C++, or inside a torch function.
+        """Run an operation that has a device argument and that bypasses the function mode. Operations called in
+        TorchScript, in C++ or inside a torch function bypass this mode.
         """
         recorder, context = self._recorder, self._recorder.context
         assert recorder.current_device is not None

@@ -143,8 +143,8 @@ def checkpoint_tensors(node: Any) -> Iterator[torch.Tensor]:
 
     The unpack hook of the checkpoint references these tensors. Since 2.13, torch stores the inputs in saved variables.
     Before 2.13, torch stored them in a node outside the graph. If torch stores the tensors elsewhere or does not expose
-    the hook (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot name the holder of such
-    an input.
+    the hook (2.6), nothing is yielded. In that case, the report of a failed forward pass cannot show which variable
+    retains such an input.
     """
     try:
         for saved in _saved_variables(node):

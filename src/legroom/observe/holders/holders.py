@@ -1,7 +1,7 @@
 """Finds the variables in the user's frames, and the running calls, that retain device memory.
 
 Tensors inside a running torch call (the layers of an LSTM, a recomputed block) may not be assigned to any Python
-variable yet. The running call retains these tensors, so the report names the user's line that made the call. The caller
+variable yet. The running call retains these tensors, so the report shows the user's line that made the call. The caller
 passes the location and time at which each storage was allocated (`StepStorage`).
 
 The search must not change the program. Therefore it calls no `repr` and no property, and keeps no references. Up to
@@ -41,7 +41,7 @@ class StepStorage(NamedTuple):
 
 
 class LargestHolders(NamedTuple):
-    """The holders that retain the most device memory."""
+    """The variables and running calls that retain the most device memory."""
 
     largest: list[Holder]
     """The holders, largest first."""
@@ -69,8 +69,9 @@ class HolderSurvey(NamedTuple):
     """The keys of the storages that autograd graphs saved. The graphs can be reached from these variables."""
 
     def categories(self) -> dict[int, Category]:
-        """Return the category of each storage key, derived from the holder. The category is activation if a graph saved
-        the storage. Otherwise, the storage is a result or a temporary tensor of the forward pass.
+        """Return the category of each storage key, derived from the object that retains the storage. The category is
+        activation if a graph saved the storage. Otherwise, the storage is a result or a temporary tensor of the forward
+        pass.
         """
         categories: dict[int, Category] = {}
         if autograd_graph.saved_tensors_are_readable():
@@ -123,8 +124,8 @@ def find_holders(frame: FrameType | None, measure: Measure, most: int = 8) -> li
 
 def survey_holders(frame: FrameType | None, measure: Measure, *, with_legroom: bool = False) -> HolderSurvey:
     """Find the memory that the variables of all functions on the call stack retain, from `frame` outwards. Without
-    `with_legroom`, a variable with an object of Legroom (`guard`) is a holder only if no other variable retains the same
-    memory."""
+    `with_legroom`, a variable that refers to an object of Legroom (`guard`) is included only if no other variable
+    retains the same memory."""
     guards: list[Holder] = []
     by_guards: dict[int, int] = {}
     holders: list[Holder] = []

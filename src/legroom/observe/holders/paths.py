@@ -118,8 +118,8 @@ class _Search:
         return fallback or self._being_built() or self._unrooted(target)
 
     def _can_grow(self, path: HolderPath) -> bool:
-        """Return whether the path names an object that can grow. A function or generator cannot grow, but may be stored
-        in an object that can grow.
+        """Return whether the path contains a named object that can grow. A function or generator cannot grow, but may
+        be stored in an object that can grow.
         """
         if path.how in ("cache", "exception"):
             return True

@@ -1,15 +1,15 @@
 """Detects memory leaks of a training loop, with negligible overhead.
 
-After an iteration, the detector reads two counters (device bytes, bytes of the C heap) and checks whether the graphs of
-earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only some iterations
-(see `sampling_budget`). There are three signs of a leak: growing device memory, growing host memory, and retained
-graphs. A series of scans (see `ScanWindow`) starts if a counter reaches a new maximum in two consecutive iterations, or
-if graphs of earlier backward passes stay alive. The detector also starts a series shortly after the start of the loop,
-and from time to time later, to find growth that the counters do not show. A series that finds nothing ends after three
-scans. Afterwards, the same sign starts another series only after a longer delay. Growth in only a few iterations is
-found by infrequent scans. A scan reads objects of the whole process, so scans are skipped while several threads train
-(see `training_threads`). If the source does not show which line stores the tensors, the user's lines are traced for one
-or two iterations before the report (see `storing_trace`).
+After an iteration, the detector reads two counters (bytes in use on the devices and in the C heap) and checks whether
+the graphs of earlier backward passes are freed. If iterations take only a few milliseconds, the detector samples only
+some iterations (see `sampling_budget`). There are three signs of a leak: growing device memory, growing host memory,
+and retained graphs. A series of scans (see `ScanWindow`) starts if a counter reaches a new maximum in two consecutive
+iterations, or if graphs of earlier backward passes stay alive. The detector also starts a series shortly after the
+start of the loop, and from time to time later, to find growth that the counters do not show. A series that finds
+nothing ends after three scans. Afterwards, the same sign starts another series only after a longer delay. Growth in
+only a few iterations is found by infrequent scans. A scan reads objects of the whole process, so scans are skipped
+while several threads train (see `training_threads`). If the source does not show which line stores the tensors, the
+user's lines are traced for one or two iterations before the report (see `storing_trace`).
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Finds the holder of tensors that should have been freed, and checks whether the source code explains why they are
-retained.
+"""Finds the variables that retain tensors that should have been freed, and checks whether the source code explains why
+they are retained.
 
-A tensor is traced to its holder (`holders.paths`) and to the line that stores it (`source.storing_lines`). A container
-is not a leak if it is bounded or emptied, or if it belongs to a call that will end. A cache that checks for a key
-before it stores a value may stop growing.
+A tensor is traced to the variable that retains it (`holders.paths`) and to the line that stores it
+(`source.storing_lines`). A container is not a leak if it is bounded or emptied, or if it belongs to a call that will
+end. A cache that checks for a key before it stores a value may stop growing.
 """
 
 import gc
@@ -67,8 +67,8 @@ Targets = list["weakref.ref[torch.Tensor]"]
 
 
 def holder_being_built() -> HolderPath:
-    """Return the holder if Python references no tensor of the graph. In this case, the holder is a running statement
-    (`total = sum(loss(x) for x in data)`)."""
+    """Return the holder of a graph if Python references no tensor of the graph. In this case, a running statement
+    retains the graph (`total = sum(loss(x) for x in data)`)."""
     for file, line, function in Variables(sys._getframe(1)).lines:
         name = built_at(file, line)
         if name is not None:
@@ -85,7 +85,8 @@ def holder_being_built() -> HolderPath:
 
 
 class FoundHolder(NamedTuple):
-    """The holder of a tensor, the uses of its name in the source code, and the `id` of the tensor."""
+    """The variable that retains a tensor (the holder), the uses of its name in the source code, and the `id` of the
+    tensor."""
 
     path: HolderPath
     usage: NameUsage
@@ -93,7 +94,7 @@ class FoundHolder(NamedTuple):
 
 
 class HolderFinder:
-    """Finds the holders of tensors, and reports each name once."""
+    """Finds the variables that retain tensors, and reports each name once."""
 
     def __init__(self) -> None:
         self._variables: Variables | None = None
@@ -135,7 +136,8 @@ class HolderFinder:
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    """Return a suspect for the holder. The result is empty if the source code shows that the holder is not a leak."""
+    """Return a suspect for a variable that retains tensors. The result is empty if the source code shows that the
+    variable is not a leak."""
     path, usage, _ = holder
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2
@@ -270,9 +272,9 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 
 def can_accumulate(holder: FoundHolder) -> bool:
-    """Return whether a holder can retain tensors of many iterations. A plain variable retains the tensors of one
-    iteration, unless it is computed from itself. The same applies to a container that is reassigned in every iteration,
-    for example a sample of a buffer.
+    """Return whether the found variable can retain tensors of many iterations. A plain variable retains the tensors of
+    one iteration, unless it is computed from itself. The same applies to a container that is reassigned in every
+    iteration, for example a sample of a buffer.
     """
     path, usage, _ = holder
     if usage.is_reassigned_in_loop:
@@ -304,7 +306,8 @@ def is_temporary(holder: FoundHolder) -> bool:
 
 
 def is_collectable(holder: FoundHolder) -> bool:
-    """Return whether the garbage collector will free the holder, because it is a reference cycle without a name."""
+    """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
+    them."""
     return holder.path.how == "cycle" and gc.isenabled() and gc.get_threshold()[0] > 0
 
 

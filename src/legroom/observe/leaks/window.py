@@ -6,8 +6,8 @@ A scan looks for three kinds of leaks:
 - `tensor`: Storages first seen in each of the last scans are all still alive, and their number rises each time.
 - `larger`: The tensor of a variable is larger in every scan, and the source code computes the variable from itself.
 
-For each kind of leak, the scan finds the holder of the tensors (`holders.paths`) and the line that stores the tensors
-(`source.storing_lines`). A container that the source code bounds or empties is not a leak.
+For each kind of leak, the scan finds the variable that retains the tensors (`holders.paths`) and the line that stores
+the tensors (`source.storing_lines`). A container that the source code bounds or empties is not a leak.
 """
 
 import sys
@@ -293,7 +293,7 @@ class ScanWindow:
 
     def _find_graphs(self, seen: _Observations, holders: HolderFinder, iteration: int) -> list[Suspect]:
         """Return the variables and containers that retain old tensors with a graph. If there are none, return the
-        holder of a new tensor whose graph includes the old graph.
+        variable that retains a new tensor whose graph includes the old graph.
         """
         if not seen.iterations_retained:
             return []
@@ -322,8 +322,8 @@ class ScanWindow:
         return suspects
 
     def _find_gradients(self, seen: _Observations, holders: HolderFinder) -> list[FoundHolder]:
-        """Return the holders of parameters whose gradients have a graph, with the line of the backward pass that
-        created the graph."""
+        """Return the variables that retain parameters whose gradients have a graph, and the line of the backward pass
+        that created the graph."""
         line = self._iterations.create_graph_line
         if line is None:
             return []
@@ -421,7 +421,7 @@ def _is_ensemble(holder: FoundHolder) -> bool:
 
 
 def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
-    """Return the nodes and bytes that one of several holders retains from the iteration in which its tensor was
+    """Return the nodes and bytes that one of several variables retains from the iteration in which its tensor was
     created."""
     created = seen.parts[holder.target].iteration if holder.target in seen.parts else -1
     within = {holder.target, *holder.path.contents}
@@ -431,7 +431,8 @@ def _retained_by(holder: FoundHolder, seen: _Observations) -> tuple[int, int]:
 
 
 def _sample(tensors: list[torch.Tensor], most: int = 4 * MAX_SEARCHES) -> list[torch.Tensor]:
-    """Return a sample of the tensors from both ends of the list, because tensors of one holder are often adjacent."""
+    """Return a sample of the tensors from both ends of the list, because tensors in the same container are often
+    adjacent."""
     return tensors if len(tensors) <= most else [*tensors[: most // 2], *tensors[-most // 2 :]]
 
 

@@ -2,7 +2,7 @@
 length, reset the value or look up a key.
 
 The name is a variable or an attribute. An attribute with the same name in an unrelated class is a different attribute.
-Therefore uses of `self.values` are collected only in the classes of the holder.
+Therefore uses of `self.values` are collected only in the classes that have the attribute.
 """
 
 import ast
@@ -69,10 +69,10 @@ class NameReader:
         is_alias: bool = False,
         removing_methods: frozenset[str] | None = None,
     ) -> None:
-        """`classes` are the classes that have the attribute, with their base classes. The set is empty if the classes
-        are unknown. With `feeding`, a method is treated as storing items if its name suggests this. With `is_alias`,
-        the name is another name of the object, so assignments to the name are ignored. Only `removing_methods` remove
-        items.
+        """`classes` contains the classes that have the attribute, and their base classes. The set is empty if the
+        classes are unknown. With `feeding`, a method is treated as storing items if its name suggests this. With
+        `is_alias`, the name is another name of the object, so assignments to the name are ignored. Only
+        `removing_methods` remove items.
         """
         self.statements: list[StoringStatement] = []
         self.limits: list[Occurrence] = []

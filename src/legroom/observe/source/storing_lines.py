@@ -96,7 +96,7 @@ def find_usage(
     classes: frozenset[str] = frozenset(),
 ) -> NameUsage:
     """Find the uses of a name in the function of the variable, then in the whole file, then in every file of the user.
-    `classes` are the classes that have the attribute, if known.
+    `classes` contains the classes that have the attribute, if known.
     """
     if not name.isidentifier():
         return NO_USAGE
@@ -118,7 +118,7 @@ def find_usage(
 
 def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
     """Find calls of methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
-    calls matter if no statement names the growing container itself, because the container is inside the library's
+    calls matter if no statement refers to the growing container itself, because the container is inside the library's
     object.
     """
     tree = tree_of(file) if file is not None and root.isidentifier() else None

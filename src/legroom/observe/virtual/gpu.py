@@ -80,7 +80,7 @@ class VirtualGPU:
     ) -> None:
         """The other options are for estimates. With `rules`, memory that CUDA kernels allocate in addition to their
         results is counted too. With `fake_tensors`, device tensors have no data. With `bounded=False`, allocations
-        never fail, and the size is only reported."""
+        never fail, and the size is used only in reports."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [

@@ -1,7 +1,7 @@
 """The function mode that places tensors on virtual devices.
 
-With this mode, tensors report their virtual device, and calls that name a device are rewritten. All operations run on
-the CPU, so a program computes bit-for-bit the same results as without the mode.
+With this mode, tensors report their virtual device, and calls with a device argument are rewritten. All operations run
+on the CPU, so a program computes bit-for-bit the same results as without the mode.
 
 PyTorch disables the mode while a torch function written in Python runs, so the body of that function operates on CPU
 tensors. Tensors that the body creates without tensor inputs are placed on the device of the arguments. If the body

@@ -49,7 +49,7 @@ class ShapeMismatch:
 
 
 def find_mismatch(error: BaseException, calls: list[LayerCall]) -> ShapeMismatch:
-    """Return the cause of `error`. `calls` are the active calls, innermost first. The result keeps no reference to
+    """Return the cause of `error`. `calls` contains the active calls, innermost first. The result keeps no reference to
     the error."""
     file, line = _location(error)
     message = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -110,8 +110,8 @@ class _AttemptRecorder(LogsSpecs):
     def finished(self, exit_codes: Mapping[int, int], first: Collection[int] = ()) -> None:
         """Record that all ranks of the attempt have exited.
 
-        `exit_codes` are the exit codes of failed ranks. `first` are the ranks that exited before the other ranks were
-        terminated.
+        `exit_codes` contains the exit codes of failed ranks. `first` contains the ranks that exited before the other
+        ranks were terminated.
         """
         if not self._running:
             return

@@ -151,7 +151,7 @@ def coordinator_shares(
     devices: int,
     device_model: DeviceModel,
 ) -> tuple[list[float], list[int]]:
-    """Return the number of samples of each device of a DataParallel, coordinator first, and the predicted peaks.
+    """Return the number of samples and the predicted peak of each DataParallel device, coordinator first.
 
     The coordinator gets as many samples as possible without using more memory than the average of the other devices.
     Memory grows linearly with the samples, so the search interpolates between the smallest and the largest share.

@@ -1,8 +1,8 @@
 """Fallbacks for a single sample that does not fit. Guard applies one fallback after the other. If the sample does not
 fit with all fallbacks, an error is raised.
 
-Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients, so
-it is only used if the user allows it.
+Spilling and activation checkpointing do not change the gradients, but take time. Lower precision changes the gradients,
+so it is used only if the user allows it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +37,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """The allowed fallbacks in order. `active` are the fallbacks in use."""
+    """The allowed fallbacks in order. `active` contains the fallbacks in use."""
 
     def __init__(self, names: Sequence[FallbackName], model: nn.Module, device: torch.device) -> None:
         unknown = [name for name in names if name not in _FALLBACKS]

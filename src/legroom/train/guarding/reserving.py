@@ -18,8 +18,8 @@ from legroom.train.guarding.recovery import classify_failure, release_memory
 
 
 class StateReservation:
-    """The reserved memory for one optimizer's state. `supported` are the optimizer classes whose state sizes can be
-    predicted."""
+    """The reserved memory for one optimizer's state. `supported` contains the optimizer classes whose state sizes can
+    be predicted."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, device: torch.device, supported: Iterable[type]

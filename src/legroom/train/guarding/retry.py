@@ -7,8 +7,8 @@ torch function that runs out of memory is called again after the cache is emptie
 tensors that it does not need are moved to host memory. The moved tensors are moved back when a function needs them,
 and at the end.
 
-The result is exact, because a function that cannot allocate its result has not changed anything. The error is only
-raised if the operands and the result of a single function do not fit.
+The result is exact, because a function that cannot allocate its result has not changed anything. The error is raised
+only if the operands and the result of a single function do not fit.
 """
 
 import functools

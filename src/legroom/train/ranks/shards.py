@@ -19,7 +19,7 @@ except ImportError:  # a build of torch without FSDP2
 
 
 class Shards:
-    """The modules of the model that FSDP2 shards. `roots` are the outermost FSDP2 modules."""
+    """The modules of the model that FSDP2 shards. `roots` contains the outermost FSDP2 modules."""
 
     def __init__(self, roots: list[nn.Module]) -> None:
         self._roots = roots

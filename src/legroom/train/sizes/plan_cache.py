@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 64 * 1024
 
 
 class PlanCache:
-    """The cached sizes of one training run. Sizes are only cached for GPUs."""
+    """The cached sizes of one training run. Sizes are cached only for GPUs."""
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Any) -> None:
         self._model, self._device = model, device

@@ -41,7 +41,7 @@ class Logger:
             self._try(partial(self.end, record))
 
     def on_message(self, message: str) -> None:
-        """Do nothing, because messages are only shown in the terminal."""
+        """Do nothing, because messages are shown only in the terminal."""
 
     def on_study_end(self) -> None:
         self._try(self.close)

@@ -68,7 +68,7 @@ def score(
     *,
     all_fit: bool = False,
 ) -> Numbers:
-    """Return the score of each candidate. A higher score is better. `running` are the points of running trials.
+    """Return the score of each candidate. A higher score is better. `running` contains the points of running trials.
     `all_fit` means that all candidates are known to fit."""
     probability = numpy.ones(len(candidates)) if all_fit else _fit_probability(candidates, observed)
     if not observed.losses:

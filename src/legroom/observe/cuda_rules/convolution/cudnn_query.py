@@ -1,9 +1,10 @@
 """Queries the cuDNN library for the kernel and the workspace of a convolution. The query needs no GPU.
 
-cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is only described
-(by a "device property descriptor", for ahead-of-time compilation). Without `cudnn.benchmark`, torch uses the first
-configuration of the heuristic's list that is allowed and whose plan can be built. The workspace of this plan is
-allocated (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the configuration in the same way.
+cuDNN's choice of kernels is not documented. Since 9.8, the library can be queried about a GPU that is not present. The
+query contains a description of the GPU (a "device property descriptor", for ahead-of-time compilation). Without
+`cudnn.benchmark`, torch uses the first configuration of the heuristic's list that is allowed and whose plan can be
+built. The workspace of this plan is allocated (`try_configs` in ATen/native/cudnn/Conv_v8.cpp). This module selects the
+configuration in the same way.
 """
 
 import json

@@ -21,7 +21,8 @@ TILE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """The sizes of one convolution. For a transposed convolution, `inputs` are the channels of its argument."""
+    """The sizes of one convolution. For a transposed convolution, `inputs` is the number of channels of its
+    argument."""
 
     element: int
     """Bytes per element."""

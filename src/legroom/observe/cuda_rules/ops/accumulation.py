@@ -173,7 +173,7 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 def _view(call: OpCall) -> MemoryPlan | None:
     """On CUDA, the gradient of a view that was changed in place is copied. A trace would replay the view instead.
 
-    The result of an instance norm is a view of the result of a batch norm. An in-place activation after the instance
+    An instance norm returns a view of the tensor that a batch norm computed. An in-place activation after the instance
     norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the gradient of the
     view into them by strides (`AsStridedBackward`), and frees the gradient. For tensors without data, torch replays the
     view backwards instead. The size of the gradient is the same, but its memory is at another address.

@@ -1,8 +1,8 @@
 """Streams and events of a virtual GPU.
 
 Operations run on the CPU and have finished when their call returns, so synchronization does nothing. A stream
-only determines the memory pool of an allocation, and an event only stores the host's time. The allocator
-needs `current_stream_id` at each allocation.
+determines only the memory pool of an allocation, and an event stores only the host's time. The allocator needs
+`current_stream_id` at each allocation.
 
 As on a real GPU, each thread has a current stream per device, and each device has 32 streams per priority. After the
 32nd stream of a priority, torch uses the first stream again.

@@ -137,7 +137,7 @@ class Transaction:
         _add(pairs)
 
     def _gradient_bytes(self) -> int:
-        """Return the number of bytes of the gradients of finished micro-batches."""
+        """Return the size of the gradients of finished micro-batches, in bytes."""
         return sum(parameter.grad.nbytes for parameter in self._trainable if parameter.grad is not None)
 
     def _gradient_versions(self) -> list[int]:
