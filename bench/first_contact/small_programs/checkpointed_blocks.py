@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--micro_batch_size", type=int, default=64)
+parser.add_argument("--micro_batch_size", type=int, default=192)
 args = parser.parse_args()
 torch.manual_seed(0)
 

@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=128)
+parser.add_argument("--batch-size", type=int, default=192)
 args = parser.parse_args()
 torch.manual_seed(0)
 model = nn.Sequential(

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-size = int(os.environ.get("BATCH_SIZE", "64"))
+size = int(os.environ.get("BATCH_SIZE", "128"))
 torch.manual_seed(0)
 loader = DataLoader(TensorDataset(torch.randn(256, 80, 40), torch.randn(256, 1)), batch_size=size)
 

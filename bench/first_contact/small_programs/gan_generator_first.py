@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch_size", type=int, default=512, help="size of the batches")
+parser.add_argument("--batch_size", type=int, default=1024, help="size of the batches")
 opt = parser.parse_args()
 torch.manual_seed(0)
 generator = nn.Sequential(

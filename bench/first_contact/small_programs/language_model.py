@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--device-batch-size", type=int, default=16)
+parser.add_argument("--device-batch-size", type=int, default=24)
 parser.add_argument("--accumulate", type=int, default=2)
 args = parser.parse_args()
 torch.manual_seed(0)

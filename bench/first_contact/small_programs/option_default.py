@@ -5,7 +5,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--batch-size", type=int, default=512)
+parser.add_argument("--batch-size", type=int, default=640)
 parser.add_argument("--epochs", type=int, default=1)
 args = parser.parse_args()
 torch.manual_seed(0)

@@ -3,7 +3,7 @@ import sys
 import torch
 from torch import nn
 
-batch_size = 48
+batch_size = 160
 block_size = 64
 max_iters = 3
 for argument in sys.argv[1:]:

@@ -8,7 +8,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=128)
 args = parser.parse_args()
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(1024, 1, 24, 24), torch.randint(0, 10, (1024,)))
+data = TensorDataset(torch.randn(2048, 1, 24, 24), torch.randint(0, 10, (2048,)))
 loader = DataLoader(data, batch_size=args.batch_size)
 model = nn.Sequential(
     nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6400, 10)

@@ -242,14 +242,18 @@ def _went_backward_in_this_step(evidence: Evidence) -> bool:
 def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> list[str]:
     """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first.
 
-    Variables that the line of the result assigns come first. They may also retain an autograd graph.
+    If the function that created the result is still running, only the variables that its line assigns can refer to it.
+    These may also retain an autograd graph. Other results were returned to a caller.
     If the program still uses one of the variables, deleting the others may free nothing, and no name is returned.
     """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
-    assigned = assigned_names(frame)
-    close = [
-        each for each in results if each.path.split(" ", 1)[0] in assigned and each.bytes >= size * 0.95
-    ] or [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
+    running = {(each.frame.file, each.frame.function) for each in holders if each.frame is not None}
+    assigned = assigned_names(frame) if (frame.file, frame.function) in running else set()
+    if assigned:
+        named = [each for each in results if each.path.split(" ", 1)[0] in assigned]
+        close = [each for each in named if each.bytes >= size * 0.95]
+    else:
+        close = [each for each in results if size * 0.95 <= each.bytes <= size * 1.5]
     close.sort(key=lambda each: each.bytes)
     variables = {each.path.split(" ", 1)[0]: each.frame for each in close[:2]}
     if any(frame is not None and is_used_later(frame, name) for name, frame in variables.items()):

@@ -152,12 +152,22 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
             f"The weights, their gradients and the state of {names} need {format_size(evidence.fixed)}; PyTorch can "
             f"use {format_size(evidence.budget)} on this device. A smaller batch size is not enough."
         )
+    stateless = evidence.fixed - state - evidence.missing_state
+    fix = (
+        "Use an optimizer with less state, or freeze parameters that need no training. SGD stores one "
+        "copy of the parameters with momentum, and nothing without momentum. 8-bit Adam stores half a "
+        "copy."
+    )
+    if stateless > evidence.budget:
+        fix = (
+            "Freeze parameters that need no training, load the weights in half precision, or split the model over "
+            "several GPUs (`legroom launch --strategy fsdp`). Without optimizer state, "
+            f"{format_size(stateless)} remain."
+        )
     yield Finding(
         code="LG605",
         message=message,
-        fix="Use an optimizer with less state, or freeze parameters that need no training. SGD stores one "
-        "copy of the parameters with momentum, and nothing without momentum. 8-bit Adam stores half a "
-        "copy.",
+        fix=fix,
         **location(oom.frame),
         bytes=max(state, 2 * parameters),
         saves=max(state, parameters),
@@ -223,14 +233,16 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
         fixed += evidence.optimizer_temporaries
     scaling = evidence.scaling
     left = evidence.budget - fixed
-    available = max(left - evidence.unusable, left // 4)
+    available = max(left - evidence.unusable, left // 2)
     if evidence.scaling_so_far < evidence.budget * 0.2 or available <= 0:
         return
     unfinished = evidence.is_unfinished
     fraction = min(available / scaling * 0.75, 0.5) if unfinished else min(available / scaling * 0.9, 0.9)
     fraction *= evidence.filled_fraction
-    if evidence.setting is not None and evidence.setting.value * fraction < 1:
-        return  # even a batch of one sample is too large
+    if evidence.setting is not None and evidence.setting.value * fraction < (
+        2 if _normalizes(evidence) else 1
+    ):
+        return  # even the smallest batch is too large
     evaluation = None if evidence.evaluates else evaluation_setting(evidence.details)
     smaller = smaller_setting(evidence.setting, fraction, evaluation)
     if smaller is not None:
@@ -263,6 +275,11 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
             "optimizers": _names(optimizers) if also else [],
         },
     )
+
+
+def _normalizes(evidence: Evidence) -> bool:
+    """Return True if batch normalization is used. It may fail with a batch of one sample."""
+    return any("batch_norm" in each.op for each in evidence.state.live)
 
 
 def autocast(evidence: Evidence) -> Iterator[Finding]:

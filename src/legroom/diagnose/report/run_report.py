@@ -224,6 +224,9 @@ class RunReport:
             yield self.command.with_environment(allocator), "with less fragmentation"
         elif first.code == "LG613" and not self.command.is_launch:
             yield self.command.with_spilling().text, "with saved activations in host memory"
+        elif first.code in ("LG401", "LG604") and "LG613" in codes and not self.command.is_launch:
+            yield self.command.with_spilling().text, "without changing the code, slower"
+            yield self.command.text, "after changing the code"
         else:
             where = f" in {os.path.basename(first.file)}:{first.line}" if first.file else ""
             yield self.command.text, f"after the change{where}" if where else "after changing the code"

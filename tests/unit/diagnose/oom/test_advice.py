@@ -763,3 +763,46 @@ def test_container_that_the_iteration_still_reads_is_not_a_mistake(make_run, tmp
     run.oom(200)
     run.holder("states (list, 8 items)", 800)
     assert "LG105" not in run.advice()
+
+
+@pytest.mark.parametrize(("op", "suggested"), [("aten.native_batch_norm", False), ("aten.layer_norm", True)])
+def test_batch_of_one_sample_is_not_suggested_with_batch_normalization(make_run, op, suggested):
+    run = make_run(arguments=["--batch-size", "3"])
+    run.alloc(900, ACTIVATION, op=op)
+    run.oom(200)
+    assert ("LG603" in run.advice()) == suggested
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A script with a wrapped model in line 5 and an output in line 33. The holders are in line 30."""
+    lines = [f"# {number}" for number in range(1, 41)]
+    lines[4], lines[9] = "model = DistributedDataParallel(model)", "output = model(x)"
+    path = tmp_path / "train.py"
+    path.write_text("\n".join(lines))
+    monkeypatch.setattr("example_runs.TRAIN", str(path))
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize(("line", "named"), [(5, False), (10, True)])
+def test_only_a_variable_that_the_line_assigns_is_deleted(make_run, line, named):
+    """A bucket of DDP may have the size of an unrelated tensor."""
+    run = make_run()
+    run.alloc(50, RESULT, line=line)
+    run.end_step()
+    run.alloc(800, ACTIVATION)
+    run.oom(200)
+    run.holder("output (Tensor)", 50)
+    assert ("LG102" in run.advice()) == named
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fix"), [(300, "Use an optimizer with less state"), (600, "Freeze parameters")]
+)
+def test_optimizer_without_state_is_suggested_only_if_it_fits(make_run, parameters, fix):
+    run = make_run()
+    run.alloc(parameters, PARAMETER)
+    run.alloc(300, ACTIVATION)
+    run.oom(200)
+    add_optimizer(run, "AdamW", trainable=parameters, state=2 * parameters)
+    assert run.advice()["LG605"].fix.startswith(fix)
