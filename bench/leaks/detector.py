@@ -1,9 +1,12 @@
 """Runs the leak detector on the corpus. Counts the leaks found, correct lines and holders, and false alarms.
 
-    python -m bench.leaks.detector [--folder FOLDER] [--round NAME] [--jobs N] [--names] [--json FILE]
+    python -m bench.leaks.detector [--folder FOLDER] [--round NAME] [--gpu SIZE] [--jobs N] [--names] [--json FILE]
+    python -m bench.leaks.detector --folder FOLDER [--gpu SIZE | --real-gpu]
 
 Every program of tests/corpus, or of another folder with `leaking` and `healthy` in it, runs in its own process with the
-detector attached as under `legroom.watch`, on the GPU if there is one, else on the CPU. `--names` lists the wrong results.
+detector attached as under `legroom.watch`, on the GPU if there is one, else on the CPU. `--gpu` uses a virtual GPU.
+`--names` lists the wrong results. A folder with a `manifest.json` is run with `legroom run` on a virtual GPU, or on the GPU
+of this machine with `--real-gpu` (see `manifest`).
 """
 
 import argparse
@@ -25,6 +28,7 @@ import torch
 from tests.corpus.programs import FOLDER, ROUNDS, Program, programs
 from torch.utils.data import dataloader
 
+from bench.leaks.manifest import score_folder
 from bench.lib.table import print_table
 from legroom.memory.annotations import DetectedLeak
 from legroom.observe.leaks.detector import LeakDetector
@@ -39,9 +43,16 @@ def main() -> None:
     parser.add_argument("--round", choices=list(ROUNDS))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--gpu", help="run on a virtual GPU of this size instead of the CPU: 2GiB")
+    parser.add_argument(
+        "--real-gpu", action="store_true", help="run a folder with a manifest on this machine's GPU"
+    )
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--answer", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if (options.folder / "manifest.json").exists():
+        gpu = None if options.real_gpu else options.gpu or "4GiB"
+        score_folder(options.folder, gpu=gpu, jobs=options.jobs, names=options.names, output=options.json)
+        return
     torch.set_num_threads(1)
     if options.one is not None:
         found = programs(options.one.parent.parent)
