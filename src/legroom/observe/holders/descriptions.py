@@ -256,18 +256,25 @@ def _is_inside_bounded(growing: _Candidate | None, candidates: list[_Candidate])
 
 
 def _has_models(container: Any) -> bool:
-    values = container.values() if isinstance(container, dict) else container or ()
-    for value in list(values)[:4]:
-        parts = (
-            value.values()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, tuple | list)
-            else (value,)
-        )
-        if any(isinstance(part, nn.Module) for part in parts):
+    """Return whether the items of a container are models or their weights, alone or with other values."""
+    for value in list(container.values() if isinstance(container, dict) else container or ())[:4]:
+        parts = [value]
+        if isinstance(value, dict):
+            parts += value.values()
+        elif isinstance(value, tuple | list):
+            parts += value
+        if any(isinstance(part, nn.Module) or _is_state_dict(part) for part in parts):
             return True
     return False
+
+
+def _is_state_dict(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(key, str) and isinstance(each, torch.Tensor) for key, each in value.items())
+        and any("." in key for key in value)
+    )
 
 
 def _has_small_limit(container: Any) -> bool:

@@ -167,7 +167,8 @@ class LeakDetector:
         self.iterations.ignores_backward = not self._budget.expects_sample
         # After several consecutive maxima, a series of scans finds more than a rare scan.
         new_maximum = self._consecutive_maxima == 1 and self._window is None
-        if self.iterations.trains and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
+        searches = self.iterations.trains or self.iterations.by_model_calls
+        if searches and self._rare_scans.is_due(iteration, new_maximum=new_maximum):
             self._timed(self._scan_for_rare_growth, iteration)
         if self._window is None:
             due = [symptom for symptom in symptoms if self._opens_window(symptom, iteration, now)]

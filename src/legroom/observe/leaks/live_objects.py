@@ -92,7 +92,7 @@ class StorageTracker:
                 continue
             if key in self._known:
                 group, position = positions[key]
-                if sys.getrefcount(tensor) >= sys.getrefcount(group[position]):
+                if sys.getrefcount(tensor) > sys.getrefcount(group[position]):
                     group[position] = tensor
                 continue
             known = before.get(key)

@@ -77,7 +77,7 @@ def _tensors_within(named: NamedTensor, value: Any, depth: int) -> Iterator[tupl
                         named._replace(name=f'{named.name}["{key[:40]}"]'), item, depth - 1
                     )
         return
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         if len(value) <= 64:
             for position, item in enumerate(list(value)):
                 yield from _tensors_within(named._replace(name=f"{named.name}[{position}]"), item, depth - 1)

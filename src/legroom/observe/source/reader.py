@@ -271,11 +271,37 @@ class NameReader:
                 self._store(node, [value], uses_itself=True, adds=adds, concatenates=concatenates)
             elif is_empty(value):
                 self.resets.append(self._occurrence)
+            elif self._is_concatenated_before(value):
+                self._store(node, [value], uses_itself=True, concatenates=True)
             else:
                 self._store(node, [value], replaces=True, constructs=called_name(value)[:1].isupper())
         elif self._named.is_it(value) and not self._is_alias:
             for target in flat:
                 self._follow_alias(target)
+
+    def _is_concatenated_before(self, value: ast.expr) -> bool:
+        """Return whether local variables of the value were computed by concatenation from the old value: `keys, values =
+        self.past`, `keys = torch.cat([keys, new])`, `self.past = (keys, values)`."""
+        names = {each.id for each in flattened(value) if isinstance(each, ast.Name)}
+        assigned = [
+            (target.id, part)
+            for node in own_nodes(self._scope)
+            if isinstance(node, ast.Assign)
+            for targets in node.targets
+            for pair, part in pairs_of(targets, node.value)
+            for target in flattened(pair)
+            if isinstance(target, ast.Name)
+        ]
+        parts = {name for name, part in assigned if self._named.is_it_or_item(part)} - {self._name}
+        return any(
+            name in names
+            and any(called_name(inner) in _CONCATENATING for inner in ast.walk(part))
+            and any(
+                self._named.is_it(inner) or (isinstance(inner, ast.Name) and inner.id in parts)
+                for inner in ast.walk(part)
+            )
+            for name, part in assigned
+        )
 
     def _follow_alias(self, alias: ast.expr, *, only: frozenset[str] | None = None) -> None:
         """Collect the uses of `alias`, which refers to the same object or to one of its items. If `only` is given, only
