@@ -210,7 +210,6 @@ _CLASS_PREFIX = re.compile(r"^_\w+?(?=__)")
 """Matches the class in the mangled name of a private attribute (`__kept` is stored as `_Buffer__kept`)."""
 
 
-@lru_cache(maxsize=256)
 def _read(
     file: str, name: str, is_attribute: bool, function: str, line: int, classes: frozenset[str]
 ) -> NameReader | None:
@@ -220,6 +219,13 @@ def _read(
     scope: ast.AST = tree
     if function and not is_attribute:
         scope = find_function(tree, function, line, name) or tree
+    return _read_scope(scope, file, name, is_attribute, classes)
+
+
+@lru_cache(maxsize=256)
+def _read_scope(
+    scope: ast.AST, file: str, name: str, is_attribute: bool, classes: frozenset[str]
+) -> NameReader:
     reader = NameReader(file, name, is_attribute, classes=classes)
     reader.read(scope)
     return reader
