@@ -234,8 +234,8 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
 
 
 def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
-    """Return the NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in the same order, or None if only CUDA can resolve
-    the entries.
+    """Return the NVML handles of the GPUs in CUDA_VISIBLE_DEVICES, in the same order. Return None if NVML cannot
+    resolve the entries.
     """
     count = _query(nvml.nvmlDeviceGetCount)
     if count is NA:

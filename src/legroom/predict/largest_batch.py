@@ -87,7 +87,7 @@ def largest_batch(
 
 
 class _Searcher:
-    """One search with its results so far and the next size to try."""
+    """A search for the largest batch size: the results so far and the next size to try."""
 
     def __init__(self, trace_at: Callable[[int], Trace], capacity: int, multiple_of: int, safe: bool) -> None:
         self.search = BatchSearch()

@@ -68,7 +68,8 @@ class BatchChange:
 def smaller_setting(
     setting: BatchSetting | None, fraction: float, evaluation: BatchSetting | None = None
 ) -> BatchChange | None:
-    """Return a change to at most `fraction` of the current value. None if there is no smaller value.
+    """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if there is
+    no smaller value.
 
     An evaluation with a larger batch size than the training, which does not fit, gets the batch size of the training.
     """

@@ -106,7 +106,7 @@ class Evidence:
     def is_earlier(self, allocation: Alloc) -> bool:
         """Return True if an allocation is from an earlier iteration.
 
-        With several optimizers, the step of the first one ends in the middle of an iteration.
+        With several optimizers, the step of the first optimizer ends in the middle of an iteration.
         """
         return allocation.step < self.oom.step - (len(self.optimizers) > 1)
 

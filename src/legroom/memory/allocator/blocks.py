@@ -2,7 +2,8 @@
 
 A segment is memory that was reserved on the device at once. A segment is divided into a linked list of blocks. A pool
 contains its free blocks in one list per stream. Each list is sorted by (size, age of the segment, address), so the best
-fit is found by bisection. The lists have tens to a few thousand entries. At this size, lists are faster than trees.
+fit is found by bisection. A list of free blocks has between ten and a few thousand entries. At this size, lists are
+faster than trees.
 """
 
 from bisect import bisect_left, insort

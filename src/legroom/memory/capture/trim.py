@@ -52,7 +52,9 @@ def trim(
     source: BinaryIO,
     target: BinaryIO,
 ) -> list[Chunk]:
-    """Copy `source` to `target` with at most about half of `max_bytes`, and return the resulting chunks.
+    """Write a shortened capture with at most about half of `max_bytes` to `target`, and return its chunks.
+
+    Chunks that are not kept are merged, and contain only the totals of their steps.
 
     `highest` contains the numbers of the chunks with the highest memory.
     """

@@ -9,7 +9,7 @@ this order:
   because the program itself did not free these blocks.
 - A *workspace* is the first block with the size of a cuBLAS or cuBLASLt workspace that has no other owner and is never
   freed. Each stream has one workspace for the forward pass and one for the backward pass. A workspace is recognized by
-  its size. A tensor of exactly the same size would be mistaken for a workspace if it is allocated before the first
+  its size. A tensor of exactly the same size is mistaken for a workspace if the tensor is allocated before the first
   matrix product and never freed.
 - An *activation* is allocated outside the backward pass and freed in the backward pass by the autograd engine. A block
   that is not freed yet is an activation if it was allocated in a forward pass with gradients that no backward pass has

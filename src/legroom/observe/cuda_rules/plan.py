@@ -1,8 +1,8 @@
 """The memory plan of an operation: the memory that it allocates and frees on CUDA, step by step.
 
-The order matters as much as the sizes. The caching allocator serves each request from the blocks that are free at that
-moment. Therefore the free blocks after an operation depend on whether it allocates scratch memory before or after its
-result.
+The order of the requests matters as much as their sizes. The caching allocator serves each request from the blocks that
+are free at that moment. Therefore the free blocks after an operation depend on whether it allocates scratch memory
+before or after its result.
 """
 
 from collections.abc import Callable, Sequence

@@ -38,8 +38,8 @@ class KnownValues:
         self._host_copies: dict[int, tuple[weakref.ref[Any], torch.UntypedStorage]] = {}
 
     def of(self, tensor: Any) -> Tensor | None:
-        """Return a host tensor with the values of this tensor, or None if the values are unknown. The host tensor
-        shares memory with the host copies of the tensor's views.
+        """Return a host tensor with the values of this tensor, or None if the values are unknown. Views of a tensor
+        have host copies that share the same memory.
         """
         if not isinstance(tensor, FakeTensor):
             return None if _is_larger(tensor, MAX_TRACKED_BYTES) else tensor

@@ -51,8 +51,8 @@ def find_live_objects() -> LiveObjects:
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
-    """Return the tensors, without the fake tensors that `torch.compile` leaves behind. Fake tensors have no memory, and
-    their nodes are numbered by other threads.
+    """Return the tensor types, except the types of fake tensors that `torch.compile` leaves behind. Fake tensors have
+    no memory, and other threads number their graph nodes.
     """
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
@@ -112,8 +112,8 @@ class StorageTracker:
 def gradients_and_optimizer_state(
     tensors: Iterable[torch.Tensor], optimizers: Iterable[weakref.ref[torch.optim.Optimizer]]
 ) -> set[int]:
-    """Return the storage keys of gradients and optimizer state. A loop without a leak may create these storages at any
-    time, once per parameter.
+    """Return the storage keys of gradients and optimizer state. A loop without a leak may create gradients and
+    optimizer state at any time, once per parameter.
     """
     keys: set[int] = set()
     for tensor in _gradients_and_state(tensors, optimizers):

@@ -498,9 +498,10 @@ def cuda_default_device() -> Iterator[None]:
     """Make `cuda` work as the default device.
 
     A default device is a mode of torch that adds `device=` to every call. `with torch.device("cuda")` enters this mode
-    above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters this mode below
-    `PlacementMode`, where the mode would create tensors on a real device. With `torch.set_default_device("cuda")`, the
-    default-device mode therefore leaves the call unchanged, and `PlacementMode` reads the default device itself."""
+    above `PlacementMode`, which handles the call. `torch.set_default_device("cuda")` enters the default-device mode
+    below `PlacementMode`, so the default-device mode would create tensors on a real device. With
+    `torch.set_default_device("cuda")`, the default-device mode therefore leaves the call unchanged, and `PlacementMode`
+    reads the default device itself."""
     original = _device_module.DeviceContext.__torch_function__
 
     def pass_on(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -264,8 +264,8 @@ class _LayerCalls(TorchFunctionMode):
         self._stack.append((entry, module, args))
 
     def _count_own(self, entry: _Entry, module: nn.Module) -> None:
-        """Count the parameters that no child layer has counted. An example is a layer that is never called, such as
-        the projections of attention."""
+        """Count the parameters that no child layer has counted. For example, the projections of an attention layer are
+        child layers that are never called."""
         own = [p for p in module.parameters() if id(p) not in self._counted]
         entry.own_parameters = sum(map(_count, own))
         self._counted.update(map(id, own))

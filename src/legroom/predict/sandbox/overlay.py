@@ -91,7 +91,7 @@ class Overlay:
         """Return the absolute path without links, in the script's view of the file system.
 
         With `follow`, a link at the end of the path is resolved too, in addition to links in its folders. `folder` is
-        an open directory from which a relative path starts.
+        the file descriptor of a directory. Relative paths start from this directory.
         """
         text = os.fsdecode(path)
         if os.path.isabs(text):

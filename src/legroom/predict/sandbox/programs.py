@@ -58,8 +58,8 @@ def refuse_programs() -> None:
             return
         if not _changes_nothing(command):
             raise RefusedProgram(
-                f"`legroom estimate` does not start `{command}`, because the program could change files and "
-                "this system does not support Landlock to prevent file changes"
+                f"`legroom estimate` does not start `{command}`, because the program could change files, "
+                "and this system cannot prevent file changes without Landlock"
             )
 
     sys.addaudithook(check)

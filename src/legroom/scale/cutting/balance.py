@@ -77,7 +77,8 @@ def balance_stages(
     flow: MicroBatchFlow,
     predict_peaks: Callable[[Sequence[int]], tuple[int, ...]],
 ) -> BalancedCut:
-    """Return the most even cut found. `predict_peaks(boundaries)` returns the peak of every stage."""
+    """Return the boundaries for which the predicted peaks of the stages are most even. `predict_peaks(boundaries)`
+    returns the peak of every stage."""
     stages = len(flow.in_flight)
     positions = cut_positions(partitioner)
     if len(positions) < stages - 1:

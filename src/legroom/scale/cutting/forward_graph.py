@@ -351,7 +351,8 @@ class _Recorder(TorchFunctionMode):
             self._open[-1].children.append(node)
 
     def _with_references(self, value: Any, owner: str) -> Any:
-        """Return a value with references instead of tensors. Other objects that contain tensors cannot be recorded."""
+        """Return a copy of a value in which references replace the tensors. Other objects that contain tensors cannot
+        be recorded."""
 
         def reference(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):

@@ -70,7 +70,7 @@ class GraphPartitioner:
 
     @cached_property
     def recomputable(self) -> set[int]:
-        """The slots that every stage can compute from the batch."""
+        """The numbers of the slots whose tensors every stage can compute from the batch."""
         found = set(self.graph.inputs)
         for node in self.leaves:
             outputs = [slot.number for slot in node.outputs()]
@@ -232,7 +232,7 @@ def _result_slots(template: Any, result: Any) -> Iterator[tuple[int, torch.Tenso
 
 
 def _last_uses(program: StageProgram) -> list[tuple[int, ...]]:
-    """Return the slots that are not needed after each node. The memory of these slots can be freed."""
+    """Return the slots that are not needed after each node, so their memory can be freed."""
     needed = set(program.sends)
     last_uses: list[tuple[int, ...]] = []
     for node in reversed(program.nodes):

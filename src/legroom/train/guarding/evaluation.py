@@ -196,7 +196,7 @@ class Evaluation:
 
     @contextmanager
     def _model_on_cpu(self) -> Iterator[None]:
-        """Move the model to the CPU inside the block."""
+        """Move the model to the CPU for the duration of the `with` block."""
         with torch.inference_mode(False), torch.no_grad():
             self._model.to(_CPU)
         release_memory()

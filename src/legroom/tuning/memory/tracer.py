@@ -111,7 +111,7 @@ class Tracer:
         return TraceResult(**reply)
 
     def kill(self) -> None:
-        """Kill the process and its children. A trace that is in progress fails."""
+        """Kill the process and its children. If a trace is running, the trace fails."""
         self._is_killed = True
         if self._process is not None:
             wait_for_exit(self._server, self._process.number, kill=True)

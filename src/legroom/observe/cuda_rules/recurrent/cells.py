@@ -117,7 +117,7 @@ def _bias_sums(*sums: tuple[int, int]) -> Rule:
 
 
 def _saved_gates_first(results: Sequence[int]) -> Rule:
-    """The saved gates are allocated before the states."""
+    """Return a rule that allocates the saved gates before the states."""
     plan = MemoryPlan([OutputAlloc(index) for index in results])
     return lambda call: plan
 

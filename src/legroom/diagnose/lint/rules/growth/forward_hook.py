@@ -1,8 +1,8 @@
 """LG110: A hook stores module outputs
 
 ## What it detects
-The rule checks for hooks, for example of `register_forward_hook`, that store their arguments in a container that is
-never cleared.
+The rule checks for hooks that store their arguments in a container that is never cleared, for example hooks that are
+passed to `register_forward_hook`.
 
 ## Why this is a problem
 A hook runs in every forward pass. If the hook appends the output to a list, each pass adds one more output, and each

@@ -1,7 +1,7 @@
 """LG405: size_average and reduce are deprecated
 
 ## What it detects
-The rule checks for losses of `torch.nn` that receive `size_average=` or `reduce=` as True or False.
+The rule checks for losses of `torch.nn` with the argument `size_average=` or `reduce=` set to True or False.
 
 ## Why this is a problem
 `reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the old arguments and will remove

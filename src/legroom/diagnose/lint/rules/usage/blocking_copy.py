@@ -5,7 +5,7 @@ The rule checks for batches of a loader with `pin_memory=True` that are moved to
 The rule also finds loaders that are created in another function.
 
 ## Why this is a problem
-`pin_memory=True` costs host memory and time. In return, the GPU can copy data while the program continues. Without
+`pin_memory=True` costs host memory and time, but allows the GPU to copy data while the program continues. Without
 `non_blocking=True`, the program still waits for each copy.
 
 ## Example

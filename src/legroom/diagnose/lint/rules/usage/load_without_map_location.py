@@ -6,8 +6,8 @@ uses CUDA and passes the result to `load_state_dict`.
 
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU from
-which they were saved, usually `cuda:0`. `cuda:0` then contains one copy per rank. On a single GPU, the
-weights exist twice until the loaded copy is released.
+which they were saved, usually `cuda:0`. Then `cuda:0` contains one copy of the checkpoint per rank. On a single GPU,
+the weights exist twice until the loaded copy is released.
 
 ## Example
 ```python
