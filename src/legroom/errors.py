@@ -5,6 +5,7 @@
     ├── CaptureError             a capture file that cannot be read or written
     │   ├── CaptureVersionError  a capture file of another version of Legroom
     │   └── DiskFullError        a capture file that cannot be written because the disk is full
+    ├── OutputError              standard output that is closed, or on a full disk
     ├── CheckpointError          a checkpoint that cannot be read or written, or belongs to another model
     ├── MissingExtra             an optional dependency is not installed
     └── Unsupported              an operation that a virtual GPU does not support
@@ -13,6 +14,7 @@ The command line prints the message without a traceback and exits with 2. `torch
 so handlers written for a real GPU also catch the errors of a virtual GPU.
 """
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -39,6 +41,18 @@ class CaptureVersionError(CaptureError):
 
 class DiskFullError(CaptureError):
     """A capture file that cannot be written because the disk is full or fails."""
+
+
+class OutputError(LegroomError):
+    """Standard output is closed, or its disk is full."""
+
+    @classmethod
+    def from_error(cls, error: BaseException | None = None) -> "OutputError":
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            return cls(
+                "Cannot write to standard output: the disk is full. Free some space, or use another disk."
+            )
+        return cls("Cannot write to standard output: it is closed. Redirect the output to a file.")
 
 
 class CheckpointError(LegroomError):

@@ -9,6 +9,7 @@ handlers format the message.
 import contextlib
 import logging
 import os
+import re
 import sys
 import textwrap
 
@@ -19,7 +20,17 @@ MAX_COLUMNS = 100
 def say(message: str) -> None:
     """Print `legroom: MESSAGE` to stderr: wrapped on a terminal, in one line elsewhere."""
     with contextlib.suppress(OSError, ValueError):  # stderr is closed
-        print(_wrapped(f"legroom: {message}"), file=sys.stderr, flush=True)
+        print(_wrapped(f"legroom: {printable(message)}"), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Replace control characters except tabs and line breaks. A terminal would execute control characters in a file
+    name, a variable name or an error message."""
+    return _CONTROL.sub("�", text)
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, marks that reverse the direction of text, and bytes that are not valid UTF-8."""
 
 
 def _wrapped(text: str) -> str:

@@ -5,6 +5,9 @@ import torch only when they run, so `--help`, `--version` and usage errors are f
 """
 
 import atexit
+import contextlib
+import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, cast
@@ -21,7 +24,7 @@ from legroom.cli.options import Command, ScriptCommand
 from legroom.cli.report import report
 from legroom.cli.run import run
 from legroom.cli.tune import tune
-from legroom.errors import LegroomError
+from legroom.errors import LegroomError, OutputError
 from legroom.log import say
 
 app = typer.Typer(
@@ -44,7 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return app(args=arguments, prog_name="legroom", standalone_mode=False, obj=at_exit) or 0
+        if sys.stdout is None and arguments[:1] not in (["run"], ["launch"]):  # these two report on stderr
+            raise OutputError.from_error()
+        code = app(args=arguments, prog_name="legroom", standalone_mode=False, obj=at_exit) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except OutputError as error:
+        _discard_stdout()
+        return _usage_error(str(error))
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            raise
+        _discard_stdout()
+        return _usage_error(str(OutputError.from_error(error)))
     except LegroomError as error:
         return _usage_error(str(error))
     except _CommandLineError as error:
@@ -52,6 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _usage_error(f"{message}. See `{_help_command(error)}`.")
     except typer.Abort:
         return 130
+
+
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EBADF, errno.EIO)
+"""The errors of a write to standard output. Errors of other files have a file name."""
+
+
+def _discard_stdout() -> None:
+    """Redirect standard output, so that the interpreter does not report the same error again when it exits."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        with contextlib.suppress(OSError, ValueError):
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, sys.stdout.fileno())
 
 
 def _usage_error(message: str) -> int:

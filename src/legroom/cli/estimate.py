@@ -8,6 +8,7 @@ import typer
 
 from legroom.cli.options import Format, FormatOption, ModuleOption, ScriptArguments, script_to_run
 from legroom.errors import UsageError
+from legroom.log import say
 
 if TYPE_CHECKING:
     from legroom.predict.estimate import Estimate
@@ -82,7 +83,7 @@ def estimate(
 
     def on_long_wait(text: str) -> None:
         if not sys.stderr.isatty():  # a terminal shows the progress
-            print(f"legroom: {text}", file=sys.stderr, flush=True)
+            say(text)
 
     with progress_line(sys.stderr, quiet=format == Format.JSON) as show_progress:
         result = estimate_script(

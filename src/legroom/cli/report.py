@@ -34,14 +34,18 @@ def report(
     capture = read_capture(file)
     result = report_from_capture(capture, path=str(file))
     device = result.device.index if result.device else 0
-    difference = (
-        compare_captures(read_capture(compare), capture, device=device) if compare is not None else None
-    )
-    if format == Format.JSON:
-        compared = {"compared": comparison_as_dict(difference)} if difference is not None else {}
-        print(json.dumps({**result.as_json(), **compared}, indent=2))
+    if compare is None:
+        if format == Format.JSON:
+            print(json.dumps(result.as_json(), indent=2))
+        else:
+            print_to(sys.stdout, render_report(result))
         return 0
-    print_to(sys.stdout, render_report(result))
-    if difference is not None:
-        print_to(sys.stdout, render_comparison(difference, before=str(compare)))
+    older = read_capture(compare)
+    difference = compare_captures(older, capture, device=device)
+    before = report_from_capture(older, path=str(compare))
+    if format == Format.JSON:
+        print(json.dumps({**result.as_json(), "compared": comparison_as_dict(difference, before)}, indent=2))
+    else:
+        compared = render_comparison(difference, before=str(compare), runs=(before, result))
+        print_to(sys.stdout, render_report(result), compared)
     return 0

@@ -1,6 +1,7 @@
 """`legroom run`: runs a script like `python` does and reports its memory use."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,9 @@ from legroom.cli.options import (
     ScriptArguments,
     script_to_run,
 )
-from legroom.errors import UsageError
+from legroom.errors import OutputError, UsageError
 from legroom.gpus.catalog import parse_gpus
+from legroom.memory.capture.capture import check_output
 from legroom.units import is_size, parse_size
 
 
@@ -78,6 +80,18 @@ def run(
             f"Write `--spill={target.name}`. Without `=`, Legroom treats `{target.name}` as the "
             "script to run."
         )
+
+    if format == Format.JSON and sys.stdout is None:
+        raise OutputError.from_error()
+    if output is not None:
+        check_output(output, force=force)
+    target.check()
+    syntax_error = target.syntax_error() if format == Format.TEXT else None
+    if syntax_error is not None:
+        from legroom.show.report.tracebacks import format_traceback
+
+        sys.stderr.write(format_traceback(syntax_error))
+        return 1
 
     if blocking:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads the variable when it starts

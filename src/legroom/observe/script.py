@@ -54,6 +54,24 @@ class Script:
         else:
             _check_file(self.name)
 
+    def syntax_error(self) -> SyntaxError | None:
+        """Return the syntax error of a source file, or None if the file compiles or is something else, for example a
+        pipe, which can be read only once."""
+        path = os.path.abspath(self.name)
+        if self.is_module or not os.path.isfile(path) or not _is_plain_file(self.name):
+            return None
+        try:
+            with open(path, "rb") as file:
+                source = file.read()
+            if not source.startswith(importlib.util.MAGIC_NUMBER):
+                with warnings.catch_warnings(action="ignore"):
+                    compile(source, path, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            return error.with_traceback(None)
+        except (OSError, ValueError):  # reported when the script runs
+            return None
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -28,7 +28,7 @@ from legroom.diagnose.oom.recognize import is_oom
 from legroom.diagnose.report import source_lines
 from legroom.diagnose.report.command import RunCommand
 from legroom.diagnose.report.run_report import RunReport, report_from_ledger
-from legroom.errors import LegroomError
+from legroom.errors import LegroomError, OutputError
 from legroom.gpus.catalog import GpuSpec
 from legroom.log import say
 from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded, SpillTotals
@@ -311,11 +311,18 @@ class Recording:
         report = self._report(outcome) if printed is None else printed
         if printed is not None:
             self._write_ending(outcome)
+        if self._output is None and _failed_before_any_tensor(report):
+            self._capture.discard()
+            report = replace(report, capture=None)
         self._capture.writer.close()
         if self._json is not None:
             self._json.write(report.as_json())
             return
         _flush(sys.stdout)
+        if report.capture is None and _failed_before_any_tensor(report):
+            if report.ending.reason is ExitReason.EXITED:
+                say(f"Exited with code {report.ending.exit_code} before any memory was used.")
+            return
         if printed is None:
             print_to(sys.stderr, "", render_oom(report) if report.failed_with_oom else render_run(report))
         # The reason why no capture is kept was printed before the script started.
@@ -435,6 +442,13 @@ def _spill_totals(spill: Spill, time: float) -> SpillTotals:
     )
 
 
+def _failed_before_any_tensor(report: RunReport) -> bool:
+    """Return whether the script failed before it used memory, for example at an import or in its argument parser. A
+    report would contain nothing but the error, which was printed."""
+    failed = report.ending.reason in (ExitReason.RAISED, ExitReason.EXITED) and report.ending.exit_code != 0
+    return failed and report.peak is None and not (report.steps or report.leaks or report.oom)
+
+
 def _print_explanation(error: BaseException, *, on_virtual_gpu: bool) -> None:
     """Print the meaning of a known error below its traceback."""
     from legroom.diagnose.explain.explain import explain  # slow to import, and not needed without an error
@@ -488,5 +502,5 @@ class _JsonStdout:
         try:
             while remaining:
                 remaining = remaining[os.write(self._descriptor, remaining) :]
-        except OSError:  # the reader closed the pipe
-            return
+        except OSError as error:  # the pipe is closed, or the disk is full
+            say(str(OutputError.from_error(error)))

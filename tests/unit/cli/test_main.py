@@ -17,6 +17,27 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"legroom {legroom.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    "words", [["--version"], ["--help"], ["explain", "LG700"], ["explain", "--format", "json", "LG700"]]
+)
+def test_a_full_disk_or_closed_pipe_at_stdout_is_reported_in_one_line(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))  # noqa: SIM115
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        "legroom: Cannot write to standard output: the disk is full. Free some space, or use another disk.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], [], ["explain", "LG700"], ["doctor"], ["run", "--format", "json", "x.py"]]
+)
+def test_a_closed_stdout_is_reported_in_one_line(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err == "legroom: Cannot write to standard output: it is closed. Redirect the output to a file.\n"
+
+
 def test_the_installed_package_has_the_same_version():
     try:
         installed = version("legroom")

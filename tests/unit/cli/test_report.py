@@ -6,6 +6,7 @@ import json
 import pytest
 
 from legroom.cli import main
+from legroom.memory.annotations import ExitReason, RunEnded
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Alloc, Category, Frame, Phase, SegmentChange
 from legroom.units import MiB
@@ -23,7 +24,7 @@ def capture(tmp_path, monkeypatch):
     """Creates a capture with one live storage in the current directory. Sizes in MiB."""
     monkeypatch.chdir(tmp_path)
 
-    def capture(name: str, size: int = 8) -> str:
+    def capture(name: str, size: int = 8, ending: RunEnded | None = None) -> str:
         with CaptureWriter(name, run=RUN) as writer:
             writer.write(SegmentChange(0.1, 0, 20 * MiB))
             frame = Frame("/project/train.py", 3, "main")
@@ -43,6 +44,8 @@ def capture(tmp_path, monkeypatch):
                     "aten.zeros",
                 )
             )
+            if ending is not None:
+                writer.write(ending)
         return name
 
     return capture
@@ -51,7 +54,7 @@ def capture(tmp_path, monkeypatch):
 def test_text(capture, capfd):
     assert main(["report", capture("a.legroom")]) == 0
     out = capfd.readouterr().out
-    assert out.startswith("Ended after 0.1 s. Peak memory: 8.0 MiB of 64.0 MiB at step 0")
+    assert out.startswith("Ended after 0.1 s. Peak memory: 8.0 MiB allocated (20.0 MiB")
     assert out.endswith("legroom report a.legroom   # show this report again\n")
 
 
@@ -79,6 +82,26 @@ def test_a_truncated_capture_is_reported(capture, tmp_path, capfd):
     file.write_bytes(file.read_bytes()[:-25])
     assert main(["report", "a.legroom"]) == 0
     assert capfd.readouterr().out.startswith("The process was killed or is still running")
+
+
+def test_a_damaged_capture_is_not_called_a_killed_run(capture, tmp_path, capfd):
+    file = tmp_path / capture("a.legroom")
+    data = file.read_bytes()
+    file.write_bytes(data[:-20] + bytes(20))
+    assert main(["report", "a.legroom"]) == 0
+    assert capfd.readouterr().out.startswith("The capture is damaged and can be read only up to a point")
+
+
+def test_a_comparison_names_a_run_that_did_not_finish(capture, capfd):
+    ending = RunEnded(1.0, 1, ExitReason.RAISED, "ValueError: x", "")
+    assert main(["report", capture("b.legroom"), "--compare", capture("a.legroom", ending=ending)]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "a.legroom: Failed with ValueError after 0 steps. A complete run may have a higher peak." in shown
+    assert main(["report", "a.legroom", "--compare", "b.legroom", "--format", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["compared"]["before"]["steps"] == 0
+    finished = RunEnded(1.0, 0, ExitReason.FINISHED, "", "")
+    assert main(["report", capture("c.legroom"), "--compare", capture("d.legroom", ending=finished)]) == 0
+    assert "A complete run" not in capfd.readouterr().out
 
 
 def another_version(data: bytes) -> bytes:

@@ -46,9 +46,39 @@ def test_a_run_ends_with_its_peak_and_the_next_command(run):
     assert code == 0
     assert "Finished after 6 steps (" in err
     assert "Peak memory: " in err
-    assert "of 64.0 MiB at step" in err
-    assert "from train.py:" in err
+    shown = " ".join(err.split())
+    assert "of 64.0 MiB at step" in shown
+    assert "from train.py:" in shown
     assert err.rstrip().endswith("legroom report train.legroom   # show this report again")
+
+
+def test_a_syntax_error_is_reported_as_by_python_and_leaves_no_capture(run, tmp_path):
+    code, out, err = run("import torch\nx = (1,\n")
+    assert (code, out) == (1, "")
+    assert err.startswith('  File "')
+    assert err.endswith("SyntaxError: '(' was never closed\n")
+    assert "legroom" not in err.replace(str(tmp_path), "")
+    assert not list(tmp_path.glob("*.legroom"))
+
+
+def test_a_failure_before_any_tensor_has_no_report_and_no_capture(run, tmp_path):
+    code, _, err = run("import no_such_module_here", "--gpu", "64MiB")
+    assert code == 1
+    assert "ModuleNotFoundError" in err
+    assert "memory was used" not in err
+    assert "Next:" not in err
+    code, out, _ = run("raise SystemExit(3)", "--gpu", "64MiB", "--format", "json")
+    assert (code, json.loads(out)["capture"]) == (3, None)
+    assert not list(tmp_path.glob("*.legroom"))
+
+
+def test_a_script_is_rejected_as_the_path_of_the_capture(run):
+    code, _, err = run("x = 1", "-o", "train.py")
+    assert code == 2
+    assert err == (
+        "legroom: train.py is a script, and Legroom never overwrites a script. Give another path, for example "
+        "`-o train.legroom`.\n"
+    )
 
 
 def test_the_report_does_not_go_to_stdout(run):
@@ -150,7 +180,7 @@ def test_other_errors_keep_library_frames(run):
     code, _, err = run("import json\njson.loads('{')", "--gpu", "64MiB")
     assert code == 1
     assert "json/decoder.py" in err
-    assert "Failed with json.decoder.JSONDecodeError" in err
+    assert "json.decoder.JSONDecodeError: " in err
 
 
 def test_the_excepthook_of_the_script_prints_the_error(run, monkeypatch):
@@ -226,11 +256,11 @@ def test_captures_are_numbered_and_never_overwritten(run, tmp_path):
 
 
 def test_an_existing_capture_is_not_overwritten(run, tmp_path):
-    (tmp_path / "x.legroom").write_bytes(b"precious")
+    (tmp_path / "x.legroom").write_bytes(b"\x1f\x8bprecious")
     code, out, err = run("print('ran')", "--gpu", "64MiB", "-o", "x.legroom")
     assert (code, out) == (2, "")
     assert "x.legroom already exists. Add `--force` to overwrite the file, or give another path." in err
-    assert (tmp_path / "x.legroom").read_bytes() == b"precious"
+    assert (tmp_path / "x.legroom").read_bytes() == b"\x1f\x8bprecious"
 
 
 def test_force_overwrites_a_capture(run, tmp_path):

@@ -357,7 +357,7 @@ def _heaviest_block(activations: Sequence[Alloc]) -> str:
     """
     sizes: Counter[str] = Counter()
     for each in activations:
-        parts = each.module.split(".")[:-1]
+        parts = each.module.rpartition("(")[2].split(".")[:-1]  # of `Linear (0.1)`, only the indices
         for depth in range(1, len(parts) + 1):
             if not parts[depth - 1].isdecimal():
                 sizes[".".join(parts[:depth])] += each.block_bytes

@@ -7,7 +7,7 @@ of this output are stable.
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from legroom import schemas
@@ -123,6 +123,8 @@ class RunReport:
     sources: Sources = field(default_factory=dict)
     """Lines of the user's code that the report shows."""
     rank: int | None = None
+    damaged: bool = False
+    """Whether the end of the run is unknown because the capture contains invalid data."""
     """The rank of the process, or None for a single process."""
 
     def as_json(self) -> dict[str, Any]:
@@ -144,6 +146,7 @@ class RunReport:
             "seconds": round(self.seconds, 3),
             "oom_count": self.oom_count,
             "truncated": self.truncated,
+            "damaged": self.damaged,
             "dropped_events": self.dropped,
             "remarks": list(self.remarks),
             "spill": _spill_as_dict(self.spilled) if self.spilled else None,
@@ -245,9 +248,10 @@ def report_from_capture(capture: Capture, *, path: str | None = None) -> RunRepo
     """Return the report of a recorded run. `path` is the path of the capture, or None if there is no capture."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
-    return report_from_ledger(
+    report = report_from_ledger(
         ledger, capture.run, path=path, truncated=capture.truncated, dropped=capture.dropped
     )
+    return replace(report, damaged=capture.damaged)
 
 
 def report_from_ledger(

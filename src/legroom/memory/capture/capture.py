@@ -27,7 +27,7 @@ from legroom.memory.events import Alloc, Event, Free, Tag
 from legroom.memory.interrupts import delayed_interrupts
 from legroom.units import MiB, format_size
 
-__all__ = ["DEFAULT_MAX_BYTES", "SUFFIX", "Capture", "CaptureWriter", "read_capture"]
+__all__ = ["DEFAULT_MAX_BYTES", "SUFFIX", "Capture", "CaptureWriter", "check_output", "read_capture"]
 
 SUFFIX = ".legroom"
 DEFAULT_MAX_BYTES = 64 * MiB
@@ -194,25 +194,38 @@ class CaptureWriter:
 
 def _create(path: Path, *, force: bool) -> FileIO:
     """Create the file. `force` overwrites an existing capture, but no other kind of file."""
+    if check_output(path, force=force):
+        return FileIO(path, "wb")
+    try:
+        return FileIO(path, "xb")
+    except FileExistsError:  # another process has just created the file
+        raise UsageError(_exists(path)) from None
+
+
+def check_output(path: Path, *, force: bool) -> bool:
+    """Return whether the file exists. Raises UsageError or CaptureError if a capture must not overwrite it."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        try:
-            return FileIO(path, "xb")
-        except FileExistsError:  # another process has just created the file
-            raise UsageError(_exists(path)) from None
+        return False
     if stat.S_ISDIR(mode):
         raise CaptureError(f"{path} is a directory. Give the path of a file.")
     if not stat.S_ISREG(mode):
         raise CaptureError(f"{path} is not a regular file. Give another path.")
-    if not force:
-        raise UsageError(_exists(path))
     with open(path, "rb") as existing:
         if existing.read(2) not in (b"", b"\x1f\x8b"):
-            raise UsageError(
-                f"{path} is not a capture, so `--force` does not overwrite the file. Give another path."
+            reason = (
+                f"{path} is a script, and Legroom never overwrites a script."
+                if path.suffix in _SCRIPTS
+                else f"{path} is not a capture, and Legroom overwrites only captures, even with `--force`."
             )
-    return FileIO(path, "wb")
+            raise UsageError(f"{reason} Give another path, for example `-o {path.stem}{SUFFIX}`.")
+    if not force:
+        raise UsageError(_exists(path))
+    return True
+
+
+_SCRIPTS = (".py", ".ipynb", ".sh")
 
 
 def _exists(path: Path) -> str:

@@ -53,6 +53,8 @@ class Capture:
     """
     dropped: int
     """The number of events that were removed to limit the size of the file."""
+    damaged: bool = False
+    """Whether the file contains invalid data. The events before the invalid data are read."""
 
 
 def read_capture(path: str | os.PathLike[str], *, max_lines: int = MAX_LINES) -> Capture:
@@ -85,8 +87,11 @@ class _Reader:
         self._alive = _LiveStorages()
 
     def read(self, file: BinaryIO) -> Capture:
-        with suppress(InvalidLine):  # the file is valid up to here
+        damaged = False
+        try:
             self._read_chunks(file)
+        except InvalidLine:  # the file is valid up to here
+            damaged = True
         if self._run is None:
             file.seek(0)
             raise CaptureError(_not_a_capture(self._path, file.read(4096)))
@@ -96,6 +101,7 @@ class _Reader:
             events=self._events,
             truncated=not self._decoder.ended,
             dropped=self._dropped,
+            damaged=damaged,
         )
 
     def _read_chunks(self, file: BinaryIO) -> None:
@@ -217,7 +223,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[bool, list[bytes]]]:
             yield begins, lines
             begins = False
         if len(rest) > _MAX_LINE:
-            return
+            raise InvalidLine
 
 
 def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
@@ -232,7 +238,7 @@ def _decompressed(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes]]:
                 text = decompressor.decompress(data, 4 * _READ_SIZE)
             except zlib.error:
                 yield chunk, _decompress_until_damage(before, data)
-                return
+                raise InvalidLine from None
             bytes_decompressed += len(text)
             if bytes_decompressed > 64 * MiB + _MAX_RATIO * bytes_read:
                 raise CaptureError(

@@ -19,7 +19,7 @@ class ModuleNames:
         if known is not None and known[0]() is root:
             return known[1]
         try:
-            names = {id(module): _without_wrappers(name) for name, module in root.named_modules() if name}
+            names = {id(module): _shown(name, module) for name, module in root.named_modules() if name}
         except Exception:  # a module whose submodules cannot be listed can still be called
             names = {}
         if len(self._roots) > _MAX_ROOTS:
@@ -40,8 +40,14 @@ class ModuleNames:
         self._roots.clear()
 
 
+def _shown(path: str, module: nn.Module) -> str:
+    """Return the path as the user wrote it. A path that consists of indices is preceded by the type: `Tanh (3)`."""
+    path = _without_wrappers(path)
+    return f"{type(module).__name__} ({path})" if path.replace(".", "").isdecimal() else path
+
+
 def _without_wrappers(name: str) -> str:
-    """Return the path as the user wrote it, without the `_orig_mod` that `torch.compile` adds."""
+    """Return the path without the `_orig_mod` that `torch.compile` adds."""
     return name.replace("._orig_mod", "").removeprefix("_orig_mod.") if "_orig_mod" in name else name
 
 

@@ -1,11 +1,9 @@
 """Formats locations, durations, counts and phases for reports."""
 
 import os
-import re
 
+from legroom.log import printable
 from legroom.memory.events import Frame, Phase
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _PHASES = {
     Phase.FORWARD: "in the forward pass",
@@ -60,4 +58,4 @@ def format_count(number: int, noun: str) -> str:
 
 def clean(text: str) -> str:
     """Replace control characters. A capture may be untrusted, and a terminal would execute control characters."""
-    return _CONTROL.sub("�", text)
+    return printable(text)

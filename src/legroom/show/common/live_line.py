@@ -181,8 +181,8 @@ def can_repaint(stream: TextIO) -> bool:
 
 
 def format_status(status: LiveStatus) -> str:
-    """Format a status, for example `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB of 8.00
-    GiB`.
+    """Format a status, for example `step 41, 0.35 s/step, 1.20 GiB allocated, 1.50 GiB reserved, peak 1.62 GiB
+    reserved of 8.00 GiB`.
     """
     return ", ".join(_parts(status))
 
@@ -205,7 +205,7 @@ def _parts(status: LiveStatus) -> list[str]:
         speed,
         f"{format_size(status.allocated)} allocated",
         f"{format_size(status.reserved)} reserved",
-        f"peak {format_size(status.peak_reserved)}{total}",
+        f"peak {format_size(status.peak_reserved)} reserved{total}",
     ]
 
 

@@ -84,7 +84,10 @@ def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
 
 
 class StepSparkline:
-    """A chart of the peak of every step, for example `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`."""
+    """A chart of the peak of every step, for example `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`.
+
+    In a long run, older steps are dropped, so the chart and the number of steps follow the step numbers.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = steps
@@ -95,8 +98,9 @@ class StepSparkline:
         seconds = median(step.seconds for step in self._steps)
         duration = f"{seconds * 1000:.0f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
         size = format_size(low) if low == high else f"{format_size(low)} to {format_size(high)}"
-        legend = f"  {format_count(len(peaks), 'step')}, {size}, {duration} each"
-        columns = downsample_max(peaks, max(4, min(MAX_COLUMNS, options.max_width - len(legend) - 2)))
+        number = max(self._steps[-1].step - self._steps[0].step + 1, len(peaks))
+        legend = f"  {format_count(number, 'step')}, {size}, {duration} each"
+        columns = _columns(self._steps, max(4, min(MAX_COLUMNS, options.max_width - len(legend) - 2)))
         text = Text("  ")
         text.append("".join(_level(value, low, high) for value in columns), style="cyan")
         text.append(legend)
@@ -109,6 +113,19 @@ def downsample_max(values: Sequence[int], width: int) -> list[int]:
         return list(values)
     edges = [len(values) * column // width for column in range(width + 1)]
     return [max(values[start:end]) for start, end in pairwise(edges)]
+
+
+def _columns(steps: Sequence[Step], width: int) -> list[int]:
+    """Return the highest peak of each of at most `width` equal ranges of step numbers."""
+    first, number = steps[0].step, steps[-1].step - steps[0].step + 1
+    if number <= len(steps):  # no step is missing
+        return downsample_max([step.peak_allocated for step in steps], width)
+    width = min(width, number)
+    columns = [0] * width
+    for step in steps:
+        column = (step.step - first) * width // number
+        columns[column] = max(columns[column], step.peak_allocated)
+    return [column or columns[max(position - 1, 0)] for position, column in enumerate(columns)]
 
 
 def _level(value: int, low: int, high: int) -> str:

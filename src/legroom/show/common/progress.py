@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from legroom.log import printable
+
 
 @contextlib.contextmanager
 def progress_line(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
@@ -12,7 +14,7 @@ def progress_line(stream: TextIO, *, quiet: bool = False) -> Iterator[Callable[[
 
     def show(text: str) -> None:
         if enabled:
-            stream.write(f"\r\x1b[2Klegroom: {text} …" if text else "\r\x1b[2K")
+            stream.write(f"\r\x1b[2Klegroom: {printable(text)} …" if text else "\r\x1b[2K")
             stream.flush()
 
     try:

@@ -3,11 +3,14 @@
 import io
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
+from rich.segment import Segment, Segments
 from rich.text import Text
 
+from legroom.errors import OutputError
 from legroom.show.common.formatting import clean
 
 PLAIN_WIDTH = 80
@@ -15,21 +18,25 @@ MAX_WIDTH = 100
 
 
 def print_to(stream: TextIO, *parts: RenderableType) -> None:
-    """Write `parts` one below the other in a single write, so that no other output is printed between them."""
+    """Write `parts` one below the other in a single write, so that no other output is printed between them.
+
+    Raises OutputError if standard output cannot be written. Errors of other streams are ignored.
+    """
     text = render_to_string(
         *parts, width=_width(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
     )
     try:
         stream.write(text)
         stream.flush()
-    except (OSError, ValueError):  # a closed pipe or stream
-        return
+    except (AttributeError, OSError, ValueError) as error:  # a full disk, or a closed pipe or stream
+        if stream is sys.stdout:
+            raise OutputError.from_error(error) from None
 
 
 def render_to_string(
     *parts: RenderableType, width: int = PLAIN_WIDTH, color: bool = False, ascii_only: bool = False
 ) -> str:
-    """Return the rendered text as a string, without trailing blanks."""
+    """Return the rendered text as a string, without trailing blanks and without control characters of the content."""
     buffer = io.StringIO()
     console = Console(
         file=buffer,
@@ -42,11 +49,17 @@ def render_to_string(
         legacy_windows=False,
     )
     for part in parts:
-        console.print(Group(part), crop=False)  # Group: a bare Text is wrapped even with no_wrap
+        segments = console.render(Group(part))  # Group: a bare Text is wrapped even with no_wrap
+        console.print(Segments(_printable(segments)), crop=False, end="")
     text = buffer.getvalue()
     if not color:
         text = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
     return _to_ascii(text) if ascii_only else text
+
+
+def _printable(segments: Iterable[Segment]) -> Iterator[Segment]:
+    for segment in segments:
+        yield segment if segment.control else Segment(clean(segment.text), segment.style)
 
 
 def verbatim(text: str, style: str = "") -> Text:

@@ -7,20 +7,31 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from legroom.diagnose.report.run_report import RunReport
 from legroom.memory.compare import Change, Difference
 from legroom.show.common.formatting import clean, format_location
+from legroom.show.report.run_report import format_incomplete
 from legroom.units import format_size
 
 TOP_CHANGES = 8
 
 
-def render_comparison(difference: Difference, *, before: str) -> RenderableType:
-    """Render the comparison. `before` is the path of the older capture."""
-    return Group(*_parts(difference, before))
+def render_comparison(
+    difference: Difference, *, before: str, runs: tuple[RunReport, RunReport] | None = None
+) -> RenderableType:
+    """Render the comparison. `before` is the path of the older capture. `runs` are the older and the newer run; a run
+    that did not finish is named, because its peak may be too low."""
+    return Group(*_parts(difference, clean(before), runs))
 
 
-def _parts(difference: Difference, before: str) -> Iterator[RenderableType]:
+def _parts(
+    difference: Difference, before: str, runs: tuple[RunReport, RunReport] | None
+) -> Iterator[RenderableType]:
     yield Text(f"\n{_summary(difference, before)}", style="bold")
+    for name, run in zip((before, "This run"), runs or (), strict=False):
+        how = format_incomplete(run)
+        if how:
+            yield Text(f"{name}: {how}. A complete run may have a higher peak.", style="yellow")
     yield Text("\nPeak memory by category", style="bold")
     yield _table([(change.what, change) for change in difference.by_category])
     changed = [change for change in difference.by_line if change.delta]
@@ -60,9 +71,15 @@ def _line(what: str) -> str:
     return format_location(file, int(line)) if file and line.isdecimal() else "unknown line"
 
 
-def comparison_as_dict(difference: Difference) -> dict[str, Any]:
-    """Return the comparison for JSON output."""
+def comparison_as_dict(difference: Difference, before: RunReport) -> dict[str, Any]:
+    """Return the comparison for JSON output. `before` is the older run."""
     return {
+        "before": {
+            "exit_code": before.ending.exit_code,
+            "steps": before.steps,
+            "oom": before.failed_with_oom,
+            "truncated": before.truncated,
+        },
         "allocated": _change_as_dict(difference.allocated),
         "reserved": _change_as_dict(difference.reserved),
         "by_category": [_change_as_dict(change) for change in difference.by_category],

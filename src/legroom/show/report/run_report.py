@@ -150,9 +150,24 @@ def _summary(report: RunReport) -> str:
         part = "mostly" if top.bytes > peak.allocated / 2 else "the largest part"
         most = f", {part} from {format_location(top.file, top.line)}"
     return (
-        f"{ended} Peak memory: {format_size(peak.allocated)} of {format_size(peak.capacity)} at step {peak.step} "
+        f"{ended} Peak memory: {format_size(peak.allocated)} allocated{_reserved(report)} of "
+        f"{format_size(peak.capacity)} at step {peak.step} "
         f"{format_phase(peak.phase)}{most}.{_growth_summary(report)}"
     )
+
+
+def _reserved(report: RunReport) -> str:
+    """Return the reserved peak, which the status line of a run shows."""
+    reserved = report.device.peak_reserved if report.device is not None else 0
+    return f" ({format_size(reserved)} reserved)" if reserved else ""
+
+
+def format_incomplete(report: RunReport) -> str:
+    """Return how a run ended if it did not finish, for example `Failed with ValueError after 3 steps`, otherwise ""."""
+    if report.ending.reason is ExitReason.FINISHED or report.ending.exit_code == 0:
+        return ""
+    how = "Ran out of memory" if report.failed_with_oom else _format_exit(report)
+    return f"{how} after {format_count(report.steps, 'step')}" if how != "Ended" else ""
 
 
 def _growth_summary(report: RunReport) -> str:
@@ -182,6 +197,8 @@ def _format_exit(report: RunReport) -> str:
             return "Interrupted" + clean(ending.error).removeprefix("KeyboardInterrupt")
         case ExitReason.RAISED:
             return f"Failed with {clean(ending.error).partition(':')[0]}"
+    if report.damaged:
+        return "The capture is damaged and can be read only up to a point"
     return "The process was killed or is still running" if report.truncated else "Ended"
 
 

@@ -6,16 +6,19 @@ omitted.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from traceback import FrameSummary, StackSummary, TracebackException
 
+from legroom.log import printable
 from legroom.show.common.formatting import format_location
 
 _LEGROOM = os.path.join(str(Path(__file__).resolve().parents[2]), "")
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _FOLDED = "\0folded"
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def format_short_traceback(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
@@ -31,7 +34,8 @@ def format_traceback(error: BaseException) -> str:
 def format_error_line(error: BaseException) -> str:
     """Return the last line of the traceback, which contains the error message, without notes."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
-    return lines[-1].strip() if isinstance(error, SyntaxError) else lines[0].strip()
+    line = lines[-1] if isinstance(error, SyntaxError) else lines[0]
+    return printable(_COLORS.sub("", line.strip()))
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
@@ -54,7 +58,7 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
         part.stack = _Stack(choose(part.stack))
         pending += [other for other in (part.__cause__, part.__context__) if other is not None]
         pending += getattr(part, "exceptions", None) or []
-    return "".join(summary.format())
+    return printable(_COLORS.sub("", "".join(summary.format())))
 
 
 class _Stack(StackSummary):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from legroom.log import printable
 from legroom.units import format_size
 
 BAR_WIDTH = 10
@@ -58,7 +59,7 @@ def _parts(stats: ProgressStats) -> list[tuple[str, str]]:
     else:
         memory, peak = f"host {format_size(stats.host)}", ""
     return [
-        ("description", stats.description),
+        ("description", printable(stats.description)),
         ("count", count),
         ("bar", "█" * filled + "░" * (BAR_WIDTH - filled) if total else ""),
         ("clock", f"{_clock(seconds)}{remaining}"),

@@ -19,7 +19,7 @@ from legroom.errors import CaptureError, DiskFullError, UsageError
 from legroom.memory.annotations import LoopWatched
 from legroom.memory.capture import chunks
 from legroom.memory.capture.capture import CaptureWriter, read_capture
-from legroom.memory.events import Category, Event, Free, Holder, Tag
+from legroom.memory.events import Category, Event, Free, Holder, SegmentChange, Tag
 
 RUN = {"script": "train.py", "argv": ["--epochs", "3"], "devices": [{"name": "virtual", "capacity": 8 << 30}]}
 
@@ -385,12 +385,39 @@ def test_force_overwrites_a_capture(tmp_path: Path) -> None:
     assert read_capture(write(path, [alloc(1)], force=True)).events == [alloc(1)]
 
 
-def test_force_does_not_overwrite_a_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("force", [False, True])
+def test_a_script_is_never_overwritten(tmp_path: Path, force: bool) -> None:
     path = tmp_path / "train.py"
     path.write_text("import torch\n")
-    with pytest.raises(UsageError, match="is not a capture, so `--force` does not overwrite the file"):
-        CaptureWriter(path, run={}, force=True)
+    with pytest.raises(UsageError, match="is a script, and Legroom never overwrites a script"):
+        CaptureWriter(path, run={}, force=force)
     assert path.read_text() == "import torch\n"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_only_captures_are_overwritten(tmp_path: Path, force: bool) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("notes")
+    with pytest.raises(UsageError, match="is not a capture, and Legroom overwrites only captures"):
+        CaptureWriter(path, run={}, force=force)
+    assert path.read_text() == "notes"
+
+
+def test_damage_is_distinguished_from_a_missing_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.legroom"
+    with CaptureWriter(path, run={}) as writer:
+        for number in range(2000):
+            writer.write(SegmentChange(0.1, 0, number))
+    complete = path.read_bytes()
+    assert not read_capture(path).damaged
+    path.write_bytes(complete[:-25])
+    cut = read_capture(path)
+    assert (cut.truncated, cut.damaged) == (True, False)
+    middle = len(complete) // 2
+    path.write_bytes(complete[:middle] + bytes(40) + complete[middle + 40 :])
+    damaged = read_capture(path)
+    assert (damaged.truncated, damaged.damaged) == (True, True)
+    assert 0 < len(damaged.events) < 2000
 
 
 def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:

@@ -10,15 +10,21 @@ from legroom.observe.dispatch.module_names import ModuleNames, fraction_entered
 
 
 def test_submodules_are_named_by_their_path_below_the_root() -> None:
-    root = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
-    assert ModuleNames().below(root) == {id(root[0]): "0", id(root[0][0]): "0.0"}
+    root = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2))})
+    encoder = root["encoder"]
+    assert ModuleNames().below(root) == {id(encoder): "encoder", id(encoder[0]): "encoder.0"}
+
+
+def test_a_bare_index_is_shown_with_its_type() -> None:
+    root = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Tanh())
+    assert list(ModuleNames().below(root).values()) == ["Sequential (0)", "Linear (0.0)", "Tanh (1)"]
 
 
 def test_a_submodule_called_alone_is_named_as_in_the_known_root() -> None:
     root = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
     names = ModuleNames()
     names.below(root)
-    assert names.containing(root[1])[id(root[1][0])] == "1.0"
+    assert names.containing(root[1])[id(root[1][0])] == "Linear (1.0)"
 
 
 def test_no_module_is_kept_alive() -> None:

@@ -81,7 +81,7 @@ def test_line_shows_step_and_memory():
     with on_terminal() as (terminal, live):
         live.paint()
         assert terminal.screen() == [
-            "legroom  step 41  0.35 s/step  300.0 MiB allocated  peak 512.0 MiB of 8.00 GiB"
+            "legroom  step 41  300.0 MiB allocated  peak 512.0 MiB reserved of 8.00 GiB"
         ]
 
 
@@ -173,7 +173,7 @@ def test_line_fits_the_terminal(columns):
 
 
 def test_peak_is_kept_on_a_narrow_terminal():
-    assert fit_status(StatusValues(), 40) == "legroom  peak 512.0 MiB of 8.00 GiB"
+    assert fit_status(StatusValues(), 50) == "legroom  peak 512.0 MiB reserved of 8.00 GiB"
 
 
 def test_first_step_has_no_speed():

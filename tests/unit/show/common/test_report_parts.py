@@ -6,6 +6,7 @@ import pytest
 
 from legroom.memory.compare import Change, Difference
 from legroom.memory.events import Step
+from legroom.memory.ledger import Ledger
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.code_frame import code_frame, source_line
 from legroom.show.common.memory_charts import StepSparkline, downsample_max
@@ -73,6 +74,18 @@ def test_unchanged_peak():
     text = render_to_string(render_comparison(difference(8, 8), before="old.legroom"))
     assert "Peak memory is the same as in old.legroom: 8.0 MiB." in text
     assert "memory by line" not in text
+
+
+def test_steps_that_were_dropped_from_a_long_run_are_counted():
+    ledger = Ledger(keep_events=100_000)
+    for number in range(120_000):
+        ledger.apply(Step(number * 0.1, number, 0.1, 0, MiB, MiB, number * 100, MiB))
+    steps = ledger.steps(0)
+    assert len(steps) < 20_000
+    text = render_to_string(StepSparkline(steps), width=100)
+    assert "120,000 steps" in text
+    chart = text.split()[0]
+    assert chart == "".join(sorted(chart)), "the columns follow the step numbers"
 
 
 def test_periodic_thread_is_not_a_thread_of_the_script():
