@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 
+from bench.accuracy.cases.largest_batch_models import LARGEST_BATCH_MODELS
 from bench.lib.command_line import command_line
 from bench.lib.models.reference import MODELS
 from bench.lib.optimizers import OPTIMIZERS
@@ -73,6 +74,9 @@ WORKLOADS = (
     Workload("distilbert", "adamw", "amp_bf16", 5, 512),
     Workload("transformer_encoder", "adam", "fp32", 4, 256),
     Workload("nano_gpt", "adamw", "amp_bf16", 6, 128),
+    Workload("questions_from_texts", "adamw", "fp32", 4, 256),
+    Workload("hotel_reviews", "adam", "fp32", 3, 4096),
+    Workload("insurance", "adamw", "fp32", 1, 262144),
 )
 VIRTUAL = (Workload("mlp", "adam", "fp32", 1, 400),)
 
@@ -95,7 +99,7 @@ class Training:
 
     def __init__(self, workload: Workload) -> None:
         torch.manual_seed(0)
-        self.spec = MODELS[workload.model]()
+        self.spec = (MODELS | LARGEST_BATCH_MODELS)[workload.model]()
         self.model = self.spec.model.to("cuda").train()
         self.optimizer = OPTIMIZERS[workload.optimizer](list(self.model.parameters()))
         self.precision = workload.precision
