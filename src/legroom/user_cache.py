@@ -1,6 +1,6 @@
 """The user's cache folder. `LEGROOM_CACHE=off` disables all caches, and `LEGROOM_CACHE=PATH` sets the folder.
 
-Caches are optional, so this module raises no errors: what cannot be read or written is not cached.
+Caches are optional, so this module raises no errors. Data that cannot be read or written is not cached.
 """
 
 import contextlib

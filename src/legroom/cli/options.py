@@ -39,7 +39,7 @@ WITHOUT_VALUE = "all"
 
 
 def script_to_run(command: str, arguments: list[str] | None, module: str | None) -> "Script":
-    """Return the script that the user named, or raise a usage error."""
+    """Return the script that the user passed, or raise a usage error."""
     from legroom.observe.script import Script
 
     words = tuple(arguments or ())

@@ -40,7 +40,7 @@ class GpuSpec:
 
     @property
     def is_size(self) -> bool:
-        """Whether the GPU was given as a size rather than by name."""
+        """True if the GPU was given as a size rather than by name."""
         return self.name[:1].isdigit()
 
     @property

@@ -44,7 +44,7 @@ class ForwardProgress(Annotation):
 
 @dataclass(frozen=True)
 class ProgramState(Annotation):
-    """What the program was doing when memory ran out. This event follows its `Oom`."""
+    """The activity of the program when memory ran out. This event follows its `Oom`."""
 
     gradients_enabled: bool
     """Whether autograd recorded operations."""

@@ -196,7 +196,7 @@ class Ledger:
             return self._failure(number).progress
 
     def details(self, number: int = 0) -> list[Annotation]:
-        """Return what is known about the program at that out-of-memory event."""
+        """Return the known facts about the program at an out-of-memory event."""
         with self._up_to_date():
             return list(self._failure(number).details)
 

@@ -79,7 +79,7 @@ def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer
 
 
 def _torch_class(kind: type) -> str:
-    """Return the name of the optimizer of torch that a class is, or is derived from; "" for other classes."""
+    """Return the name of the torch optimizer that a class is or inherits from. Return "" for other classes."""
     return next((each.__name__ for each in kind.__mro__ if each.__module__.startswith("torch.optim.")), "")
 
 

@@ -96,7 +96,7 @@ class TrainingClock:
 
     @property
     def in_optimizer(self) -> bool:
-        """Whether an optimizer step is running on this thread."""
+        """True if an optimizer step is running on this thread."""
         return self._this_thread.in_optimizer
 
     def went_backward(self) -> None:
@@ -193,15 +193,16 @@ def live_optimizers() -> list[torch.optim.Optimizer]:
 
 
 def _batch_size(loader_iterator: Any) -> int | None:
-    """Return the batch size of a loader, which the last batch of an epoch may not have. None if the loader does not
-    batch the samples.
+    """Return the batch size of a loader, or None if the loader does not batch the samples. The last batch of an epoch
+    may be smaller.
     """
     size = getattr(getattr(loader_iterator, "_index_sampler", None), "batch_size", None)
     return size if type(size) is int else None
 
 
 def _count_samples(batch: Any) -> int | None:
-    """Return the first dimension of the first tensor of a batch, or None if the batch does not begin with one."""
+    """Return the size of the first dimension of the first tensor in a batch, or None if the batch does not begin with a
+    tensor."""
     while isinstance(batch, list | tuple | dict) and batch:
         batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
     return batch.shape[0] if isinstance(batch, torch.Tensor) and batch.ndim else None

@@ -71,7 +71,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """The allocated bytes of each category over the traced steps, in a limited number of samples."""
+        """A limited number of samples of the allocated bytes of each category, over the traced steps."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:

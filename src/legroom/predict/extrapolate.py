@@ -88,8 +88,9 @@ class _Aligned:
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
-    """Pair the requests of two traces. Optional requests may differ, because the workspace of a convolution may be
-    needed at one size only. If a request for optional memory has no counterpart, its size does not change.
+    """Pair the requests of two traces. Requests for optional memory may differ, because the workspace of a convolution
+    may be needed at only one of the two sizes. If a request for optional memory has no counterpart, its size does not
+    change.
     """
     ignored: set[int] = set()
     if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:

@@ -1,5 +1,5 @@
-"""Implements strategy `auto`, which selects the cheapest strategy that is predicted to fit. The choice has a reason
-and a table of the alternatives.
+"""Implements strategy `auto`, which selects the cheapest strategy that is predicted to fit. The result contains the
+reason for the choice and a table of the alternatives.
 """
 
 import textwrap

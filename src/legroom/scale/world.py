@@ -119,7 +119,7 @@ def _all_devices(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def _reject_shared_devices(device: torch.device) -> None:
-    """Raise an error if two ranks use the same GPU. The error of NCCL would not contain these ranks."""
+    """Raise an error if two ranks use the same GPU. NCCL's own error message would not show these ranks."""
     if device.type == "cpu" or VirtualGPU._active is not None:
         return
     identity = (socket.gethostname(), str(getattr(torch.cuda.get_device_properties(device), "uuid", "")))

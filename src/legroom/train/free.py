@@ -81,8 +81,8 @@ class FreeResult:
 def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
     """Free GPU memory that is no longer needed.
 
-    `names` are variables of the calling module or notebook to delete first. `cache=False` keeps the allocator's cache.
-    `outputs=True` also clears the results of earlier notebook cells (`Out`, `_`, `__`, `_3`).
+    `names` contains the names of variables to delete first, in the calling module or notebook. `cache=False` keeps the
+    allocator's cache. `outputs=True` also clears the results of earlier notebook cells (`Out`, `_`, `__`, `_3`).
     """
     caller: FrameType | None = sys._getframe(1)
     try:

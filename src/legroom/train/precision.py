@@ -116,7 +116,8 @@ class Precision:
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer. Return False if the GradScaler skipped the step because of non-finite gradients.
 
-        A fused optimizer (`fused=True`) skips steps on the GPU, so for a fused optimizer the result is always True.
+        A fused optimizer (`fused=True`) decides on the GPU whether to skip a step, so for a fused optimizer the result
+        is always True.
         """
         if self.scaler is None:
             if _is_check_step(self._steps + 1):
@@ -181,7 +182,7 @@ class Precision:
     # --- checks
 
     def _register_hook(self, optimizer: torch.optim.Optimizer) -> None:
-        """Detect if the GradScaler calls `optimizer.step`. Other public ways to detect a skipped step require a
+        """Detect whether the GradScaler calls `optimizer.step`. Other public ways to detect a skipped step require a
         synchronization."""
         if optimizer in self._hooked:
             return

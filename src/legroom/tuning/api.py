@@ -68,8 +68,8 @@ def tune(
     or auto. `address` is the address of a Ray cluster. `parallel` is the maximum number of trials that run at the
     same time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are
     options of ASHA. `interval` is the number of steps between decisions of population-based training.
-    `shape_parameters` lists the parameters that affect memory, if you know them. `callbacks` are objects that show or
-    log the study. By default, a live table is shown. `[]` disables the table.
+    `shape_parameters` lists the parameters that affect memory, if you know them. `callbacks` contains objects that show
+    or log the study. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()
     if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds
@@ -120,8 +120,8 @@ def tune(
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
-    """Add the memory that NCCL uses outside PyTorch to the context of each real GPU. Called for trials with several
-    ranks."""
+    """Add the memory that NCCL uses outside PyTorch to the context of each real GPU. This function is called only for
+    trials with several ranks."""
     if gpus and len(gpus) < ranks:
         raise UsageError(
             f"A trial with {ranks} ranks needs {ranks} GPUs, but only {len(gpus)} {'is' if len(gpus) == 1 else 'are'} available."
@@ -237,7 +237,7 @@ def _check(
     seed: int,
     **counts: int | None,
 ) -> None:
-    """Check the arguments before anything starts. `counts` are positive integers, or None if unlimited."""
+    """Check the arguments before anything starts. `counts` contains positive integers, or None if unlimited."""
     if not isinstance(metric, str) or not metric:
         raise UsageError(
             f"metric={metric!r} is not valid. Use the name of a metric passed to `trial.report(...)`, such as 'loss'."

@@ -236,9 +236,9 @@ class TrialDispatcher:
         self._cpu_share.divide(self.running, is_tracing=self._runner.awaits_estimate)
 
     def _larger_gpu_size(self, number: int, trial: _RunningTrial) -> int | None:
-        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is
-        0, which means any GPU that the trial has to itself. After a second failure, the size is that of a larger GPU.
-        The result is None if there is no larger GPU."""
+        """Return the minimum size of a GPU for a trial that ran out of memory. After the first failure, the size is 0,
+        so the trial gets any GPU to itself. After a second failure, the result is the size of a larger GPU. The result
+        is None if there is no larger GPU."""
         if not trial.is_alone and number not in self._alone:
             return 0
         sizes = trial.candidate_sizes

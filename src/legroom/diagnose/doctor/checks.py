@@ -365,7 +365,7 @@ def limits(machine: Machine) -> DoctorCheck:
 
 
 def allocator(machine: Machine) -> DoctorCheck:
-    """Check the allocator settings. If several environment variables are set, torch uses the first one."""
+    """Check the allocator settings. If several environment variables are set, torch uses the first variable."""
     settings = [(name, machine.environ[name]) for name in ENVIRONMENT_NAMES if name in machine.environ]
     findings = []
     similar = [

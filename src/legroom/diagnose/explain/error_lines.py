@@ -1,5 +1,5 @@
-"""Finds the line that contains the error message. This is the last line of a traceback, or a line that looks like an
-error.
+"""Finds the line that contains the error message. The error line is the last line of a traceback, or a line that looks
+like an error.
 
 Python prints a traceback and then one line with the exception. Launchers, loggers and notebooks add prefixes such as
 a rank, a time or a level. `without_prefix` removes these prefixes and returns the line as Python printed it.
@@ -49,8 +49,8 @@ def last_traceback_error(text: str, lowered: str) -> ErrorLine | None:
 
 
 def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
-    """Return the error line of a short text without a traceback. This is the last line that is a Python error, is
-    marked as an error, or looks like an error."""
+    """Return the error line of a short text without a traceback. The error line is the last line that is a Python
+    error, is marked as an error, or looks like an error."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
     warned = () if sum(map(bool, lines)) > _FEW_LINES else (_WARNING,)  # in a log, a warning is not the error

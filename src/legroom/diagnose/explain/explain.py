@@ -269,7 +269,7 @@ def _build(
 
 
 def _named_first(code: str, causes: tuple[Cause, ...], message: str) -> tuple[Cause, ...]:
-    """Return the causes of a page. Causes that the error message names come first."""
+    """Return the causes of a page. Causes that the error message mentions come first."""
     named = {number for page, number, pattern in CAUSE_PATTERNS if page == code and pattern.search(message)}
     return tuple(cause for _, cause in sorted(enumerate(causes, 1), key=lambda each: each[0] not in named))
 

@@ -1,7 +1,7 @@
-"""Proofs for safe fixes: a value is a tensor, and a change of its graph does not change what the program prints.
+"""Proofs for safe fixes: a value is a tensor, and a change of its graph does not change the output of the program.
 
-The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires more.
-A function of this module returns True only if the file itself shows the reason.
+The flow analysis guesses from names, which is good enough for a finding. A fix that `--fix` applies requires a proof. A
+function of this module returns True only if the file itself shows the reason.
 """
 
 import libcst as cst
@@ -317,7 +317,7 @@ def escapes(program: Program, store: StoreFact) -> bool:
 
 
 def can_be_detached(program: Program, parts: list[cst.BaseExpression], store: StoreFact) -> bool:
-    """Return True if `.detach()` can be added to the stored parts without changing what the program does."""
+    """Return True if `.detach()` can be added to the stored parts without changing the behavior of the program."""
     if may_be_printed(program, store.target):
         return False
     return all(

@@ -16,7 +16,7 @@ from legroom.observe.source.batch_setting import SIZE, BatchSetting
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A smaller value of the setting of the batch size."""
+    """A smaller value for the batch size setting."""
 
     setting: BatchSetting
     size: int
@@ -53,7 +53,7 @@ class BatchChange:
         }
 
     def _arguments(self) -> list[str] | None:
-        """The arguments of the script, if a change of them changes the batch size."""
+        """The new arguments of the script, if an argument sets the batch size."""
         if self.setting.arguments is None:
             return None
         arguments = [each.replace(SIZE, str(self.size)) for each in self.setting.arguments]
@@ -71,7 +71,8 @@ def smaller_setting(
     """Return a change that reduces the batch size to at most `fraction` of its current value. Return None if there is
     no smaller value.
 
-    An evaluation with a larger batch size than the training, which does not fit, gets the batch size of the training.
+    If an evaluation uses a larger batch size than the training and does not fit, the change sets the batch size of the
+    training.
     """
     if setting is None:
         return None
@@ -90,10 +91,9 @@ def choose_setting(
     batch_size: int | None,
     evaluates: bool,
 ) -> BatchSetting | None:
-    """Return the setting of the batch size that was in use. `batch_size` is that of the loader, if there is one.
-
-    An evaluation may have a batch size of its own. If the loader's batch size is known, a setting with another value is not
-    chosen, unless one is a multiple of the other (several GPUs, accumulated gradients).
+    """Return the setting of the batch size that was in use. `batch_size` is the batch size of the loader, if there is a
+    loader. An evaluation may have its own batch size. If the loader's batch size is known, a setting with another value
+    is not chosen, unless one is a multiple of the other (several GPUs, accumulated gradients).
     """
     found = [_setting_of(each) for each in details if isinstance(each, FoundSetting)]
     if not found:
@@ -123,7 +123,8 @@ def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
 
 
 def _unambiguous(settings: Sequence[BatchSetting]) -> BatchSetting | None:
-    """Return the most likely setting. None if this is a number in a file and another one is as likely."""
+    """Return the most likely setting. Return None if this setting is a number in a file and another number is equally
+    likely."""
     best = min(settings, key=lambda each: each.rank)
     same = [each for each in settings if each.rank == best.rank and each.file]
     return None if best.file and len(same) > 1 else best

@@ -97,7 +97,8 @@ class Evidence:
 
     @property
     def filled_fraction(self) -> float:
-        """The fraction of the batch size that the last batch had. It is below 1 if the dataset is smaller than a batch."""
+        """The size of the last batch divided by the batch size. The fraction is below 1 if the dataset is smaller than
+        a batch."""
         program = self.program
         if program is None or not program.batch_size or not program.samples:
             return 1.0
@@ -113,7 +114,7 @@ class Evidence:
     @property
     def in_first_iteration(self) -> bool:
         """True if the failure was in the first iteration, or in an evaluation. In these cases, the memory that the rest
-        needs is unknown."""
+        of the run needs is unknown."""
         return self.evaluates or self.oom.step < max(len(self.optimizers), 1)
 
     def retained_by(self, leak: Leak) -> int:

@@ -66,7 +66,8 @@ _MAX_OCCURRENCES = 40
 
 
 def _occurrences(text: str, literal: str) -> Iterator[int]:
-    """Yield the positions of `literal`. If there are many, only the first and the last positions are returned."""
+    """Yield the positions of `literal`. If there are many positions, only the first and the last positions are
+    returned."""
     position = -1
     for _ in range(_MAX_OCCURRENCES):
         position = text.find(literal, position + 1)

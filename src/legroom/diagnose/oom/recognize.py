@@ -34,7 +34,7 @@ Link = Literal["itself", "cause", "context", "group"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorClassification(ReportedSizes):
-    """Whether an error is about memory, and the sizes that it reports."""
+    """The classification of an error: whether the error is about memory, and the sizes in its message."""
 
     certainty: Certainty
     source: str = ""

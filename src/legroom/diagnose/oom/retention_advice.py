@@ -242,9 +242,9 @@ def _went_backward_in_this_step(evidence: Evidence) -> bool:
 def _variables_holding(size: int, holders: Sequence[Holder], frame: Frame) -> list[str]:
     """Return the names of up to two tensors, or tuples of tensors, that retain about `size` bytes, closest first.
 
-    If the function that created the result is still running, only the variables that its line assigns can refer to it.
-    These may also retain an autograd graph. Other results were returned to a caller.
-    If the program still uses one of the variables, deleting the others may free nothing, and no name is returned.
+    If the function that created the result is still running, only the variables that its line assigns can refer to the
+    result. These variables may also retain an autograd graph. Other results were returned to a caller. If the program
+    still uses one of the variables, deleting the others may free nothing, and no name is returned.
     """
     results = [each for each in holders if each.path.endswith("(Tensor)") or " (tuple, " in each.path]
     running = {(each.frame.file, each.frame.function) for each in holders if each.frame is not None}

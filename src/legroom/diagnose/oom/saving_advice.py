@@ -1,7 +1,7 @@
 """Advice rules that reduce the memory of a correct program: LG4xx and LG6xx.
 
-The saving is estimated from the live memory at the failure. If an estimate assumes something (Adam, float32), the message
-says so.
+The saving is estimated from the live memory at the failure. If an estimate is based on an assumption (Adam, float32),
+the message contains the assumption.
 """
 
 from collections import Counter
@@ -278,7 +278,7 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _normalizes(evidence: Evidence) -> bool:
-    """Return True if batch normalization is used. It may fail with a batch of one sample."""
+    """Return True if batch normalization is used. Batch normalization may fail with a batch of one sample."""
     return any("batch_norm" in each.op for each in evidence.state.live)
 
 
@@ -317,7 +317,7 @@ def checkpoint_activations(evidence: Evidence) -> Iterator[Finding]:
 
 def spill_activations(evidence: Evidence) -> Iterator[Finding]:
     """Suggest moving activations to host memory. Only tensors of at least 1 MiB are moved, and up to three of the
-    largest are in transfer at any time."""
+    largest tensors are in transfer at any time."""
     movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
     size = bytes_of(movable)
     if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER or evidence.spills:

@@ -199,7 +199,7 @@ class RunReport:
         return [*self._commands_after_oom(self.oom), *show]
 
     def _commands_after_oom(self, oom: OomReport) -> Iterator[tuple[str, str]]:
-        """Yield the command that applies the first advice, then others."""
+        """Yield the command that applies the first advice, then other commands."""
         first = oom.advice[0] if oom.advice else None
         if first is None:
             return
@@ -336,9 +336,11 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
 
 
 def _ending_oom(ooms: Sequence[Oom], ending: RunEnded) -> int:
-    """Return the number of the out-of-memory event that ended the run. If none did, it is the last one.
+    """Return the number of the out-of-memory event that ended the run, or of the last out-of-memory event if none ended
+    the run.
 
-    The replicas of `DataParallel` may all run out of memory. Then only the error of the first one is raised.
+    The replicas of `DataParallel` may all run out of memory. In that case, only the error of the first replica is
+    raised.
     """
     text = f"{ending.error}\n{ending.traceback}"
     raised = [number for number, oom in enumerate(ooms) if oom.message and _identity(oom) in text]
@@ -346,7 +348,7 @@ def _ending_oom(ooms: Sequence[Oom], ending: RunEnded) -> int:
 
 
 def _identity(oom: Oom) -> str:
-    """Return the part of the message of an error that contains the request and the device."""
+    """Return the part of an error message that contains the request and the device."""
     return oom.message.partition(" has a total capacity")[0]
 
 

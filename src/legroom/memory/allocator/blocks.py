@@ -94,7 +94,7 @@ class Block:
 
     @property
     def is_entire_segment(self) -> bool:
-        """Whether the segment has no other block."""
+        """True if the segment has no other block."""
         return self.previous is None and self.next is None
 
     def link(self, previous: "Block | None", following: "Block | None") -> None:

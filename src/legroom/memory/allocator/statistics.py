@@ -1,7 +1,7 @@
 """The statistics of `torch.cuda.memory_stats()`, counted at low cost.
 
-Each allocation and each free changes three values: the count, the bytes and the requested bytes. These operations only
-update running totals. A current value is the difference between two totals. A peak can occur only just before a
+Each allocation and each free changes three values: the count, the bytes and the requested bytes. These operations
+update only running totals. A current value is the difference between two totals. A peak can occur only just before a
 decrease, so peaks are updated at the first free after an allocation (`update_peaks`). Values that change rarely are
 stored as a `Stat`.
 """

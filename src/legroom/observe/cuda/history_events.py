@@ -120,8 +120,8 @@ class DeviceHistory:
         """Return the events since the last reading.
 
         `trace` and `segments` of this device come from a snapshot. `started` is the start of the run in Unix seconds.
-        `records` are in the order of their ticks. `failure` is the failure of the last `oom` entry. A library hid all
-        earlier failures. `after_gap` means that entries before `trace` are missing.
+        `records` is sorted by tick. `failure` is the failure of the last `oom` entry. A library hid all earlier
+        failures. `after_gap` means that entries before `trace` are missing.
         """
         reading = _Reading(self, trace, segments, started, records, settings)
         reading.start_from(initial_state(trace, segments), after_gap)

@@ -126,5 +126,5 @@ class Markers:
 
     @property
     def identifies_threads(self) -> bool:
-        """Whether entries identify the thread that made them."""
+        """True if entries identify the thread that made them."""
         return self._stamp is not None

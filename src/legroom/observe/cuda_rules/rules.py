@@ -63,7 +63,7 @@ class CudaRules:
     def plan(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None, result: Any
     ) -> MemoryPlan | None:
-        """Return the memory plan of an operation, or None if it only allocates its results."""
+        """Return the memory plan of an operation, or None if the operation allocates only its results."""
         try:
             known = self._known[id(func)]
         except KeyError:

@@ -85,7 +85,7 @@ class CategoryTracker:
     ) -> None:
         """Update every category that can be determined now. Call this method before a report on the current state.
 
-        `tensors` are tensors whose graphs contain the current activations, for example local variables on the call
+        `tensors` contains tensors whose graphs contain the current activations, for example local variables on the call
         stack. `by_holder` maps storage keys to categories derived from the objects that retain the storages.
         """
         self.find_activations([tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None])

@@ -53,7 +53,7 @@ class OpLocator:
 
     @property
     def in_backward(self) -> bool:
-        """Whether the last operation of this thread was part of a backward pass."""
+        """True if the last operation of this thread was part of a backward pass."""
         return self.threads.state.in_backward
 
     def locate(self, args: Sequence[Any], depth: int) -> OpLocation:

@@ -1,8 +1,8 @@
 """Finds the tensors that an autograd graph keeps alive because its nodes saved them for the backward pass.
 
-Reading must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not unpacked,
-because unpacking would recompute or copy the tensor. Instead, the search reads the object that the hook stored. A
-tensor that was not packed by hooks can be unpacked at no cost.
+Reading the graph must not change the program. A tensor packed by hooks (activation checkpointing, offloading) is not
+unpacked, because unpacking would recompute or copy the tensor. Instead, the search reads the object that the hook
+stored. A tensor that was not packed by hooks can be unpacked at no cost.
 """
 
 import contextlib
@@ -197,8 +197,8 @@ _can_read_saved = can_read_saved()
 
 
 def saved_tensors_are_readable() -> bool:
-    """Return whether saved tensors can be read now. If they cannot be read, a graph may save storages that the search
-    does not find.
+    """Return whether saved tensors can be read now. If saved tensors cannot be read, a graph may save storages that the
+    search does not find.
     """
     return can_read_saved() or _unpacks_freely
 

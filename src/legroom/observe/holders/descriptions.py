@@ -140,8 +140,9 @@ class _Candidate(NamedTuple):
 
 
 def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -> HolderPath:
-    """Describe a path as a `HolderPath`. `chain` contains the objects on the path, from the object that the root names
-    to the target. `created_in` maps the `id` of a tensor to the iteration that created the tensor.
+    """Describe a path as a `HolderPath`. `chain` contains the objects on the path. The first object is the value of the
+    root name, and the last object is the target. `created_in` maps the `id` of a tensor to the iteration that created
+    the tensor.
     """
     line, how = root.line, root.how
     named = StoredName(
@@ -226,7 +227,7 @@ def _candidate(item: Any, owner: Any, named: StoredName, created_in: Mapping[int
 
 
 def _most_likely(candidates: list[_Candidate]) -> _Candidate | None:
-    """Return the container that grows. `candidates` are ordered from the outermost to the innermost.
+    """Return the container that grows. `candidates` is ordered from the outermost to the innermost container.
 
     The growing container is the innermost container that can grow, has tensors from many iterations, and is long enough
     for these tensors. For example, a dict with two growing lists contains tensors from many iterations, but only the

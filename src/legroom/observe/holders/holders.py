@@ -86,9 +86,9 @@ class HolderSurvey(NamedTuple):
     ) -> LargestHolders:
         """Return the largest holders.
 
-        A storage in `allocated` may be retained by no variable. If the call that allocated the storage is still running
-        (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of the running
-        backward pass.
+        It is possible that no variable retains a storage in `allocated`. If the call that allocated the storage is
+        still running (in `module`), the storage belongs to this call. Otherwise, the storage belongs to the graph of
+        the running backward pass.
         """
         by_calls = {line: dict(storages) for line, storages in self.by_calls.items()}
         known = self.by_variables.keys() | {key for storages in by_calls.values() for key in storages}

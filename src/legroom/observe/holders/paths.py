@@ -242,7 +242,8 @@ class _Search:
 
     def _unrooted(self, target: Any) -> HolderPath:
         """Return the path if no name references the target: an object in a reference cycle, or nothing in Python. The
-        object of the user that is closest to the target is named, with the attribute or variable that closes the cycle.
+        result contains the user's object that is closest to the target, and the attribute or variable that closes the
+        cycle.
         """
         candidates = [
             item

@@ -76,9 +76,9 @@ class StorageTracker:
     def update(
         self, tensors: Iterable[torch.Tensor], excluded: set[int], scan: int
     ) -> dict[int, list[torch.Tensor]]:
-        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen. Of several
-        tensors with the same storage, the one with the most references is returned, because the base of a view may be
-        referenced only by the view.
+        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen. If
+        several tensors share a storage, the tensor with the most references is returned, because the base of a view may
+        be referenced only by the view.
         """
         before, self._known = self._known, {}
         by_first_scan: dict[int, list[torch.Tensor]] = {}

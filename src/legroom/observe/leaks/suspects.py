@@ -273,8 +273,8 @@ def _by_user_name(path: HolderPath) -> tuple[HolderPath, NameUsage] | None:
 
 def can_accumulate(holder: FoundHolder) -> bool:
     """Return whether the found variable can retain tensors of many iterations. A plain variable retains the tensors of
-    one iteration, unless it is computed from itself. The same applies to a container that is reassigned in every
-    iteration, for example a sample of a buffer.
+    one iteration, unless it is computed from itself. A container that is reassigned in every iteration, for example a
+    sample of a buffer, also retains the tensors of one iteration.
     """
     path, usage, _ = holder
     if usage.is_reassigned_in_loop:

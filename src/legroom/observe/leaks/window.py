@@ -151,7 +151,7 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Return whether this leak has not been reported as another kind of leak. A list of tensors with graphs is a
+        """Return True if this leak was not already reported as another kind of leak. A list of tensors with graphs is a
         leak of two kinds. The kind `graph` comes first, because its numbers are more complete.
         """
         known = leak.identity in self._returned

@@ -2,8 +2,8 @@
 
 A method that empties a buffer has no effect if no code calls it. Functions are compared by name. If it is uncertain
 whether a function is called, the function is treated as called. A function is treated as called if its name occurs
-anywhere in the code, or if it is a special method. This also applies to functions that override a method of a library
-(a hook of a trainer), and to plain functions that may be called from outside (a test, an entry point).
+anywhere in the code, or if it is a special method. Functions that override a method of a library (a hook of a trainer),
+and plain functions that may be called from outside (a test, an entry point), are also treated as called.
 """
 
 import ast
@@ -35,7 +35,7 @@ class Calls(NamedTuple):
     """Maps each function ("" at module level) to the names that occur in it."""
 
     def reached_from(self, functions: Iterable[str]) -> set[str]:
-        """Return these functions and all functions that they call, directly or indirectly."""
+        """Return the given functions and all functions that they call, directly or indirectly."""
         return _closure(set(functions), self.mentions)
 
 

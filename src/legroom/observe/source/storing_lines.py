@@ -53,12 +53,12 @@ class NameUsage(NamedTuple):
 
     @property
     def is_reassigned_in_loop(self) -> bool:
-        """Whether every statement replaces the value in a loop."""
+        """True if every statement replaces the value in a loop."""
         return bool(self.statements) and all(each.replaces and each.in_loop for each in self.statements)
 
     @property
     def is_recreated_in_loop(self) -> bool:
-        """Whether a loop assigns a new instance of a class to the name."""
+        """True if a loop assigns a new instance of a class to the name."""
         return any(each.constructs and each.in_loop for each in self.statements)
 
     def candidates(self, keys: tuple[str, ...] = ()) -> list[StoringStatement]:

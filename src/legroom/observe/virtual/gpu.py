@@ -7,7 +7,7 @@ with legroom.VirtualGPU("8GiB"):
 
 The program computes on the CPU. Tensors on `cuda` are CPU tensors whose storages are allocated by a replayed caching
 allocator of the given size. When the allocator is full, the operation raises `torch.OutOfMemoryError` with torch's
-message. A program's out-of-memory errors, its error handlers and its leaks are therefore real on a laptop and in CI.
+message. Out-of-memory errors, error handlers and leaks can therefore be tested on a laptop and in CI.
 
 Only one virtual GPU can be active at a time. A virtual GPU applies to the whole process, including threads that start
 while it is active. Forked children also have the virtual GPU, but their events are discarded.
@@ -78,7 +78,7 @@ class VirtualGPU:
         fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
     ) -> None:
-        """The other options are for estimates. With `rules`, memory that CUDA kernels allocate in addition to their
+        """Only estimates use the other options. With `rules`, memory that CUDA kernels allocate in addition to their
         results is counted too. With `fake_tensors`, device tensors have no data. With `bounded=False`, allocations
         never fail, and the size is used only in reports."""
         if not gpus:

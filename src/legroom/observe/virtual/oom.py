@@ -113,7 +113,7 @@ class Faults:
 
     @property
     def happened(self) -> bool:
-        """Whether the first injected failure has occurred."""
+        """True if the first injected failure has occurred."""
         return self._count >= self._first
 
     def disarm(self) -> None:

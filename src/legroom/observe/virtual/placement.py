@@ -386,7 +386,7 @@ class PlacementMode(TorchFunctionMode):
         return _kind_of(named) in ("cuda", "cpu")
 
     def _index(self, named: Any) -> int | None:
-        """Return the index of a device that a call names in any form, or None for the host."""
+        """Return the index of the device that a call specifies in any form, or None for the host."""
         if isinstance(named, int):
             index: int | None = named
         else:
@@ -447,7 +447,7 @@ def _parse_to_arguments(parse: Callable[..., Any], *args: Any, **options: Any) -
 
 
 def _kind_of(named: Any) -> str:
-    """Return the type of a device that a call names as a string or a device."""
+    """Return the type of the device that a call specifies as a string or a `torch.device`."""
     kind: str = named.type if isinstance(named, torch.device) else str(named).partition(":")[0]
     return kind
 

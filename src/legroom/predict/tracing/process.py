@@ -590,7 +590,7 @@ _NO_DATA = "Cannot access data pointer"
 
 
 def _no_loader() -> None:
-    """Return None. This function replaces a weak reference for iterators that were created in another way."""
+    """Return None. This function is used instead of a weak reference for iterators that were created in another way."""
 
 
 def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:

@@ -1,6 +1,7 @@
 """The memory requests of a training step, which can be replayed on a GPU of any size.
 
-This module only defines the record (`virtual_trace` creates one), so a process that reads a trace does not need torch.
+This module defines only the data structure of a trace (`virtual_trace` creates traces), so a process that reads a trace
+does not need torch.
 """
 
 import re

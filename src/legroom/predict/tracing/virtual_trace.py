@@ -23,8 +23,8 @@ from legroom.predict.tracing.trace import Mode, Trace
 def make_device(
     gpu: GpuSpec, mode: Mode, sink: Callable[[Event], None], gpus: Sequence[GpuSpec] = ()
 ) -> VirtualGPU:
-    """Return a virtual GPU for tracing with unlimited memory that otherwise behaves like `gpu`. `gpus` are all GPUs
-    that are visible to the program."""
+    """Return a virtual GPU for tracing with unlimited memory that otherwise behaves like `gpu`. `gpus` contains all
+    GPUs that are visible to the program."""
     return VirtualGPU(
         *(gpus or (gpu,)),
         sink=sink,

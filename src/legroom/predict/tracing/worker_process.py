@@ -236,9 +236,9 @@ def start_tracing(
 ) -> WorkerProcess:
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
-    `gpus` are all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced. `edits`
-    is the new content of files of the script, which only the new process sees. `seconds` is a time limit for a trace,
-    in addition to the limits in `process`.
+    `gpus` contains all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced.
+    `edits` is the new content of files of the script, which only the new process sees. `seconds` is a time limit for a
+    trace, in addition to the limits in `process`.
     """
     check_setting()
     job = {

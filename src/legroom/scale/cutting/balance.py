@@ -110,8 +110,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be cut. If there are many, only the positions with the fewest bytes
-    to send are returned."""
+    """Return the positions at which the graph can be cut. If there are many positions, only the positions with the
+    fewest bytes to send are returned."""
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
         positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])

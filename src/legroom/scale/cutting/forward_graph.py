@@ -442,7 +442,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return a value with the CPU instead of other devices, for operations that do not depend on the inputs."""
+    """Return a value in which the CPU replaces other devices, for operations that do not depend on the inputs."""
     arguments, named = trees.tree_map(lambda leaf: _CPU if isinstance(leaf, torch.device) else leaf, value)
     return arguments, {**named, "device": _CPU} if isinstance(named.get("device"), str) else named
 

@@ -85,8 +85,8 @@ class ModelCut:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the boundaries in another graph. The same number of layers precedes a boundary in both graphs, and
-        the same number of operations is between the last of these layers and the boundary."""
+        """Return the corresponding boundaries in another graph. In both graphs, the same number of layers precedes a
+        boundary, and the same number of operations is between the last layer and the boundary."""
         if tuple(graph.signature()) == self.signature:
             return self.boundaries
         is_layer = [node.is_module for node in graph.leaves()]

@@ -172,8 +172,8 @@ class StageRunner(nn.Module):
         inputs: Sequence[torch.Tensor],
         after: Callable[[GraphNode], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Return the tensors that the stage sends. `inputs` are all input tensors of the model. `after` is called after
-        each node."""
+        """Return the tensors that the stage sends. `inputs` contains all input tensors of the model. `after` is called
+        after each node."""
         values = dict(zip(self.program.receives, received, strict=True))
         for index in self.program.inputs:
             values[self._graph.inputs[index]] = inputs[index]

@@ -44,7 +44,8 @@ class StrategyEngine(Protocol):
 
 
 class WrappedModelEngine:
-    """An engine whose wrapped model is called directly in the loss function. The engine only weights the loss."""
+    """An engine whose wrapped model is called directly in the loss function. The engine changes only the weight of the
+    loss."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class WrappedModelEngine:
 def single_device_engine(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices
 ) -> WrappedModelEngine:
-    """Return the engine of one process with one device, which only moves the model."""
+    """Return the engine of one process with one device. This engine moves the model and does not wrap it."""
     model.to(devices.device)
     return WrappedModelEngine("single", model, model, optimizer, batch_device=devices.device)
 

@@ -1,14 +1,14 @@
 """`legroom.watch(loader)`: a loop like tqdm's, with memory use and leak warnings.
 
 A terminal shows one updating line. In a pipe, a CI log or a notebook, a plain line is printed from time to time. Each
-leak is reported once, with the variable that retains the memory and the line that stores the tensors. `watch` passes
-items on and keeps no reference to them.
+leak is reported once, with the variable that retains the memory and the line that stores the tensors. `watch` yields
+the items of the loader and keeps no reference to them.
 
 All loops of a process share one leak detector, so the detector keeps its state between epochs. The detector is attached
 only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints
 one line that reports this.
 
-The modules that describe a leak are imported when there is one, because they take longer to import than the rest.
+The modules that describe a leak are imported only after a leak was found, because importing them takes long.
 """
 
 import os
@@ -118,7 +118,7 @@ class Watched(Generic[Item]):
 
 
 class _WatchedIterator(Iterator[Item]):
-    """Passes items on one by one and keeps no reference to them."""
+    """Yields the items one by one and keeps no reference to them."""
 
     def __init__(
         self,
@@ -167,7 +167,8 @@ class _SharedDetector:
         self._has_warned = False
 
     def begin(self, listener: Callable[[DetectedLeak], None], place: tuple[str, int]) -> None:
-        """Begin to watch the loop at `place` (file and line). Only its first epoch has scans without a sign of a leak."""
+        """Begin to watch the loop at `place` (file and line). Scans without a sign of a leak run only in the first
+        epoch of the loop."""
         if self._pid != os.getpid():  # a forked worker watches its own loops
             self.__init__()  # type: ignore[misc]
         with self._lock:

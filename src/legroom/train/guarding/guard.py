@@ -465,7 +465,7 @@ class Guard:
         )
 
     def _check_coupling(self, loss_fn: LossFunction, batch: BatchArguments, sizes: Sequence[int]) -> None:
-        """At the first split, check if samples depend on each other, and determine the reduction of the loss."""
+        """At the first split, check whether samples depend on each other, and determine the reduction of the loss."""
         self._is_coupling_checked = True
         names = couplings.batch_norm_layers(self.model)
         if names and self._coupling == "warn":

@@ -251,9 +251,9 @@ class DistributedRanks:
         return self._conclude(_AttemptResult(invalid=True, oom=True, passes=passes, exhausted=not proposal))
 
     def report_error(self, error: BaseException) -> int | None:
-        """Report an error that is not about memory. Return None if the error should be raised. If the error is
-        raised, the other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent
-        instead of its weights may have caused the error.
+        """Report an error that is not about memory. Return None if the caller should raise the error. In that case, the
+        other ranks stop too. If another rank ran out of memory in the meantime, the zeros that it sent instead of its
+        weights may have caused the error.
 
         After such an out-of-memory error, the attempt is invalid, and the method returns the size for the next
         attempt, like `agree`.

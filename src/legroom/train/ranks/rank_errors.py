@@ -2,7 +2,7 @@
 
 LegroomError
 ├── PeerFailed    another rank raised an error; the message includes the rank and its error
-└── RankMissing   another rank does not respond; the message names it
+└── RankMissing   another rank does not respond; the message shows its number
 """
 
 from legroom.errors import LegroomError

@@ -26,8 +26,8 @@ MIN_STACK_FRACTION = 0.2
 class GradualUnfreezing:
     """Unfreezes one more stage every `every_n_epochs`. Call `unfreezing.at(epoch)` at the start of each epoch.
 
-    `stages` are names or patterns in the order of unfreezing. The default stages are the blocks of the model, the last
-    block first. `options` are options of the new parameter groups, such as `lr=1e-5`.
+    `stages` contains names or patterns in the order of unfreezing. The default stages are the blocks of the model, the
+    last block first. `options` contains options of the new parameter groups, such as `lr=1e-5`.
     """
 
     def __init__(

@@ -138,7 +138,7 @@ class ForkedProcess:
         return cls(server, number, pipe)
 
     def kill(self) -> None:
-        """Kill the process. The memory of the process is free when this method returns."""
+        """Kill the process. The memory of the process has been freed when this method returns."""
         wait_for_exit(self.server, self.number, kill=True)
         self.pipe.close()
 

@@ -208,7 +208,7 @@ class MemoryGate:
         return None
 
     def _probe(self, name: str) -> None:
-        """Test if memory depends on a parameter. Both ends of its range are traced, and their memory requests are
+        """Test whether memory depends on a parameter. Both ends of its range are traced, and their memory requests are
         compared with the requests of the first configuration."""
         first = self._known[0]
         domain = next(p.domain for p in self._space.parameters if p.name == name)

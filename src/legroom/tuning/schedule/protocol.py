@@ -37,7 +37,7 @@ CONTINUE = Decision()
 
 
 class Scheduler(Protocol):
-    """Decides after each report if a trial continues.
+    """Decides after each report whether a trial continues.
 
     Like a searcher, a scheduler stores nothing on disk. The same reports in the same order lead to the same decisions.
     A resumed study therefore restores the scheduler by repeating the reports.

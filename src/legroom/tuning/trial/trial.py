@@ -103,7 +103,8 @@ class Trial:
         return self._micro_batch
 
     def guard(self, model: "nn.Module", optimizer: "torch.optim.Optimizer", **options: Any) -> "Guard":
-        """Create a `legroom.Guard` with a micro-batch size that fits. `options` are passed to Guard."""
+        """Create a `legroom.Guard` with a micro-batch size that fits. The arguments in `options` are passed to
+        Guard."""
         from legroom.train.guarding.guard import Guard
 
         self.can_split = True

@@ -409,8 +409,8 @@ class Expressions:
         return UNKNOWN
 
     def _contents_of(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """Return the contents of a new object. These are all arguments for a dataclass, and the attributes for
-        another class."""
+        """Return the contents of a new object. The contents of a dataclass are all arguments. The contents of any other
+        class are its attributes."""
         if self.program.method(class_name, "__init__") is None:
             return arguments or None
         if not any(each.has_graph for each in arguments):

@@ -138,7 +138,7 @@ class FactRecorder(Expressions):
                     self.function.stored_parameters.setdefault(parameter, store)
 
     def _with_attributes(self, expression: cst.BaseExpression, value: Value) -> Value:
-        """Return the value with the attributes of the object in its contents. This matters for
+        """Return the value with the attributes of the object in its contents. The attributes matter for
         `episodes.append(episode)` after `episode.log_probs.append(...)`."""
         path = dotted(expression)
         if path is None or value.kind is not ValueKind.UNKNOWN or value.has_graph or path in {"self", "cls"}:

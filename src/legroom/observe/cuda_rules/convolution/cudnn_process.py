@@ -82,7 +82,7 @@ class CudnnProcess:
 
     @property
     def is_recorded_version(self) -> bool:
-        """Whether this version chooses the kernels in the recorded table."""
+        """True if this version of cuDNN selects the kernels in the recorded table."""
         return self.version is not None and RULES_VERSION.covers_cudnn(self.version)
 
     def ask(self, query: ConvQuery, c: Convolution, gpu: GpuSpec) -> Answer | None:

@@ -78,7 +78,7 @@ class ConvWorkspaces(NamedTuple):
 def upper_bound(c: Convolution, gpu: GpuSpec) -> ConvWorkspaces:
     """Return the workspaces if all tensors are converted: input, weights and output with padded channels, and partial
     sums for the gradient of the weights. In the survey, 3 to 10% of the kernels needed over 2% more memory, because of
-    further copies of the weights. Channels-last tensors are only padded.
+    further copies of the weights. Channels-last tensors are padded but not converted.
     """
     if c.channels_last:
         return ConvWorkspaces(_padding(c), _padding(c), _padding(c) + partial_weights(c, gpu))
@@ -179,8 +179,8 @@ def one_group(c: Convolution) -> Convolution:
 
 
 def group_width(c: Convolution) -> int:
-    """Return the number of channels per group for kernels that support groups. Input and output have the same
-    number.
+    """Return the number of channels per group for kernels that support groups. Inputs and outputs have the same number
+    of channels.
     """
     return round_up(max(c.inputs, c.outputs) // c.groups, 4)
 

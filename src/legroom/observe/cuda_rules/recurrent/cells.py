@@ -1,7 +1,7 @@
 """Memory plans of LSTM and GRU cells. CUDA has one fused kernel for all gates, while the CPU computes the gates one by
 one.
 
-The rules follow `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA the two products are
+The rules follow `LSTMCell` and `GRUCell` in ATen/native/RNN.cpp, and cuda/RNN.cu. On CUDA, the two products are
 computed without biases. One kernel adds the biases, computes the gates and saves them for the backward pass (four per
 unit for an LSTM, five for a GRU). The backward pass is one kernel and a sum over all rows for the biases. PyTorch
 defines no result shapes for the operations of a GRU and of an LSTM without biases, so this module defines these shapes.

@@ -50,8 +50,8 @@ def mode_in_callbacks(mode: PlacementMode) -> Iterator[None]:
         return with_mode
 
     def as_user_code(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Run a hook as user code. Tensors that the hook creates are placed on the device that the hook names, not on
-        the device of the operation that saves the tensor.
+        """Run a hook as user code. Tensors that the hook creates are placed on the device that the hook specifies, not
+        on the device of the operation that saves the tensor.
         """
         with_mode = with_mode_on(hook)
 

@@ -1,8 +1,8 @@
 """The states of the global random generators of torch (on the CPU and on the device), Python and NumPy.
 
 Reading these states does not synchronize with the GPU, because the state of a CUDA generator is a seed and an offset on
-the host. NumPy's state is the slowest to read (about a hundred microseconds), so it is optional. Generators that a
-program creates itself (`torch.Generator()`) are not included.
+the host. Reading NumPy's state takes the most time (about a hundred microseconds), so NumPy's state is optional.
+Generators that a program creates itself (`torch.Generator()`) are not included.
 """
 
 import random
