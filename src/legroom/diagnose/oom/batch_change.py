@@ -39,7 +39,7 @@ class BatchChange:
         return self.setting.text_with(self.size)
 
     def as_evidence(self) -> dict[str, Any]:
-        """The change as JSON: the arguments of the script, environment variables, or an edit of one line."""
+        """Return the change as JSON: the arguments of the script, environment variables, or an edit of one line."""
         setting = self.setting
         edit = None
         if setting.file:
@@ -53,7 +53,7 @@ class BatchChange:
         }
 
     def _arguments(self) -> list[str] | None:
-        """The new arguments of the script, if an argument sets the batch size."""
+        """Return the new arguments of the script, or None if no argument sets the batch size."""
         if self.setting.arguments is None:
             return None
         arguments = [each.replace(SIZE, str(self.size)) for each in self.setting.arguments]

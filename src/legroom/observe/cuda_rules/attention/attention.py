@@ -133,15 +133,15 @@ def _padded(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 
 def _cudnn_forward(call: OpCall) -> MemoryPlan:
-    """The seed and offset of dropout are allocated first, even without dropout. The log-sum-exp is allocated only for
-    the backward pass."""
+    """Return the memory plan of cuDNN's attention. The seed and offset of dropout are allocated first, even without
+    dropout. The log-sum-exp is allocated only for the backward pass."""
     sums = OutputAlloc(1) if call.arguments["compute_log_sumexp"] else OutputAlloc(1, 0)
     return MemoryPlan([OutputAlloc(2), OutputAlloc(3), OutputAlloc(0), sums, ScratchAlloc("workspace", 256)])
 
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of the queries is summed in float32, with one additional sum per row. For grouped heads, keys and
-    values first get one gradient per query head."""
+    """Return the memory plan of the gradient of cuDNN's attention. The gradient of the queries is summed in float32,
+    with one additional sum per row. For grouped heads, keys and values first get one gradient per query head."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     size = batch * heads * rows * (width + 1) * 4 + 256
@@ -151,13 +151,14 @@ def _cudnn_backward(call: OpCall) -> MemoryPlan:
 
 
 def _efficient_forward(call: OpCall) -> MemoryPlan:
-    """The seed and offset of dropout are on the host."""
+    """Return the memory plan of memory-efficient attention. The seed and offset of dropout are on the host."""
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1), OutputAlloc(2, 0), OutputAlloc(3, 0)])
 
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
-    """The kernel computes partial gradients of the queries for blocks of rows. For float32, the sum of each row is
-    computed outside the kernel, from a product that has the size of the result."""
+    """Return the memory plan of the gradient of memory-efficient attention. The kernel computes partial gradients of
+    the queries for blocks of rows. For float32, the sum of each row is computed outside the kernel, from a product that
+    has the size of the result."""
     gradient = call.arguments["grad_out_"]
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
@@ -185,7 +186,8 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """The scratch memory is the same as for cuDNN, with rows and widths rounded up to the blocks of the kernel."""
+    """Return the memory plan of the gradient of flash attention. The scratch memory is the same as for cuDNN, with rows
+    and widths rounded up to the blocks of the kernel."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
     rows = -(-rows // 128) * 128

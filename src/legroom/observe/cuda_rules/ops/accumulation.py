@@ -171,7 +171,8 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 
 def _view(call: OpCall) -> MemoryPlan | None:
-    """On CUDA, the gradient of a view that was changed in place is copied. A trace would replay the view instead.
+    """Return the memory plan of the gradient of a view. On CUDA, the gradient of a view that was changed in place is
+    copied. A trace would replay the view instead.
 
     An instance norm returns a view of the tensor that a batch norm computed. An in-place activation after the instance
     norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the gradient of the

@@ -77,7 +77,8 @@ def _copied_before(name: str, *, channels_last: bool = False) -> Rule:
 
 
 def _contiguous_gradients(call: OpCall) -> MemoryPlan | None:
-    """The gradient is copied if it is not contiguous. The result is copied too."""
+    """Return the memory plan of a backward kernel that copies its gradient and its result if they are not
+    contiguous."""
     tensors = (call.arguments["grad_output"], call.result)
     return scratch(*(size_of(one) for one in tensors if not one.is_contiguous()))
 
@@ -91,7 +92,8 @@ def format_of(tensor: Any) -> torch.memory_format:
 
 
 def _unfold(call: OpCall) -> MemoryPlan | None:
-    """The input is copied once, or twice if it is not contiguous. Patches that do not overlap need no copy."""
+    """Return the memory plan of `im2col`. The input is copied once, or twice if it is not contiguous. Patches that do
+    not overlap need no copy."""
     tensor = call.arguments["self"]
     is_disjoint = call.arguments["kernel_size"] == call.arguments["stride"]
     if is_disjoint and not any(call.arguments["padding"]) and set(call.arguments["dilation"]) == {1}:
@@ -101,7 +103,7 @@ def _unfold(call: OpCall) -> MemoryPlan | None:
 
 
 def _fold(call: OpCall) -> MemoryPlan:
-    """The result is at least as large as the columns that are summed into it."""
+    """Return the memory plan of `col2im`. The result is at least as large as the columns that are summed into it."""
     columns = call.arguments["self"]
     steps: list[MemoryStep] = [OutputAlloc(0, max(size_of(columns), size_of(call.result)))]
     return MemoryPlan(

@@ -24,7 +24,7 @@ SEGMENT = 10
 
 
 def _embedding(call: OpCall) -> MemoryPlan | None:
-    """Indices that are not contiguous are copied first."""
+    """Return the memory plan of an embedding. Indices that are not contiguous are copied first."""
     indices = call.arguments["indices"]
     if indices.is_contiguous():
         return None
@@ -55,13 +55,15 @@ def _bag_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _coalesce(call: OpCall) -> MemoryPlan:
-    """Rows of a sparse gradient with the same index are summed, after the indices are sorted (`_coalesce_sparse_cuda`)."""
+    """Return the memory plan that coalesces a sparse gradient: indices are sorted, and rows with the same index are
+    summed (`_coalesce_sparse_cuda`)."""
     indices = call.arguments["self"]._nnz() * 8
     return MemoryPlan([ScratchAlloc("linear", indices), ScratchAlloc("positions", indices), ScratchAlloc("range", indices), ScratchAlloc("sort", 2 * indices), ScratchFree("sort"), OutputAlloc(0)])  # fmt: skip
 
 
 def _sparse_mask(call: OpCall) -> MemoryPlan:
-    """Rows of the dense matrix are gathered at the indices of the sparse matrix, then copied into the result."""
+    """Return the memory plan of `sparse_mask`: rows of the dense matrix are gathered at the indices of the sparse
+    matrix, then copied into the result."""
     mask = call.arguments["mask"]
     return MemoryPlan(
         [

@@ -25,8 +25,8 @@ from legroom.observe.cuda_rules.plan import (
 
 
 def _loss_and_result(call: OpCall) -> MemoryPlan | None:
-    """The result is allocated with the size of the inputs and resized later. Resizing the result does not free memory.
-    The losses are stored in a second tensor.
+    """Return the memory plan of a loss whose result has the size of the inputs at first. Resizing the result does not
+    free memory. The losses are stored in a second tensor.
     """
     if not _reduces(call):
         return None
@@ -35,15 +35,15 @@ def _loss_and_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _loss_in_place(call: OpCall) -> MemoryPlan | None:
-    """The losses are computed in the memory of the result. This memory keeps the size of the losses, although the
-    result is smaller."""
+    """Return the memory plan of a loss that is computed in the memory of its result. This memory keeps the size of the
+    losses, although the result is smaller."""
     if not _reduces(call):
         return None
     return MemoryPlan([OutputAlloc(0, size_of(call.arguments["self"])), *_staged(call)])
 
 
 def _loss_then_result(call: OpCall) -> MemoryPlan | None:
-    """The losses are allocated first, then the result."""
+    """Return the memory plan of a loss that allocates the losses first, then the result."""
     if not _reduces(call):
         return None
     return MemoryPlan(
@@ -52,8 +52,8 @@ def _loss_then_result(call: OpCall) -> MemoryPlan | None:
 
 
 def _logits_loss(call: OpCall) -> MemoryPlan:
-    """The log sigmoid is computed and multiplied by `pos_weight`, if it is given. Then the losses are computed
-    (`binary_cross_entropy_with_logits` in Loss.cpp).
+    """Return the memory plan of `binary_cross_entropy_with_logits` (Loss.cpp). The log sigmoid is computed and
+    multiplied by `pos_weight`, if it is given. Then the losses are computed.
     """
     logits = size_of(call.arguments["self"])
     steps: list[MemoryStep] = [ScratchAlloc("log sigmoid", logits)]
@@ -67,8 +67,8 @@ def _logits_loss(call: OpCall) -> MemoryPlan:
 
 
 def _soft_margin_backward(call: OpCall) -> MemoryPlan:
-    """exp(-target × input) is computed in three steps, then the gradient (`soft_margin_loss_backward_out` in
-    Loss.cpp)."""
+    """Return the memory plan of the gradient of the soft margin loss. The kernel computes exp(-target × input) in three
+    steps, then the gradient (`soft_margin_loss_backward_out` in Loss.cpp)."""
     size = size_of(call.arguments["self"])
     return MemoryPlan(
         [
@@ -110,7 +110,7 @@ class _Flat:
 
 
 def install(overrides: Overrides) -> None:
-    """On CUDA, a softmax of float16 values into float32 is one kernel. The CPU converts its input first.
+    """Make a softmax of float16 values into float32 run as one kernel, as on CUDA. The CPU converts its input first.
 
     The rule follows `softmax` and `log_softmax` in ATen/native/SoftMax.cpp. On both devices, bfloat16 is converted
     first. Under autocast, every softmax has a float32 result.

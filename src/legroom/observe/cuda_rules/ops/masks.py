@@ -47,8 +47,8 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """The gradients selected by the mask are allocated, in the shape of the source. The number of true values is
-    unknown, so the size of the source is used instead.
+    """Return the memory plan of the gradient of `masked_scatter`. The gradients selected by the mask are allocated, in
+    the shape of the source. The number of true values is unknown, so the size of the source is used instead.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()
     selected = ScratchAlloc("selected", size_of(call.result))
@@ -58,9 +58,9 @@ def _scatter_backward(call: OpCall) -> MemoryPlan:
 
 
 def _index(call: OpCall) -> MemoryPlan | None:
-    """A mask is converted to the positions of its true values, with an int64 for each dimension. Indices for several
-    dimensions are broadcast to one shape. Indices that do not have this shape yet are copied (`AdvancedIndex` in
-    TensorAdvancedIndexing.cpp)."""
+    """Return the memory plan of an indexing operation. A mask is converted to the positions of its true values, with an
+    int64 for each dimension. Indices for several dimensions are broadcast to one shape. Indices that do not have this
+    shape yet are copied (`AdvancedIndex` in TensorAdvancedIndexing.cpp)."""
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]
     masks = [t for t in indices if t.dtype == torch.bool]
     if not masks:
@@ -87,7 +87,8 @@ def _broadcast_copies(indices: list[Any]) -> list[ScratchAlloc]:
 
 
 def _index_put(call: OpCall) -> MemoryPlan | None:
-    """With `accumulate`, linear indices are sorted together with their positions, and the values are copied."""
+    """Return the memory plan of `index_put`. With `accumulate`, linear indices are sorted together with their
+    positions, and the values are copied."""
     if not call.arguments.get("accumulate"):
         return None
     indices = [t for t in call.arguments["indices"] if isinstance(t, torch.Tensor)]

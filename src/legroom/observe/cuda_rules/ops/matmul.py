@@ -97,15 +97,16 @@ def _is_readable(matrix: Any) -> bool:
 
 
 def _affine_grid(call: OpCall) -> MemoryPlan:
-    """The base grid is multiplied by the matrix of each image (`affine_grid_generator` in ATen/native/AffineGridGenerator.cpp)."""
+    """Return the memory plan of `affine_grid_generator` (AffineGridGenerator.cpp). The base grid is multiplied by the
+    matrix of each image."""
     result = call.result
     base = result.numel() // max(1, result.shape[-1]) * (result.shape[-1] + 1) * result.element_size()
     return MemoryPlan([ScratchAlloc("base grid", base), OutputAlloc(0), cublas_workspace(call)])
 
 
 def install_one_hot(overrides: Overrides) -> None:
-    """CUDA writes ones into zeros (`one_hot` in ATen/native/Onehot.cpp). For tensors without data, torch compares with
-    a range instead."""
+    """Make `one_hot` write ones into zeros, as on CUDA (ATen/native/Onehot.cpp). For tensors without data, torch
+    compares with a range instead."""
     overrides.composite("one_hot", _one_hot)
 
 
@@ -117,9 +118,9 @@ def _one_hot(original: Any, self: torch.Tensor, num_classes: int = -1) -> Any:
 
 
 def _trilinear(call: OpCall) -> MemoryPlan:
-    """The kernel of `nn.Bilinear` loops over one dimension. In each iteration, the kernel multiplies the first two
-    operands, then the third, and adds the slice to the result (`_trilinear` in ATen/native/Linear.cpp). CUDA uses the
-    same kernel.
+    """Return the memory plan of `nn.Bilinear`. Its kernel loops over one dimension. In each iteration, the kernel
+    multiplies the first two operands, then the third, and adds the slice to the result (`_trilinear` in
+    ATen/native/Linear.cpp). CUDA uses the same kernel.
     """
     operands = [_unsqueezed(call.arguments[f"i{n}"], call.arguments[f"expand{n}"]) for n in (1, 2, 3)]
     unrolled, summed = call.arguments["unroll_dim"], set(call.arguments["sumdim"])
@@ -152,8 +153,8 @@ def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
 
 
 def _euclidean(call: OpCall) -> MemoryPlan:
-    """`torch.cdist` squares, sums, scales and concatenates both sides to compute one product (`_euclidean_dist` in
-    ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200."""
+    """Return the memory plan of `torch.cdist`, which squares, sums, scales and concatenates both sides to compute one
+    product (`_euclidean_dist` in ATen/native/Distance.cpp). The rule agrees with 94 measurements on an H200."""
     steps: list[MemoryStep] = []
     for side in ("x1", "x2"):
         size = size_of(call.arguments[side])
@@ -175,8 +176,9 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """The gradient of every pair for every column exists before the sum (`_cdist_backward` in cuda/DistanceKernel.cu).
-    The rule agrees with measurements on an H200, except for sums over very few columns, which use more memory."""
+    """Return the memory plan of the gradient of `torch.cdist`. The gradient of every pair for every column exists
+    before the sum (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except
+    for sums over very few columns, which use more memory."""
     given = call.arguments["x1"]
     pairs, columns = call.arguments["cdist"].numel(), given.shape[-1]
     rows = max(1, given.numel() // max(1, columns))
@@ -194,7 +196,7 @@ def _cdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def _pdist_backward(call: OpCall) -> MemoryPlan:
-    """For distances within one set of rows, the gradients of all pairs exist before the sum
+    """Return the memory plan of the gradient of `pdist`. The gradients of all pairs exist before the sum
     (`pdist_backward_kernel_impl`)."""
     given = call.arguments["self"]
     rows = given.shape[0] if given.dim() else 0
@@ -202,7 +204,7 @@ def _pdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def install_linear(overrides: Overrides) -> None:
-    """CUDA adds the bias of a linear layer in place if a fused product cannot be used.
+    """Make linear layers add their bias in place if a fused product cannot be used, as on CUDA.
 
     The rule follows `linear` in ATen/native/Linear.cpp. Matrices and contiguous inputs use `addmm`. For other inputs
     (permuted images, the output of a recurrent layer) the product is followed by `add_`. Under a dispatch mode, or if a

@@ -40,8 +40,8 @@ def _contiguous_batch_norm(original: Any, input: torch.Tensor, weight: Any, bias
 
 
 def _contiguous_group_norm(original: Any, input: torch.Tensor, *rest: Any) -> Any:
-    """CUDA's kernel needs contiguous images. For other images, including channels-last images, a contiguous copy is
-    saved for the backward pass (`group_norm` in ATen/native/group_norm.cpp).
+    """Run a group norm on a contiguous copy, because CUDA's kernel needs contiguous images. For other images, including
+    channels-last images, the copy is saved for the backward pass (`group_norm` in ATen/native/group_norm.cpp).
     """
     return original.decompose(input.contiguous(), *rest)
 
@@ -56,7 +56,8 @@ def _uses_cudnn(input: Any, weight: Any) -> bool:
 
 
 def _layer_norm(call: OpCall) -> MemoryPlan | None:
-    """The kernel copies an input that is not contiguous (`native_layer_norm` in layer_norm_kernel.cu)."""
+    """Return the memory plan of a layer norm. The kernel copies an input that is not contiguous (`native_layer_norm` in
+    layer_norm_kernel.cu)."""
     input = call.arguments["input"]
     if input.is_contiguous():
         return None
@@ -64,9 +65,9 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
-    """The kernel copies inputs as in the forward pass. For many short rows, the gradients of the weights are summed in
-    two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first pass computes one partial sum for every 32 rows, and the
-    second pass reduces these sums.
+    """Return the memory plan of the gradient of a layer norm. The kernel copies inputs as in the forward pass. For many
+    short rows, the gradients of the weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first
+    pass computes one partial sum for every 32 rows, and the second pass reduces these sums.
     """
     gradient, input = call.arguments["grad_out"], call.arguments["input"]
     steps: list[MemoryStep] = []
@@ -113,10 +114,11 @@ def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[Memor
 
 
 def _batch_norm(call: OpCall) -> MemoryPlan | None:
-    """For channels-last images, cuDNN allocates partial sums in proportion to the image, with channels padded to 64. In
-    the forward pass, there is one pair of float32 values for every 32 pixels (80 in half precision). Another value is
-    added for every 128 of these values. In the backward pass, there is one value for every 48 pixels. The rule matches
-    60 layers measured on an H200, to within a few tens of bytes. The partial sums of torch's own kernel are small.
+    """Return the memory plan of a batch norm. For channels-last images, cuDNN allocates partial sums in proportion to
+    the image, with channels padded to 64. In the forward pass, there is one pair of float32 values for every 32 pixels
+    (80 in half precision). Another value is added for every 128 of these values. In the backward pass, there is one
+    value for every 48 pixels. The rule matches 60 layers measured on an H200, to within a few tens of bytes. The
+    partial sums of torch's own kernel are small.
     """
     input, weight = call.arguments["input"], call.arguments["weight"]
     backward = "backward" in call.func._schema.name
@@ -142,7 +144,8 @@ def _batch_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _batch_norm_results(input: Any) -> MemoryPlan | None:
-    """Means and deviations are float32. For 2D inputs, means and deviations are allocated in evaluation mode too."""
+    """Return the memory plan of a batch norm without partial sums. Means and deviations are float32. For 2D inputs,
+    means and deviations are allocated in evaluation mode too."""
     if input.element_size() == 4 and input.dim() > 2:
         return None
     saved = input.shape[1] * 4
@@ -150,8 +153,9 @@ def _batch_norm_results(input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
-    """For an input that is neither contiguous nor channels-last, torch's own kernel computes the variance by a reduction
-    of a float32 copy (`batch_norm_mean_var`, `Impl::General` in Normalization.cu).
+    """Return the memory plan of torch's own batch norm kernel. For an input that is neither contiguous nor
+    channels-last, the kernel computes the variance by a reduction of a float32 copy (`batch_norm_mean_var`,
+    `Impl::General` in Normalization.cu).
     """
     if input.is_contiguous() or input.is_contiguous(memory_format=format_of(input)):
         return _batch_norm_results(input)
@@ -165,7 +169,8 @@ def _batch_norm_any_layout(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
-    """cuDNN needs the gradient in the memory format of the input (`cudnn_batch_norm_backward`)."""
+    """Return the memory plan of cuDNN's batch norm gradient. cuDNN needs the gradient in the memory format of the input
+    (`cudnn_batch_norm_backward`)."""
     gradient = call.arguments.get("grad_out", call.arguments.get("grad_output"))
     if gradient is None or gradient.is_contiguous(memory_format=format_of(input)):
         return None
@@ -175,8 +180,9 @@ def _batch_norm_gradient(call: OpCall, input: Any) -> MemoryPlan | None:
 
 
 def _batch_norm_1d(input: Any, backward: bool) -> MemoryPlan:
-    """PyTorch's own kernel is used for contiguous channels. With eight or more blocks, each block of rows has its own
-    sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is allocated after the sums."""
+    """Return the memory plan of torch's own kernel for a batch norm of contiguous channels. With eight or more blocks,
+    each block of rows has its own sums (`flexible_launch_configs` in Normalization.cuh). The gradient of the input is
+    allocated after the sums."""
     rows, channels = input.shape[0], input.shape[1] * 4
     blocks = min(-(-rows // ROWS_PER_BLOCK_OF_SUMS), MOST_BLOCKS)
     parts = channels * blocks if blocks >= FEWEST_BLOCKS else 0
@@ -200,7 +206,8 @@ def _staged(size: int) -> list[MemoryStep]:
 
 
 def _group_norm(call: OpCall) -> MemoryPlan | None:
-    """Weights and means are combined into one scale and one shift per channel of each image (`GroupNormKernelImplInternal`)."""
+    """Return the memory plan of a group norm. The kernel combines weights and means into one scale and one shift per
+    channel of each image (`GroupNormKernelImplInternal`)."""
     if call.arguments["HxW"] == 1 or (call.arguments["weight"] is None and call.arguments["bias"] is None):
         return None  # another kernel, without these buffers
     each = _bytes_per_channel(call)
@@ -216,8 +223,8 @@ def _group_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _group_norm_backward(call: OpCall) -> MemoryPlan:
-    """The kernel allocates two sums per channel of each image, and three factors computed from them
-    (`GroupNormBackwardKernelImplInternal`)."""
+    """Return the memory plan of the gradient of a group norm. The kernel allocates two sums per channel of each image,
+    and three factors computed from these sums (`GroupNormBackwardKernelImplInternal`)."""
     each, groups = _bytes_per_channel(call), call.arguments["N"] * call.arguments["group"] * 4
     steps: list[MemoryStep] = [
         OutputAlloc(0),
@@ -252,8 +259,8 @@ def _rms_norm(
     weight: torch.Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """On CUDA, one fused kernel saves its input and one number per row. On the CPU, the norm is composed of five
-    operations.
+    """Run an RMS norm as on CUDA, where one fused kernel saves its input and one number per row. On the CPU, the norm
+    is composed of five operations.
 
     The rule follows `rms_norm` and `_fused_rms_norm_cuda` in ATen/native/layer_norm.cpp and cuda/layer_norm_kernel.cu
     (torch 2.9 and later). CUDA also composes the norm if weights and input have different dtypes, or if the images are

@@ -163,7 +163,8 @@ def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
 
 
 def _count(call: OpCall) -> MemoryPlan:
-    """The mask of nonzero values is summed in 64 bits (`count_nonzero` in TensorAdvancedIndexing.cpp)."""
+    """Return the memory plan of `count_nonzero`, which sums the mask of nonzero values in 64 bits
+    (TensorAdvancedIndexing.cpp)."""
     tensor = call.arguments["self"]
     staged = of_tensor(tensor, call.arguments.get("dim"), call.gpu, accumulator=8) if tensor.dim() else ()
     return MemoryPlan(

@@ -65,7 +65,7 @@ def _sort_buffer(count: int, pairs: int) -> int:
 
 
 def _median(call: OpCall) -> MemoryPlan | None:
-    """The median of all values is read from the sorted values (`median_impl`)."""
+    """Return the memory plan of a median of all values, which is read from the sorted values (`median_impl`)."""
     if "dim" in call.arguments:
         return None
     tensor = call.arguments["self"]
@@ -86,14 +86,15 @@ def _median(call: OpCall) -> MemoryPlan | None:
 
 
 def _randperm(call: OpCall) -> MemoryPlan | None:
-    """Random keys are sorted together with the numbers. Small permutations are computed by one block."""
+    """Return the memory plan of `randperm`. Random keys are sorted together with the numbers. One block computes small
+    permutations."""
     count = call.result.numel() if isinstance(call.result, torch.Tensor) else 0
     return scratch(count * 8, count * 8, count * 8, count * 16) if count > 30_000 else None
 
 
 def _topk(call: OpCall) -> MemoryPlan | None:
-    """Several blocks count the digits of rows that are too long for one block. The counts need a few words per 4096
-    values."""
+    """Return the memory plan of `topk`. Several blocks count the digits of rows that are too long for one block. The
+    counts need a few words per 4096 values."""
     tensor = call.arguments["self"]
     rows = tensor.numel() // max(1, tensor.shape[call.arguments["dim"]])
     return (
@@ -104,8 +105,9 @@ def _topk(call: OpCall) -> MemoryPlan | None:
 
 
 def _multinomial(call: OpCall) -> MemoryPlan | None:
-    """For one sample, or for several samples without replacement, the probabilities are divided by exponential noise,
-    and the largest quotients are selected. Other cases use a prefix sum.
+    """Return the memory plan of `multinomial`. For one sample, or for several samples without replacement, the
+    probabilities are divided by exponential noise, and the largest quotients are selected. Other cases use a prefix
+    sum.
     """
     probabilities = size_of(call.arguments["self"])
     if call.arguments["num_samples"] == 1 or not call.arguments["replacement"]:
@@ -116,8 +118,8 @@ def _multinomial(call: OpCall) -> MemoryPlan | None:
 
 
 def _isin(call: OpCall) -> MemoryPlan | None:
-    """A small number of values is compared with every element at once (`isin` in TensorCompare.cpp). A large number of
-    values is sorted together with the elements.
+    """Return the memory plan of `isin` (TensorCompare.cpp). A small number of values is compared with every element at
+    once. A large number of values is sorted together with the elements.
     """
     elements, tests = call.arguments["elements"], call.arguments["test_elements"]
     count, others = elements.numel(), tests.numel()

@@ -67,32 +67,34 @@ def _staged(name: str, tensor: Any, dims: Any, call: OpCall, accumulator: int) -
 
 
 def _log_sigmoid(call: OpCall) -> MemoryPlan:
-    """The buffer that the CPU saves is empty on CUDA (Activation.cpp)."""
+    """Return the memory plan of the log sigmoid. The buffer that the CPU saves is empty on CUDA (Activation.cpp)."""
     return MemoryPlan([OutputAlloc(0), OutputAlloc(1, 0)])
 
 
 def _zeros_without_memory(call: OpCall) -> MemoryPlan:
-    """Zero tensors of forward-mode derivatives have no memory (ZeroTensorFallback.cpp)."""
+    """Return the memory plan of zero tensors in forward-mode derivatives, which have no memory
+    (ZeroTensorFallback.cpp)."""
     return MemoryPlan([OutputAlloc(0, 0)])
 
 
 def _roll(call: OpCall) -> MemoryPlan | None:
-    """Dimensions are rolled one after the other. The intermediate tensor is allocated before the result."""
+    """Return the memory plan of `roll`. Dimensions are rolled one after the other. The intermediate tensor is allocated
+    before the result."""
     if len(call.arguments["shifts"]) < 2:
         return None
     return MemoryPlan([ScratchAlloc("intermediate", size_of(call.arguments["self"])), OutputAlloc(0)])
 
 
 def _cumulative(call: OpCall) -> MemoryPlan | None:
-    """Integers and booleans are converted to 64 bits first."""
+    """Return the memory plan of a cumulative operation. Integers and booleans are converted to 64 bits first."""
     tensor = call.arguments["self"]
     narrow = not tensor.is_floating_point() and tensor.element_size() < 8
     return scratch(tensor.numel() * 8) if narrow else None
 
 
 def _norms(call: OpCall) -> MemoryPlan | None:
-    """The kernel allocates a partial sum per chunk. Every tensor has as many partial sums as the largest tensor
-    (`foreach_tensor_norm_cuda`).
+    """Return the memory plan of `_foreach_norm`. The kernel allocates a partial sum per chunk. Every tensor has as many
+    partial sums as the largest tensor (`foreach_tensor_norm_cuda`).
     """
     tensors = call.arguments["self"]
     if call.arguments["ord"] not in (1, 2, math.inf):
@@ -110,12 +112,13 @@ def _complex_abs(call: OpCall) -> MemoryPlan | None:
 
 
 def _native_dropout(call: OpCall) -> MemoryPlan:
-    """The mask is allocated before the result."""
+    """Return the memory plan of a fused dropout. The mask is allocated before the result."""
     return MemoryPlan([OutputAlloc(1), OutputAlloc(0)])
 
 
 def install(overrides: Overrides) -> None:
-    """CUDA runs one fused dropout kernel that saves a boolean mask. The CPU multiplies by a mask of the input's dtype.
+    """Make dropout use one fused kernel that saves a boolean mask, as on CUDA. The CPU multiplies by a mask of the
+    input's dtype.
 
     The rule follows `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole
     channels have no fused kernel on either device.

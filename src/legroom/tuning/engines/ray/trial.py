@@ -17,7 +17,8 @@ from legroom.tuning.trial.trial import ReportMessage
 
 
 def run_in_ray(config: dict[str, Any], *, server: str | None = None) -> None:
-    """The training function that Ray Tune calls. `server` is the fork server, if the trial runs in a forked process."""
+    """Run a trial. Ray Tune calls this function as the training function. `server` is the fork server, if the trial
+    runs in a forked process."""
     from ray import tune
 
     tasks: list[TrialTask] = config[TASKS]
