@@ -56,7 +56,7 @@ class OutputError(LegroomError):
 
 
 class CheckpointError(LegroomError):
-    """A checkpoint that cannot be read or written, or belongs to another model."""
+    """A checkpoint that cannot be read or written, or that belongs to another model."""
 
 
 class MissingExtra(LegroomError, ImportError):  # noqa: N818

@@ -21,7 +21,8 @@ class Annotation:
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """The events between this event and the next `GapEnded` are missing. Only the steps of the gap are known."""
+    """The start of a gap. The events between this event and the next `GapEnded` are missing. Only the steps of the gap
+    are known."""
 
     events: int | None = None
     """The number of missing events, or None if unknown."""
@@ -31,7 +32,7 @@ class GapStarted(Annotation):
 
 @dataclass(frozen=True)
 class GapEnded(Annotation):
-    """The recording is complete again."""
+    """An event after which the recording is complete again."""
 
 
 @dataclass(frozen=True)
@@ -99,29 +100,29 @@ class HolderCoverage(Annotation):
 
 @dataclass(frozen=True)
 class OtherProcesses(Annotation):
-    """Other processes used the GPU on which memory ran out."""
+    """A note that other processes used the GPU on which memory ran out."""
 
     description: str
 
 
 @dataclass(frozen=True)
 class HistoryUnavailable(Annotation):
-    """The CUDA allocator records no history, so only memory totals per step are known."""
+    """A note that the CUDA allocator records no history, so only memory totals per step are known."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class LibraryRetries(Annotation):
-    """Allocations failed inside a library, which continued with less memory."""
+    """A note that allocations failed inside a library, which continued with less memory."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class RecordingFailed(Annotation):
-    """Legroom stopped recording or searching for leaks, because of an error in Legroom or because several threads
-    train.
+    """A note that Legroom stopped recording or searching for leaks, because of an error in Legroom or because several
+    threads train.
     """
 
     message: str
@@ -129,7 +130,7 @@ class RecordingFailed(Annotation):
 
 @dataclass(frozen=True)
 class LoopWatched(Annotation):
-    """The leak detector watched the training loop to its end."""
+    """A note that the leak detector watched the training loop to its end."""
 
     iterations: int
 

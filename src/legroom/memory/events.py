@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """A storage was allocated."""
+    """The event that a storage was allocated."""
 
     time: float
     """Seconds since the run started."""
@@ -84,21 +84,21 @@ class Alloc(NamedTuple):
 
 
 class Free(NamedTuple):
-    """A storage was freed."""
+    """The event that a storage was freed."""
 
     time: float
     id: int
 
 
 class Tag(NamedTuple):
-    """The category of a storage became known."""
+    """The event that the category of a storage became known."""
 
     id: int
     category: Category
 
 
 class SegmentChange(NamedTuple):
-    """The allocator reserved device memory (`bytes` > 0) or released it (`bytes` < 0)."""
+    """The event that the allocator reserved device memory (`bytes` > 0) or released device memory (`bytes` < 0)."""
 
     time: float
     device: int
@@ -106,7 +106,7 @@ class SegmentChange(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A training step ended."""
+    """The event that a training step ended."""
 
     time: float
     step: int
@@ -123,7 +123,8 @@ class Step(NamedTuple):
 
 
 class Oom(NamedTuple):
-    """An allocation failed. All sizes are in bytes and refer to the device on which the allocation failed."""
+    """The event that an allocation failed. All sizes are in bytes and refer to the device on which the allocation
+    failed."""
 
     time: float
     device: int

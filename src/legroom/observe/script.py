@@ -227,7 +227,8 @@ def _call_hook(error: BaseException) -> None:
 
 
 def _exit_code(code: object) -> int:
-    """Return the exit code that the interpreter derives from `SystemExit.code`. A string is printed to stderr."""
+    """Return the exit code that the interpreter derives from `SystemExit.code`. If the code is a string, the string is
+    printed to stderr."""
     if code is None:
         return 0
     if isinstance(code, int):

@@ -28,7 +28,8 @@ MIN_MARGIN = 4 * MiB
 def replay(
     trace: Trace, capacity: int | None = None, *, extra: int = 0, settings: AllocatorSettings | None = None
 ) -> ReplayPeaks:
-    """Replay a trace on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
+    """Replay a trace on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
+    allocated.
 
     If `capacity` is None, return the likely peaks, which are slightly too high if the kernels are uncertain.
     """

@@ -50,7 +50,8 @@ def replay_requests(
     settings: AllocatorSettings | None = None,
     segment_address: Callable[[int, int], int] | None = None,
 ) -> ReplayPeaks:
-    """Replay `requests` on a device with `capacity` bytes for PyTorch, of which `extra` bytes are allocated first.
+    """Replay `requests` on a device with `capacity` bytes for PyTorch. Before the first request, `extra` bytes are
+    allocated.
 
     `handle` is the memory outside PyTorch that each cuBLAS handle uses, in bytes. `capacity` does not include this
     memory. Until a handle is created, PyTorch can use the memory. If PyTorch has reserved the memory before the

@@ -141,7 +141,8 @@ class Parallel:
         return loader
 
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run forward, backward and the optimizer step, set gradients to None, and return this rank's part of the loss.
+        """Run the forward pass, the backward pass and the optimizer step, set gradients to None, and return this rank's
+        part of the loss.
 
         `loss_fn(*batch, **named)` must call `run.model`. The mean of the result over ranks,
         `run.gather(loss).mean()`, is the loss of the global batch.

@@ -130,7 +130,7 @@ class DeviceHistory:
 
 
 class _Reading:
-    """One conversion of a device's history."""
+    """Converts the entries of one reading of a device's history to events."""
 
     def __init__(
         self,

@@ -44,8 +44,8 @@ class HostBlock(NamedTuple):
 
 
 class HostMemory:
-    """Host memory, represented as a device with an allocator that only counts bytes. This allocator has no cache and
-    never fails."""
+    """Host memory, represented as a device whose allocator counts bytes and does nothing else. This allocator has no
+    cache and never fails."""
 
     def __init__(self) -> None:
         self.index = 0

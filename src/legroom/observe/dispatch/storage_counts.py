@@ -1,4 +1,4 @@
-"""The reference counts of storages, and weak references that end before the storage is freed.
+"""Reads the reference counts of storages, and handles weak references that end before the storage is freed.
 
 Reference counts and weak references of storages depend on private parts of torch. This module checks each part once, on
 a small storage.

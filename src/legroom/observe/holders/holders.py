@@ -173,7 +173,7 @@ def tensors_in_frames(frame: FrameType | None) -> Iterator[torch.Tensor]:
 
 def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, bool]]:
     """Yield (frame, variables, is_library) for the user's functions and modules. Variables of library functions are
-    yielded with the user's frame that called them.
+    yielded with the user's frame that called these functions.
     """
     seen_modules: set[int] = set()
     library: list[FrameType] = []

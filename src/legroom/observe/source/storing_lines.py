@@ -142,8 +142,8 @@ def class_limits_itself(file: str, class_name: str) -> bool:
 
 
 def usage_at_line(file: str, line: int) -> NameUsage:
-    """Return the uses of the container in which a line stores items. The name of the container on this line is used for
-    the search.
+    """Return the uses of the container in which a line stores items. The search uses the name that the container has on
+    this line.
     """
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():

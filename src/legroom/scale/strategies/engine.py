@@ -33,8 +33,8 @@ class StrategyEngine(Protocol):
     def backward(
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
-        """Run forward and backward, and return the detached loss. The mean of the loss over ranks is the loss of the
-        global batch."""
+        """Run the forward and backward pass, and return the detached loss. The mean of the loss over ranks is the loss
+        of the global batch."""
 
     def evaluate(self, function: Callable[..., Any], batch: BatchArguments) -> Any:
         """Call `function` on the batch with gradients disabled. Every rank calls this method."""

@@ -129,7 +129,8 @@ class Guard:
     # ------------------------------------------------------------ public methods
 
     def step(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run forward, backward and the optimizer step, set gradients to None, and return the detached loss of the batch.
+        """Run the forward pass, the backward pass and the optimizer step, set gradients to None, and return the
+        detached loss of the batch.
 
         `loss_fn(*batch, **named)` returns the loss of the samples that it receives. Existing gradients (from `backward`)
         are included in the step.
@@ -139,7 +140,8 @@ class Guard:
         return loss
 
     def backward(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run forward and backward only, and add to the existing gradients. `optimizer_step()` ends the step."""
+        """Run only the forward and backward pass, and add to the existing gradients. `optimizer_step()` ends the
+        step."""
         if not callable(loss_fn):
             raise UsageError(
                 f"The first argument is a {type(loss_fn).__name__}. Pass the loss function first, then the batch."

@@ -201,7 +201,8 @@ class DistributedRanks:
 
     @contextmanager
     def micro_batch(self, index: int, count: int, kind: Hashable = None) -> Iterator[None]:
-        """Wrap forward and backward of one micro-batch. After the last micro-batch, gradients are averaged over ranks.
+        """Wrap the forward and backward pass of one micro-batch. After the last micro-batch, gradients are averaged
+        over ranks.
 
         `kind` distinguishes steps with different collectives, such as steps with another loss function or another
         part of the model.

@@ -1,9 +1,9 @@
 """Completes the collectives of a pass on a rank that failed, so that the other ranks do not hang.
 
-The collectives of a pass (forward and backward of one micro-batch) are the same on every rank and do not depend on the
-batch size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining collectives with
-zeros. The other ranks finish a pass whose result is invalid. The exchange at the end of the step informs all ranks of
-the failure, and all ranks roll back.
+The collectives of a pass (the forward and backward pass of one micro-batch) are the same on every rank and do not
+depend on the batch size. If memory runs out on one rank in the middle of a pass, that rank issues the remaining
+collectives with zeros. The other ranks finish a pass whose result is invalid. The exchange at the end of the step
+informs all ranks of the failure, and all ranks roll back.
 
     pending.begin("first pass", pass_key)
     with intercept_collectives(pending): forward(); backward()

@@ -1,6 +1,6 @@
 """Handles DDP modules in a step that may have to be repeated.
 
-DDP's own communication is disabled during the step, so forward and backward run as in `no_sync()`. Buffers are
+DDP's own communication is disabled during the step, so the forward and backward pass run as in `no_sync()`. Buffers are
 broadcast from rank 0 at the first micro-batch (as DDP does once per step), and `GradientReducer` averages the gradients
 during the backward pass of the last micro-batch. Outside Guard, the model works as usual.
 """
@@ -45,7 +45,7 @@ class Replicas:
 
     @contextmanager
     def micro_batch(self, first: bool, last: bool) -> Iterator[None]:
-        """Wrap forward and backward of one micro-batch."""
+        """Wrap the forward and backward pass of one micro-batch."""
         if first and self._ddp.broadcast_buffers and self._ddp.modules_buffers:
             self._broadcast_buffers()
         if last:

@@ -385,7 +385,7 @@ def _as_batch_function(batch: Any) -> Callable[[int], Any]:
         )
     if not batch_size_of(batch):
         raise UsageError(
-            "The batch contains no tensor with samples, so its size cannot be changed. Pass a batch of tensors whose first dimension is the batch size, or a function that takes a size and returns a batch."
+            "The batch size cannot be changed, because no tensor in the batch has a batch dimension. Pass a batch of tensors whose first dimension is the batch size, or a function that takes a size and returns a batch."
         )
     return lambda size: resized(batch, size)
 

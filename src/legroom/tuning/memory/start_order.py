@@ -1,8 +1,8 @@
 """Plans the start order of waiting trials. Several orders are simulated with several sampled runtimes, and the order
 that is best on average is chosen.
 
-The best order for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each order is
-evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
+An order that is best for the most likely runtimes may be bad for runtimes that are nearly as likely. Therefore each
+order is evaluated with all samples of the `RuntimeModel`. The plan is repeated whenever a trial starts or ends.
 """
 
 import heapq

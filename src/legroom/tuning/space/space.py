@@ -44,7 +44,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The parameters and the constants. Each parameter comes after the parameters on which its condition depends."""
+    """A search space, which consists of parameters and constants. Each parameter comes after the parameters on which
+    its condition depends."""
 
     parameters: tuple[Parameter, ...]
     constants: Mapping[str, Any]

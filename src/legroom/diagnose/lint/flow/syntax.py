@@ -264,7 +264,8 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
 
 
 class Imports:
-    """The full names of imported names. For example, `F.mse_loss` is `torch.nn.functional.mse_loss`."""
+    """Maps the names in a file to the full names of imported objects. For example, `F.mse_loss` is
+    `torch.nn.functional.mse_loss`."""
 
     def __init__(self, module: cst.Module, nodes: list[cst.CSTNode]) -> None:
         self.full_names: dict[str, str] = {}

@@ -39,7 +39,7 @@ class Vote(NamedTuple):
 
 def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
     """Return the votes of the trees: most votes first, and among equal votes, closest to the median first. The result
-    is empty without a forest.
+    is empty if there is no forest.
     """
     forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:

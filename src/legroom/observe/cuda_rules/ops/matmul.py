@@ -145,7 +145,7 @@ def _trilinear(call: OpCall) -> MemoryPlan:
 
 
 def _unsqueezed(tensor: Any, new: list[int]) -> list[int]:
-    """Return the sizes of a tensor with size 1 in each of the `new` dimensions."""
+    """Return the shape of a tensor after a dimension of size 1 was inserted at each position in `new`."""
     sizes = list(tensor.shape)
     for dim in sorted(new):
         sizes.insert(dim, 1)

@@ -89,7 +89,7 @@ def _is_close(one: float, other: float, tolerance: float) -> bool:
 
 @contextlib.contextmanager
 def eval_mode(model: nn.Module, *, except_for: tuple[type[nn.Module], ...] = ()) -> Iterator[None]:
-    """Set the model to evaluation mode (no dropout) inside the block, except modules of these types. The mode is
+    """Set the model to evaluation mode (no dropout) inside the block, except modules of the given types. The mode is
     restored afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
