@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from legroom.memory.annotations import Annotation, FoundSetting, LiveOptimizer, ProgramState
+from legroom.observe.source.batch_setting import BatchSetting
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.training import TrainingClock, live_optimizers
 
@@ -25,32 +26,43 @@ _TEMPORARY_COPIES = {"Adam": 1, "AdamW": 1, "SGD": 0, "RMSprop": 1, "Adadelta": 
 _OPTIONAL_COPIES = ("momentum", "amsgrad", "centered")
 """Options that add a tensor of the size of the parameter to the state."""
 _settings: ScriptSettings | None = None
+_candidates: dict[int | None, list[BatchSetting]] = {}
+"""The candidates by batch size. A script that searches for a batch size runs out of memory often."""
 
 
 def follow_settings(settings: ScriptSettings | None) -> None:
     """Set the settings of the script that runs in this process."""
     global _settings
     _settings = settings
+    _candidates.clear()
 
 
 def program_state(seconds: float, clock: TrainingClock) -> Iterator[Annotation]:
     """Yield the annotations that follow an `Oom`, `seconds` after the start of the run."""
     yield ProgramState(seconds, torch.is_grad_enabled(), clock.is_training, clock.batch_size, clock.samples)
     for optimizer in live_optimizers()[:MAX_OPTIMIZERS]:
-        found = _describe(optimizer, seconds)
+        try:
+            found = _describe(optimizer, seconds)
+        except Exception:  # an optimizer of another library may lack anything
+            continue
         if found is not None:
             yield found
-    if _settings is None:
-        return
-    try:
-        candidates = _settings.candidates(clock.batch_size, only_declared=True)
-    except Exception:  # objects of the script may raise anything; its batch size then has no name
-        return
-    for each in candidates[:MAX_SETTINGS]:
+    for each in _settings_for(clock.batch_size)[:MAX_SETTINGS]:
         yield FoundSetting(
             seconds, each.name, each.value, each.rank, each.text, each.arguments, each.is_given, each.variable,
             each.file, each.line,
         )  # fmt: skip
+
+
+def _settings_for(batch_size: int | None) -> list[BatchSetting]:
+    if _settings is None:
+        return []
+    if batch_size not in _candidates:
+        try:
+            _candidates[batch_size] = _settings.candidates(batch_size, only_declared=True)
+        except Exception:  # objects of the script may raise anything; its batch size then has no name
+            _candidates[batch_size] = []
+    return _candidates[batch_size]
 
 
 def _describe(optimizer: torch.optim.Optimizer, seconds: float) -> LiveOptimizer | None:

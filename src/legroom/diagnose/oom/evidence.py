@@ -190,8 +190,8 @@ class Evidence:
             total += (
                 2 * self.oom.requested
             )  # the loss and its backward pass create results of the size of the output
-        if self.trains and len(self.optimizers) > 1:
-            total *= 2  # an iteration calls several models
+        if self.trains and (len(self.optimizers) > 1 or self._gathers_outputs):
+            total *= 2  # an iteration calls several models, or gathers the outputs of all replicas on one GPU
         earlier = self._bytes_of_last_step
         return total if earlier is None else max(so_far, min(total, earlier))
 
@@ -213,6 +213,10 @@ class Evidence:
     def is_unfinished(self) -> bool:
         """True if the forward pass did not finish."""
         return self.oom.phase not in (Phase.BACKWARD, Phase.OPTIMIZER)
+
+    @property
+    def _gathers_outputs(self) -> bool:
+        return any(holder.path.endswith(" (DataParallel)") for holder in self.holders)
 
     @property
     def _bytes_of_last_step(self) -> int | None:

@@ -8,7 +8,8 @@ from legroom.observe.source.files import FUNCTIONS, LOOPS, tree_of
 
 
 def is_used_later(frame: Frame, name: str) -> bool:
-    """Return whether the program reads a variable after the running line of `frame`, before it assigns another value.
+    """Return whether the running statement of `frame` reads a variable, or the program reads it later, before it assigns
+    another value.
 
     The order of the lines is used, not the conditions under which they run. In a loop, the next iteration is considered as
     well. An attribute counts as used. A variable counts as not used if the source code cannot be read.
@@ -21,7 +22,10 @@ def is_used_later(frame: Frame, name: str) -> bool:
     scope: ast.AST = max(functions, key=lambda node: node.lineno) if functions else tree
     uses = sorted(_uses(scope, name))
     statements = [node for node in around if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+    begin = max((node.lineno for node in statements), default=frame.line)
     end = max((node.end_lineno or 0 for node in statements), default=frame.line)
+    if any(is_read and begin <= line <= end for line, _, is_read in uses):
+        return True
     after = next((is_read for line, _, is_read in uses if line > end), False)
     start = min((node.lineno for node in around if isinstance(node, LOOPS)), default=None)
     if after or start is None or (scope is not tree and start < getattr(scope, "lineno", 0)):

@@ -806,3 +806,12 @@ def test_optimizer_without_state_is_suggested_only_if_it_fits(make_run, paramete
     run.oom(200)
     add_optimizer(run, "AdamW", trainable=parameters, state=2 * parameters)
     assert run.advice()["LG605"].fix.startswith(fix)
+
+
+@pytest.mark.parametrize(("holder", "size"), [("model (Net)", 32), ("model (DataParallel)", 16)])
+def test_gathered_outputs_of_replicas_leave_room_for_half_the_batch(make_run, holder, size):
+    run = make_run(arguments=["--batch-size", "64"])
+    run.alloc(900, ACTIVATION)
+    run.oom(200)
+    run.holder(holder, 10)
+    assert f"`--batch-size {size}`" in run.advice()["LG603"].fix

@@ -18,7 +18,8 @@ CASES = {
     "read after the loop": ("for x in y:\n    out = g(x)\n    h()  # here\nprint(out)", True),
     "read by a function inside": ("def f():\n    out = g()\n    h()  # here\n    return lambda: out", True),
     "other function with the same name": ("def f():\n    out = g()\n    h()  # here\ndef k(out):\n    print(out)", False),
-    "call over several lines": ("out = f()\ng(  # here\n    out,\n)", False),
+    "running statement reads it": ("out = f()\nloss(out).backward()  # here", True),
+    "call over several lines": ("out = f()\ng(  # here\n    out,\n)", True),
 }  # fmt: skip
 
 
