@@ -70,7 +70,9 @@ def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, 
     is_only_fragmented = evidence.missing <= evidence.shortfall and not evidence.in_first_iteration
     if finding.code == "LG607" and not is_only_fragmented:
         return 5, 0, effort
-    if finding.saves < max(needed, evidence.oom.allocated // 20):
+    # The next optimizer of an iteration may need more than this one.
+    is_uncertain = finding.code == "LG102" and len(evidence.optimizers) > 1 and evidence.in_first_iteration
+    if is_uncertain or finding.saves < max(needed, evidence.oom.allocated // 20):
         return 4, -finding.saves, effort
     if not finding.code.startswith(("LG1", "LG2")):
         return 3, 0, effort

@@ -232,7 +232,7 @@ class Evidence:
     def missing(self) -> int:
         """The number of bytes by which the whole step exceeds the device, as far as it is known."""
         later = self.missing_state
-        if self.oom.phase is Phase.FORWARD:
+        if self.oom.phase in (Phase.FORWARD, Phase.BACKWARD):
             later += self.scaling - self.scaling_so_far
         elif self.oom.phase is Phase.OPTIMIZER:
             temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]

@@ -136,7 +136,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     """Report memory that no batch size changes: weights, gradients and optimizer state that do not fit together."""
     oom = evidence.oom
     in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0
-    too_large = bool(evidence.optimizers) and evidence.trains and evidence.fixed > evidence.budget
+    too_large = bool(evidence.optimizers) and evidence.trains and evidence.fixed > evidence.budget * 0.95
     if not (in_first_optimizer_step or too_large):
         return
     parameters = evidence.live_bytes(Category.PARAMETER)
@@ -150,7 +150,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         names = " and ".join(dict.fromkeys(f"`{each.name}`" for each in evidence.optimizers))
         message = (
             f"The weights, their gradients and the state of {names} need {format_size(evidence.fixed)}; PyTorch can "
-            f"use {format_size(evidence.budget)} on this device. A smaller batch size is not enough."
+            f"use {format_size(evidence.budget)} on this device. A smaller batch size alone is not enough."
         )
     stateless = evidence.fixed - state - evidence.missing_state
     fix = (
