@@ -14,7 +14,7 @@ import torch
 
 
 def _in_memory(key: int) -> int:
-    """Read the reference count from torch's C++ object, where it follows the pointer to the virtual functions. CPU
+    """Read the reference count from torch's C++ object. The count follows the pointer to the virtual functions. CPU
     builds of old releases (2.6) have no function that returns this count."""
     return ctypes.c_uint32.from_address(key + ctypes.sizeof(ctypes.c_void_p)).value
 

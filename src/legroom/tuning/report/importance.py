@@ -21,8 +21,8 @@ MIN_TRIALS = 6
 def importance(
     configs: Sequence[Mapping[str, Any]], values: Sequence[float], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the importance (0 to 1) of each parameter that has at least two values, largest first. The result is
-    empty for too few trials."""
+    """Return the importance (0 to 1) of each parameter that has at least two values, largest first. The result is empty
+    if there are too few trials."""
     if len(values) < MIN_TRIALS:
         return {}
     ranks = _ranks(values)

@@ -107,7 +107,7 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """The packages that the file imports and that are not in its folder. These packages can be loaded before the
+        """The packages outside the folder of the file that the file imports. These packages can be loaded before the
         file."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())

@@ -310,8 +310,8 @@ def is_shrunk(store: StoreFact) -> bool:
 
 
 def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
-    """Return True if a called function detaches the value, as in `hidden = repackage(hidden)`. An unknown function
-    may detach it too."""
+    """Return True if a called function detaches the value, as in `hidden = repackage(hidden)`. An unknown function may
+    also detach the value."""
     if not isinstance(store.expression, cst.Call) or store.value.has_graph:
         return False
     return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")

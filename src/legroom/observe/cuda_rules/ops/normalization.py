@@ -96,7 +96,7 @@ def _rms_norm_backward(call: OpCall) -> MemoryPlan | None:
 
 
 def _two_pass_sums(call: OpCall, input: Any, names: Sequence[str]) -> list[MemoryStep]:
-    """Allocate the partial sums of all these gradients, then run one reduction after the other."""
+    """Return steps that allocate the partial sums of all given gradients, then run one reduction after the other."""
     width = 1
     for size in call.arguments["normalized_shape"]:
         width *= size

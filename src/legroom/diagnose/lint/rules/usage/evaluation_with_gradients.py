@@ -37,7 +37,7 @@ The estimated saving is the memory of all activations that were saved during eva
 
 ## Fix safety
 The fix adds `@torch.no_grad()` to a function that only evaluates. In other functions, the fix puts the loop under `with
-torch.no_grad():`. The fix is safe if three conditions show that the results do not change:
+torch.no_grad():`. The fix is safe if three conditions are met, because the results then do not change:
 
 - The file creates the model from layers of `torch.nn`, and the model computes no gradients itself.
 - The evaluation neither returns nor prints a tensor with a graph.
