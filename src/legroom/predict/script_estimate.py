@@ -126,11 +126,18 @@ def estimate_script(
     try:
         return job.run("cpu", start_tracing(script, gpu, mode="cpu", steps=steps), notes=(reason,))
     except CannotTrace as failure:
-        if failure.error and failure.error == first.error:  # the script fails on its own too
+        if failure.error and _place(failure.error) == _place(first.error):  # the script fails on its own too
             raise
         raise CannotTrace(
             f"{first}, and running the script on the CPU failed: {failure}", output=failure.output
         ) from None
+
+
+def _place(error: str) -> str:
+    """Return the file, line and type of an error, for example `train.py:4, ValueError`. The message may name torch's own
+    operations, which differ between a trace and a run.
+    """
+    return error.partition(": ")[0]
 
 
 class _Waiting:

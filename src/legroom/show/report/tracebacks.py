@@ -5,8 +5,11 @@ frames in torch`. For any other error, the frames of libraries may be relevant, 
 omitted.
 """
 
+import contextlib
+import io
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -18,6 +21,7 @@ from legroom.show.common.formatting import format_location
 _LEGROOM = os.path.join(str(Path(__file__).resolve().parents[2]), "")
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _FOLDED = "\0folded"
+_SUGGESTION = re.compile(r"\. Did you mean: '\w+'\?$")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -35,7 +39,7 @@ def format_error_line(error: BaseException) -> str:
     """Return the last line of the traceback, which contains the error message, without notes."""
     lines = list(TracebackException.from_exception(error, limit=0, compact=True).format_exception_only())
     line = lines[-1] if isinstance(error, SyntaxError) else lines[0]
-    return printable(_COLORS.sub("", line.strip()))
+    return printable(_COLORS.sub("", line.strip())) + _suggestion(error)
 
 
 def innermost_user_location(error: BaseException, is_user_file: Callable[[str], bool]) -> str:
@@ -58,7 +62,22 @@ def _render(error: BaseException, choose: Callable[[StackSummary], Iterator[Fram
         part.stack = _Stack(choose(part.stack))
         pending += [other for other in (part.__cause__, part.__context__) if other is not None]
         pending += getattr(part, "exceptions", None) or []
-    return printable(_COLORS.sub("", "".join(summary.format())))
+    text = printable(_COLORS.sub("", "".join(summary.format())))
+    suggestion = _suggestion(error)
+    ends_with_error = text.rstrip().endswith(str(error))  # not with a note
+    return f"{text.rstrip()}{suggestion}\n" if suggestion and ends_with_error else text
+
+
+def _suggestion(error: BaseException) -> str:
+    """Return `. Did you mean: 'name'?` if Python 3.11 suggests a name. Only the interpreter's own output contains it
+    there. Later versions of Python include the suggestion in `TracebackException`.
+    """
+    if sys.version_info >= (3, 12) or not isinstance(error, NameError | AttributeError):
+        return ""
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    found = _SUGGESTION.search(printed.getvalue().rstrip())
+    return "" if found is None else found[0]
 
 
 class _Stack(StackSummary):

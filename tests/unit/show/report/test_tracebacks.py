@@ -91,3 +91,15 @@ def test_innermost_user_line_is_found():
 
 def test_line_is_unknown_without_a_user_frame():
     assert innermost_user_location(caught(failing), lambda file: False) == "an unknown line"
+
+
+def test_a_misspelled_name_is_suggested_as_python_does():
+    channels = 3
+    try:
+        chanels  # noqa: B018
+    except NameError as caught:
+        error = caught
+    expected = "NameError: name 'chanels' is not defined. Did you mean: 'channels'?"
+    assert format_traceback(error).splitlines()[-1] == expected
+    assert format_error_line(error) == expected
+    assert channels
