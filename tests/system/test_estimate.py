@@ -68,7 +68,7 @@ def answer_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 def notes_of(answer: dict[str, Any]) -> list[str]:
     """The notes, except those about the installed versions and the validation."""
-    common = ("The CUDA rules were measured", "No validation was traced")
+    common = ("The CUDA rules are based on", "No validation was traced")
     return [note for note in answer["notes"] if not note.startswith(common)]
 
 

@@ -242,7 +242,7 @@ class TestBatches:
             on_gpu(lambda training: find_batch(training.step, iter([make_batch(4)])))
 
     def test_a_batch_without_tensors_is_rejected(self) -> None:
-        with pytest.raises(UsageError, match="its size cannot be changed"):
+        with pytest.raises(UsageError, match="The batch size cannot be changed"):
             on_gpu(lambda training: find_batch(training.step, {"a": 3}))
 
 
