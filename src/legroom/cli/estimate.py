@@ -11,6 +11,7 @@ from legroom.errors import UsageError
 from legroom.log import say
 
 if TYPE_CHECKING:
+    from legroom.gpus.catalog import GpuSpec
     from legroom.predict.estimate import Estimate
 
 EXIT_CODES = {"fits": 0, "does-not-fit": 1, "uncertain": 3}
@@ -24,7 +25,7 @@ def estimate(
         typer.Option(
             "--gpu",
             metavar="NAME|SIZE",
-            help="GPU to estimate for: a size such as 24GiB, or a name such as rtx4090, a100-80gb or t4.",
+            help="GPU to estimate for: a size such as 24GiB, or a name such as rtx4090, a100-80gb or t4. Default: the first GPU of this machine.",
             show_default=False,
         ),
     ] = None,
@@ -60,14 +61,12 @@ def estimate(
     Exit code: 0 if it fits, 1 if it does not, 3 if uncertain.
     """
     target = script_to_run("legroom estimate --gpu 24GiB", script, module)
-    if gpu is None:
-        raise UsageError("No GPU given. Add `--gpu` with a size (24GiB) or a name (rtx4090).")
 
     from legroom.gpus.catalog import find_gpu
     from legroom.predict.tracing.worker_process import start_tracing
 
     target.check()
-    spec = find_gpu(gpu)
+    spec = _gpu_of_this_machine() if gpu is None else find_gpu(gpu)
     # The new process imports torch and the script while this process imports the rest.
     process = start_tracing(target, spec, steps=steps)
 
@@ -103,3 +102,18 @@ def estimate(
     else:
         print_to(sys.stdout, render_details(result))
     return EXIT_CODES[result.estimate.verdict]
+
+
+def _gpu_of_this_machine() -> "GpuSpec":
+    """Return the first GPU that a script would use. Raises UsageError if there is none."""
+    from legroom.gpus.catalog import real_gpu
+    from legroom.gpus.machine import gpus, visible_gpus
+    from legroom.units import format_size
+
+    found = visible_gpus() if gpus() else []  # `gpus` is fast, because it does not import torch
+    if not found:
+        raise UsageError("No GPU given. Add `--gpu` with a size (24GiB) or a name (rtx4090).")
+    say(
+        f"No --gpu given. The estimate is for the GPU of this machine: {found[0].name}, {format_size(found[0].total)}."
+    )
+    return real_gpu(found[0].name, found[0].total)
