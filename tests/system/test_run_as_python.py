@@ -31,6 +31,29 @@ def test_the_capture_is_complete_after_os_exit(write, legroom, tmp_path):
     assert not exit_facts(tmp_path)["truncated"]
 
 
+def test_torch_is_not_imported_for_a_script_without_torch(write, legroom, tmp_path):
+    source = "import sys\nprint('imported' if 'tor' + 'ch' in sys.modules else 'not imported')"
+    done = legroom("run", write(source))
+    assert (done.returncode, done.stdout) == (0, "not imported\n")
+    assert done.stderr == "legroom: The script did not import torch, so there is no memory to report.\n"
+    assert not list(tmp_path.glob("*.legroom"))
+
+
+def test_recording_starts_when_another_module_imports_torch(write, legroom, tmp_path):
+    write("import torch\nx = torch.zeros(1 << 20)\nx = x * 2\n", "helper.py")
+    source = """
+        import atexit
+        atexit.register(print, "handler")
+        import helper
+        raise SystemExit(7)
+    """
+    done = legroom("run", write(source))
+    assert (done.returncode, done.stdout) == (7, "handler\n")
+    assert "Exited with code 7" in done.stderr
+    assert "Peak memory: 8.0 MiB" in done.stderr
+    assert exit_facts(tmp_path)["exit_code"] == 7
+
+
 def test_os_exit_skips_exit_handlers_as_in_python(write, legroom):
     done = legroom("run", *GPU, write("import os, atexit\natexit.register(print, 'handler')\nos._exit(0)"))
     assert "handler" not in done.stdout

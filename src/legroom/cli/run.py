@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from legroom.errors import OutputError, UsageError
 from legroom.gpus.catalog import parse_gpus
 from legroom.memory.capture.capture import check_output
 from legroom.units import is_size, parse_size
+
+if TYPE_CHECKING:
+    from legroom.run.recording import Recording
 
 
 def run(
@@ -96,21 +99,34 @@ def run(
     if blocking:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads the variable when it starts
 
-    from legroom.run.recording import Recording  # imports torch
-    from legroom.train.spilling.spill import Spill
+    def make_recording() -> "Recording":
+        from legroom.run.recording import Recording  # imports torch
+        from legroom.train.spilling.spill import Spill
 
-    recording = Recording(
-        target,
-        gpus=gpus,
-        output=output,
-        force=force,
-        as_json=format == Format.JSON,
-        options=[
-            *(["--gpu", gpu] if gpu is not None else []),
-            *([] if spill is None else ["--spill" if spill == WITHOUT_VALUE else f"--spill={spill}"]),
-            *(["--blocking"] if blocking else []),
-        ],
-        spill=Spill(budget) if spill is not None else None,
-        blocking=blocking,
-    )
-    return recording.run(at_exit=context.obj)
+        return Recording(
+            target,
+            gpus=gpus,
+            output=output,
+            force=force,
+            as_json=format == Format.JSON,
+            options=[
+                *(["--gpu", gpu] if gpu is not None else []),
+                *([] if spill is None else ["--spill" if spill == WITHOUT_VALUE else f"--spill={spill}"]),
+                *(["--blocking"] if blocking else []),
+            ],
+            spill=Spill(budget) if spill is not None else None,
+            blocking=blocking,
+        )
+
+    def start_recording() -> "Recording":
+        recording = make_recording()
+        recording.start()
+        return recording
+
+    # A virtual GPU also applies to the processes that the script starts, so it is created before the script runs.
+    if gpus is None and format == Format.TEXT and "torch" not in sys.modules:
+        from legroom.run.without_torch import names_torch, run_until_torch
+
+        if not names_torch(target):
+            return run_until_torch(target, start_recording, at_exit=context.obj)
+    return make_recording().run(at_exit=context.obj)

@@ -137,22 +137,28 @@ class Recording:
         """Run the script and return its exit code. With `at_exit`, the report is printed by a callback that is
         registered with `at_exit`, while `__main__` is still the script."""
         self._script.check()
-        self._prepare()
+        self.start()
+        self._as_main.enter_context(installed(self._script))
         if at_exit is not None:
-            at_exit(self._close)
+            at_exit(self.close)
         try:
-            self._outcome = execute(self._script, uncaught=self._uncaught)
+            self._outcome = execute(self._script, uncaught=self.show_error)
         except LegroomError:  # the module cannot be run
             self._discard()
             raise
         if at_exit is None:
-            self._close()
+            self.close()
             self._as_main.close()
         return self._outcome.exit_code
 
+    def end(self, outcome: Outcome) -> None:
+        """Set the outcome of a script that was not started by `run`. Call `close` afterwards."""
+        self._outcome = outcome
+
     # --- before the script
 
-    def _prepare(self) -> None:
+    def start(self) -> None:
+        """Start recording. `run` calls this method before the script starts."""
         self._session = Session(
             self._events.write,
             gpus=self._gpus,
@@ -179,7 +185,6 @@ class Recording:
         follow_settings(settings)
         self._recording.callback(follow_settings, None)
         self._recording.enter_context(before_os_exit(self._on_os_exit))
-        self._as_main.enter_context(installed(self._script))
         _abandon_in_children(self)
         # Recorded events reach the file even if the script is stuck.
         self._flush_thread = PeriodicThread(self._flush, repeat(FLUSH_SECONDS), name="legroom-flush")
@@ -248,7 +253,7 @@ class Recording:
             self._writer.write_all([event])
             self._ledger.apply_all([event])
 
-    def _uncaught(self, error: BaseException, hooked: bool) -> tuple[str, str]:
+    def show_error(self, error: BaseException, hooked: bool) -> tuple[str, str]:
         """Print an exception that left the script, and return its text and traceback."""
         if os.getpid() != self._pid:
             if not hooked:
@@ -286,11 +291,11 @@ class Recording:
     def _on_os_exit(self, status: int) -> None:
         """Finish the recording when the script calls `os._exit`."""
         self._outcome = Outcome(status & 0xFF, ExitReason.OS_EXIT)
-        self._close()
+        self.close()
 
     # --- after it
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Finish the capture and print the report. Do nothing when called again, or in a forked child."""
         if self._closed or os.getpid() != self._pid:
             return
