@@ -91,7 +91,7 @@ def test_mapping_to_the_unit_interval_is_invertible(domain: FloatRange, share: f
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"lr": {"log": [0, 1]}}, "cannot start at 0"),
+        ({"lr": {"log": [0, 1]}}, "must be above zero, not 0"),
         ({"lr": {"log": [1, 0.1]}}, "larger than the upper bound"),
         ({"lr": {"log": [1]}}, "needs a lower and an upper bound"),
         ({"lr": {"lgo": [1, 2]}}, "use exactly one of uniform, log"),
