@@ -6,6 +6,7 @@
     │   ├── CaptureVersionError  a capture file of another version of Legroom
     │   └── DiskFullError        a capture file that cannot be written because the disk is full
     ├── OutputError              standard output that is closed, or on a full disk
+    ├── InputError               standard input that is closed
     ├── CheckpointError          a checkpoint that cannot be read or written, or belongs to another model
     ├── MissingExtra             an optional dependency is not installed
     └── Unsupported              an operation that a virtual GPU does not support
@@ -53,6 +54,13 @@ class OutputError(LegroomError):
                 "Cannot write to standard output: the disk is full. Free some space, or use another disk."
             )
         return cls("Cannot write to standard output: it is closed. Redirect the output to a file.")
+
+
+class InputError(LegroomError):
+    """Standard input is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("Standard input is closed. Give the path of a file instead of `-`.")
 
 
 class CheckpointError(LegroomError):

@@ -286,3 +286,13 @@ def test_the_memory_of_spawned_processes_is_reported(write, legroom, tmp_path):
     report = json.loads(done.stdout)
     assert (done.returncode, report["oom"]["line"]) == (1, 6)
     assert any(type(event) is Oom for event in read_capture(tmp_path / report["capture"]).events)
+
+
+def test_json_that_cannot_be_written_is_reported_and_changes_the_exit_code(write, legroom):
+    with open("/dev/full", "w") as full:
+        script = write("print('to stderr')")
+        done = legroom(
+            "run", *GPU, "--format", "json", script, capture_output=False, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 2
+    assert "legroom: Cannot write to standard output: the disk is full." in done.stderr

@@ -46,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     at_exit: Callable[[Callable[[], None]], object] | None = atexit.register if argv is None else None
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed: without a stream, messages would be printed to standard output
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
         if sys.stdout is None and arguments[:1] not in (["run"], ["launch"]):  # these two report on stderr
             raise OutputError.from_error()
@@ -138,5 +140,5 @@ app.command("doctor", cls=Command, short_help="Check the driver, CUDA and PyTorc
 app.command(
     "tune",
     cls=Command,
-    short_help="Search for the best hyperparameters among configurations that fit in memory.",
+    short_help="Search for the best hyperparameters that fit in memory.",
 )(tune)

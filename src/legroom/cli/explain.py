@@ -10,6 +10,7 @@ import typer
 
 from legroom import schemas
 from legroom.cli.options import Format, FormatOption
+from legroom.errors import InputError
 from legroom.log import say
 
 _CODE = re.compile(r"\s*LG\d{3}\s*", re.IGNORECASE)
@@ -56,6 +57,8 @@ def explain(
     from legroom.show.explain.explanation import render_explanation
     from legroom.units import format_size
 
+    if what == "-" and sys.stdin is None:
+        raise InputError
     if what == "-" and sys.stdin.isatty() and format == Format.TEXT:
         say("Paste the error, then press Ctrl-D.")
     with progress_line(sys.stderr, quiet=format == Format.JSON) as show_progress:

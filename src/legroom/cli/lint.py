@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from legroom.errors import MissingExtra, UsageError
+from legroom.errors import InputError, MissingExtra, UsageError
 from legroom.log import say
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def lint(
     if "-" in paths:
         if len(paths) > 1:
             raise UsageError("`-` (standard input) cannot be combined with other paths.")
+        if sys.stdin is None:
+            raise InputError
         report, text = lint_standard_input(
             sys.stdin.buffer.read(), **rule_options, fix=fix, unsafe=unsafe_fixes, diff=diff
         )

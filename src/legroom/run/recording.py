@@ -140,7 +140,7 @@ class Recording:
         self.start()
         self._as_main.enter_context(installed(self._script))
         if at_exit is not None:
-            at_exit(self.close)
+            at_exit(self._close_at_exit)
         try:
             self._outcome = execute(self._script, uncaught=self.show_error)
         except LegroomError:  # the module cannot be run
@@ -149,7 +149,7 @@ class Recording:
         if at_exit is None:
             self.close()
             self._as_main.close()
-        return self._outcome.exit_code
+        return self._outcome.exit_code or (2 if self._json is not None and self._json.failed else 0)
 
     def end(self, outcome: Outcome) -> None:
         """Set the outcome of a script that was not started by `run`. Call `close` afterwards."""
@@ -305,6 +305,14 @@ class Recording:
         # Torch modes can only be exited on the thread that entered them, and os._exit may run on another thread.
         if self._outcome is None or self._outcome.reason is not ExitReason.OS_EXIT:
             _guarded(self._recording.close)
+
+    def _close_at_exit(self) -> None:
+        self.close()
+        if self._json is not None and self._json.failed and self._outcome and not self._outcome.exit_code:
+            # An exit handler cannot change the exit code in another way.
+            _flush(sys.stdout)
+            _flush(sys.stderr)
+            os._exit(2)
 
     def _finish(self) -> None:
         assert self._capture is not None
@@ -502,10 +510,14 @@ class _JsonStdout:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(line_buffering=True)  # keeps the order of stdout and stderr
 
+        self.failed = False
+        """Whether the document could not be written."""
+
     def write(self, document: dict[str, Any]) -> None:
         remaining = (json.dumps(document, indent=2) + "\n").encode()
         try:
             while remaining:
                 remaining = remaining[os.write(self._descriptor, remaining) :]
         except OSError as error:  # the pipe is closed, or the disk is full
+            self.failed = True
             say(str(OutputError.from_error(error)))

@@ -38,6 +38,21 @@ def test_a_closed_stdout_is_reported_in_one_line(words, monkeypatch, capsys):
     assert err == "legroom: Cannot write to standard output: it is closed. Redirect the output to a file.\n"
 
 
+@pytest.mark.parametrize("words", [["explain", "-"], ["lint", "-"]])
+def test_a_closed_stdin_is_reported_in_one_line(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(words) == 2
+    assert capsys.readouterr().err == (
+        "legroom: Standard input is closed. Give the path of a file instead of `-`.\n"
+    )
+
+
+def test_messages_do_not_go_to_stdout_if_stderr_is_closed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["report", "missing.legroom"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_the_installed_package_has_the_same_version():
     try:
         installed = version("legroom")

@@ -252,9 +252,13 @@ def _may_follow_fault(pattern: MessagePattern) -> bool:
 
 
 def _was_pinning(found: LogMatch) -> bool:
-    """Return True if CUDA reports a lack of memory for a call that pins host memory. CUDA's message does not
-    distinguish page-locked memory from device memory; PyTorch's own message contains the requested size."""
-    if found.pattern is None or found.pattern.certainty is not Certainty.SURE or "allocate" in found.text:
+    """Return True if CUDA reports `out of memory` or `invalid argument` for a call that pins host memory.
+
+    CUDA's message does not distinguish page-locked memory from device memory. PyTorch's message about device memory
+    contains the requested size.
+    """
+    is_oom = found.pattern is not None and found.pattern.certainty is Certainty.SURE
+    if "allocate" in found.text or not (is_oom or "CUDA error: invalid argument" in found.text):
         return False
     before = found.around[: max(found.around.rfind(found.text[:200]), 0)]
     return _PIN_CALL.search(before[max(before.rfind('File "'), 0) :]) is not None

@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     _status("LG710"),
     _rule("LG710", r"Assertion `[^`\n]{1,200}[`'] failed[^\n]{0,20}$|Device-side assertion `|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
     _status("LG711"),
-    _rule("LG711", r"Memory access fault by GPU node|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
+    _rule("LG711", r"Memory access fault by GPU node|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
     _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
