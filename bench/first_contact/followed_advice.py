@@ -1,6 +1,6 @@
 """Follows the first advice of out-of-memory reports and counts how often the program then fits.
 
-    python -m bench.first_contact.followed_advice [CHECKOUTS] [--sizes 90 60] [--only WORD ...] [--python PYTHON] [--write FILE.md]
+    python -m bench.first_contact.followed_advice [CHECKOUTS] [--sizes 90 60] [--only WORD ...] [--python PYTHON] [--write FILE.json]
 
 Each program runs once on a virtual GPU of 24 GiB, then on virtual GPUs with these percentages of the memory that was allocated at its peak,
 where it runs out of memory. The first command after `Next:` is run. If it is the failed command again, the first advice is
@@ -16,6 +16,7 @@ applied to the code before. The programs are those in `small_programs`, and with
 import argparse
 import ast
 import datetime
+import json
 import re
 import shlex
 import subprocess
@@ -23,7 +24,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ HEADER = ("program", "GPU", "advice", "result", "how")
 SMALL = Path(__file__).parent / "small_programs"
 TWO_GPUS = {"data_parallel.py"}
 ARGUMENTS = {"option_given.py": "-b 64"}
+QUIET = {"PYTHONWARNINGS": "ignore"}
 RESULTS = ("fits", "does not fit", "wrong", "nothing to apply")
 
 
@@ -79,10 +81,10 @@ def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str
     if failed["next"][0] != failed["command"]:
         also = _one_by_one(trial, first) if first["evidence"].get("optimizers") else None
         edits, how = also or ({}, "")
-        change = Change(arguments=arguments, environment=environment, edits=edits)
+        change = Change(arguments=arguments, environment={**QUIET, **environment}, edits=edits)
         return options, change, f"{_difference(failed)} {how}".strip()
     edits = edit(trial, first)
-    return None if edits is None else (options, Change(edits=edits[0]), edits[1])
+    return None if edits is None else (options, Change(edits=edits[0], environment=QUIET), edits[1])
 
 
 def _difference(failed: dict[str, Any]) -> str:
@@ -266,8 +268,8 @@ def text_differs(trial: Trial, failed: dict[str, Any]) -> str:
 
 
 def _printed(outcome: Outcome) -> list[str]:
-    """The output of the program, without Legroom's lines, warnings, and times."""
-    lines = [line for line in outcome.error.splitlines() if "legroom" not in line and "Warning" not in line]
+    """The output of the program, without Legroom's lines and times."""
+    lines = [line for line in outcome.error.splitlines() if "legroom" not in line]
     return [re.sub(r"\d+(\.\d+)?\s?(s|ms|it/s)\b|\d\d:\d\d(:\d\d)?", "#", line) for line in lines]
 
 
@@ -275,7 +277,7 @@ def try_program(program: Program, checkouts: Path, name: str, options: argparse.
     trial = Trial(program, checkouts, options.python, options.seconds)
     large = ",".join([LARGE] * (2 if program.arguments.split()[0] in TWO_GPUS else 1))
     try:
-        done = trial.legroom("run", "--gpu", large)
+        done = trial.legroom("run", "--gpu", large, change=Change(environment=QUIET))
         document = done.document
         if done.code != 0 or document is None:
             print(f"skipped, {name}: {done.last_line}", flush=True)
@@ -312,6 +314,28 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     ]
 
 
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    return [[row.program, row.gpu, row.code, row.result, row.how.replace("|", "/")] for row in rows]
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    """Write the rows as JSON, and as tables in a Markdown file of the same name. Rows of other programs are kept."""
+    earlier = [Row(**row) for row in json.loads(path.read_text())] if path.exists() else []
+    done = {(row.program, row.gpu) for row in rows}
+    merged = sorted([*(row for row in earlier if (row.program, row.gpu) not in done), *rows], key=_order)
+    path.write_text(json.dumps([asdict(row) for row in merged], indent=1) + "\n")
+    lines = [
+        "# Followed advice", "",
+        f"{datetime.date.today()}, virtual GPUs. `python -m bench.first_contact.followed_advice --help` explains the results.", "",
+        *_markdown(("advice", *RESULTS, "fits, of those applied"), totals(merged)), "", *_markdown(HEADER, _cells(merged)),
+    ]  # fmt: skip
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+def _order(row: Row) -> tuple[bool, str, int]:
+    return not row.program.startswith(SMALL.name), row.program, -int(row.gpu.rstrip("%"))
+
+
 def main(argv: list[str]) -> int:
     parser = command_line(__doc__)
     parser.add_argument("checkouts", type=Path, nargs="?")
@@ -319,7 +343,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--write", type=Path, help="Markdown file for the table")
+    parser.add_argument("--write", type=Path, help="JSON file; rows that it has of other programs are kept")
     options = parser.parse_args(argv)
     small = [
         Program(repository=SMALL.name, folder=".", arguments=f"{path.name} {ARGUMENTS.get(path.name, '')}")
@@ -337,16 +361,10 @@ def main(argv: list[str]) -> int:
     for checkouts, program, name in programs:
         if not options.only or any(word in name for word in options.only):
             rows += try_program(program, checkouts, name, options)
-    cells = [[row.program, row.gpu, row.code, row.result, row.how.replace("|", "/")] for row in rows]
-    print_table("Followed advice", HEADER, cells)
+            if options.write:
+                _write(options.write, rows)
+    print_table("Followed advice", HEADER, _cells(rows))
     print_table("By kind of advice", ("advice", *RESULTS, "fits, of those applied"), totals(rows))
-    if options.write:
-        lines = [
-            "# Followed advice", "",
-            f"{datetime.date.today()}, virtual GPUs. `python -m bench.first_contact.followed_advice --help` explains the results.", "",
-            *_markdown(("advice", *RESULTS, "fits, of those applied"), totals(rows)), "", *_markdown(HEADER, cells),
-        ]  # fmt: skip
-        options.write.write_text("\n".join(lines) + "\n")
     return 0
 
 

@@ -232,7 +232,7 @@ class Evidence:
     def missing(self) -> int:
         """The number of bytes by which the whole step exceeds the device, as far as it is known."""
         later = self.missing_state
-        if self.oom.phase in (Phase.FORWARD, Phase.BACKWARD):
+        if self.oom.phase is Phase.FORWARD or (self.oom.phase is Phase.BACKWARD and self._starts_backward):
             later += self.scaling - self.scaling_so_far
         elif self.oom.phase is Phase.OPTIMIZER:
             temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
@@ -240,6 +240,12 @@ class Evidence:
             # With several optimizers, the state of the next one is allocated after the temporaries are freed.
             later = max(later, temporaries) if len(self.optimizers) > 1 else later + temporaries
         return max(self.shortfall, self.oom.allocated + self.oom.requested + later - self.budget)
+
+    @property
+    def _starts_backward(self) -> bool:
+        """True if no backward operation has created a result of the size of the request yet. The next one will."""
+        size = self.oom.requested // 2
+        return not any(each.phase is Phase.BACKWARD and each.block_bytes >= size for each in self.state.live)
 
     @property
     def fitted_before(self) -> bool:

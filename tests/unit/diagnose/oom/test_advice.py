@@ -815,3 +815,16 @@ def test_gathered_outputs_of_replicas_leave_room_for_half_the_batch(make_run, ho
     run.oom(200)
     run.holder(holder, 10)
     assert f"`--batch-size {size}`" in run.advice()["LG603"].fix
+
+
+@pytest.mark.parametrize(("has_gradient", "first"), [(True, "LG102"), (False, "LG603")])
+def test_variable_is_enough_only_if_the_next_backward_operation_fits_too(make_run, has_gradient, first):
+    run = make_run()
+    run.alloc(300, RESULT, line=33)
+    run.alloc(300, ACTIVATION)
+    run.phase = Phase.BACKWARD
+    if has_gradient:
+        run.alloc(300, TEMPORARY)
+    run.oom(300 if has_gradient else 450)
+    run.holder("logits (Tensor)", 300)
+    assert next(iter(run.advice())) == first
