@@ -239,6 +239,8 @@ def smaller_batch(evidence: Evidence) -> Iterator[Finding]:
     unfinished = evidence.is_unfinished
     fraction = min(available / scaling * 0.75, 0.5) if unfinished else min(available / scaling * 0.9, 0.9)
     fraction *= evidence.filled_fraction
+    if evidence.evaluates and evidence.optimizers and oom.step == 0:
+        fraction /= 2  # the training follows, and saves activations
     if evidence.setting is not None and evidence.setting.value * fraction < (
         2 if _normalizes(evidence) else 1
     ):

@@ -828,3 +828,14 @@ def test_variable_is_enough_only_if_the_next_backward_operation_fits_too(make_ru
     run.oom(300 if has_gradient else 450)
     run.holder("logits (Tensor)", 300)
     assert next(iter(run.advice())) == first
+
+
+def test_evaluation_before_the_training_leaves_room_for_the_training(make_run):
+    run = make_run()
+    run.alloc(50, PARAMETER)
+    run.alloc(900, TEMPORARY)
+    run.oom(200)
+    add_state(run, gradients=False, training=False)
+    add_optimizer(run)
+    add_setting(run, "--batch-size", 64)
+    assert "`--batch-size 16`" in run.advice()["LG603"].fix
