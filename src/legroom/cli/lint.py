@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from legroom.errors import InputError, MissingExtra, UsageError
-from legroom.log import say
+from legroom.log import printable, say
 
 if TYPE_CHECKING:
     from legroom.diagnose.lint.finding import LintReport
@@ -98,7 +98,7 @@ def lint(
     for error in report.file_errors:
         say(f"{error.file}: {error.message}")
     if diff:
-        stream.write("" if streamed else report.diff)
+        stream.write("" if streamed else _shown_diff(report.diff, stream))
         return 1 if report.diff else 0
     if not streamed:
         print_to(stream, render_lint_report(report, str(format), fixing=fix))
@@ -107,6 +107,11 @@ def lint(
     if report.findings:
         return 1
     return 2 if any(error.is_failure for error in report.file_errors) else 0
+
+
+def _shown_diff(diff: str, stream: TextIO) -> str:
+    """Return the diff without control characters on a terminal, and unchanged for a file or `patch`."""
+    return printable(diff) if stream.isatty() else diff
 
 
 class _LiveOutput:
@@ -122,7 +127,7 @@ class _LiveOutput:
 
         now = time.monotonic()
         if self._diff and report.diff:
-            self._stream.write(report.diff)
+            self._stream.write(_shown_diff(report.diff, self._stream))
             self._stream.flush()
         elif not self._diff and report.findings and self._format in STREAMED:
             print_to(self._stream, render_lint_findings(report.findings, self._format))

@@ -306,7 +306,7 @@ def _informativeness(found: LogMatch) -> int:
     return _EXIT_CODES.index(found.code) if found.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
-_NOT_ERRORS = ("NCCL INFO", "could not destroy")
+_NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
 """Words of informational lines and of reports about the cleanup after an error."""
 _IN_WORKER = "LG741"
 _EXIT_CODES = ("LG734", "LG729")

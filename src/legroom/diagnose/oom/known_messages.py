@@ -222,7 +222,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
     # --- libraries that could not allocate a resource
     # An index out of range makes the creation of a handle fail in the same way.
-    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|create cublas handle[^\n]{0,40}ALLOC_FAILED", _HANDLE),
+    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|create (?:cublas|cudnn|cusolver|curand|cusparse) handle|== CUBLAS_STATUS_SUCCESS \(1 vs\. 0\)", _HANDLE),
     _message(_DISGUISED, "cuSOLVER", r"SOLVER_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)solver\w{0,4}Create", _HANDLE),
     _message(_DISGUISED, "cuSPARSE", r"SPARSE_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)sparseCreate", _HANDLE),
     _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED[^\n]{0,80}\bcudnnCreate\b", _HANDLE),
@@ -235,7 +235,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # Checks that print only the status code of a failed allocation.
     _message(_LIKELY, "cuFFT", r"== CUFFT_SUCCESS \(2 vs\. 0\)|== CUBLAS_STATUS_SUCCESS \(3 vs\. 0\)|== CUDNN_STATUS_SUCCESS \(2 vs\. 0\)", _RESOURCE),
     _message(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED:\s+(?:Out\s+of memory|Failed to allocate)(?![^\n]{0,120}(?:CpuAllocator|on host))|OOM when allocating tensor(?![^\n]{0,300}(?:allocator cpu|device:CPU))", _CUDA),
-    _message(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory|failed to allocate [^\n]{0,60} from device", _CUDA),
+    _message(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory(?![^\n]{0,200}not a failure)|failed to allocate [^\n]{0,60} from device", _CUDA),
     _message(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
     _message(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
     _message(
@@ -247,7 +247,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     # --- host memory
     _message(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
-    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
+    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device|unable to write to file </torch_|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     _message(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _message(
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
