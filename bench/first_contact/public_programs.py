@@ -97,15 +97,15 @@ class Trial:
         self._python, self._seconds = python, seconds
         self._temporary = tempfile.TemporaryDirectory(prefix="first-contact-")
         folder = Path(self._temporary.name).resolve()
-        self._pristine, self._captures = folder / "pristine", folder / "captures"
+        self.pristine, self._captures = folder / "pristine", folder / "captures"
         self.root = folder / program.repository
         for part in program.copy.split():
             shutil.copytree(
-                checkouts / program.repository / part, self._pristine / part, symlinks=True, dirs_exist_ok=True,
+                checkouts / program.repository / part, self.pristine / part, symlinks=True, dirs_exist_ok=True,
                 ignore=shutil.ignore_patterns(".git", "__pycache__", "*.ipynb"),
             )  # fmt: skip
         if program.prepare is not None:
-            program.prepare(self._pristine / program.folder)
+            program.prepare(self.pristine / program.folder)
 
     def python(self) -> Outcome:
         return self._start([self._python])
@@ -126,7 +126,7 @@ class Trial:
 
     def _start(self, command: list[str], change: Change = Change()) -> Outcome:  # noqa: B008
         shutil.rmtree(self.root, ignore_errors=True)
-        shutil.copytree(self._pristine, self.root, symlinks=True)
+        shutil.copytree(self.pristine, self.root, symlinks=True)
         for path, text in change.edits.items():
             (self.root / path).write_text(text)
         before = self._files()

@@ -53,6 +53,11 @@ class CodePage:
         return KINDS.get(self.code[2], "other")
 
     @property
+    def is_optional(self) -> bool:
+        """True if the rule reports only if it is selected, because it gives advice on code that works."""
+        return self.is_lint_rule and "This rule is off by default" in self.body
+
+    @property
     def markdown(self) -> str:
         """The complete page, as in `docs/codes`."""
         return f"# {self.code}: {self.title}\n\n{self.body}\n"

@@ -19,6 +19,6 @@ policy.eval()
 for episode in range(10):
     state = torch.randn(1, 4, device=device)
     for _ in range(5):
-        log_prob = policy(state)
+        log_prob = policy(state)  # lint: no-grad
         policy.log_probs.append(log_prob[0, log_prob.argmax().item()])  # leak: holder=log_probs kind=graph
         state = torch.randn(1, 4, device=device)

@@ -136,7 +136,9 @@ def _runs_model(loop: ast.AST, names: _Names) -> bool:
             continue
         func = node.func
         if isinstance(func, ast.Attribute):
-            if MODEL_NAMES.search(func.attr) and not isinstance(func.value, ast.Constant):
+            if isinstance(func.value, ast.Constant):
+                continue
+            if func.attr in names.defined or MODEL_NAMES.search(func.attr):
                 return True
         elif isinstance(func, ast.Name):
             known = func.id in names.defined or func.id in _BUILTINS or func.id in bound

@@ -27,7 +27,7 @@ _KEYS = {"select", "ignore", "exclude", "per-file-ignores"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     select: tuple[str, ...] = ()
-    """Selected codes or prefixes of codes. If empty, all codes are selected."""
+    """Selected codes or prefixes of codes. If empty, all codes are selected that are not optional."""
     ignore: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     """Patterns that are matched against the name and the path relative to `folder`."""
@@ -36,7 +36,12 @@ class Settings:
 
     def codes_for(self, file: Path) -> frozenset[str]:
         """Return the codes of the rules that apply to a file."""
-        selected = [code for code in rule_codes() if not self.select or code.startswith(self.select)]
+        optional = [code for code in rule_codes() if all_pages()[code].is_optional]
+        selected = [
+            code
+            for code in rule_codes()
+            if (code.startswith(self.select) if self.select else code not in optional)
+        ]
         ignored = list(self.ignore)
         for pattern, codes in self.per_file_ignores.items():
             if matches(file, pattern, self.folder):

@@ -57,7 +57,9 @@ def render_rules() -> RenderableType:
         if page.kind != kind:
             table.add_row("", Text(("\n" if kind else "") + page.kind.capitalize(), style="bold"))
             kind = page.kind
-        table.add_row(Text(page.code, style="red"), page.title)
+        table.add_row(
+            Text(page.code, style="red"), page.title + (" (off by default)" if page.is_optional else "")
+        )
     return table
 
 

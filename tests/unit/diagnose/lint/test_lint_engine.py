@@ -10,7 +10,7 @@ from lint_cases import PRELUDE
 
 from legroom.diagnose.lint.engine import lint_paths, lint_text
 from legroom.diagnose.lint.rules import RULES
-from legroom.diagnose.lint.settings import _folder_settings, rule_codes
+from legroom.diagnose.lint.settings import Settings, _folder_settings, rule_codes
 from legroom.errors import UsageError
 
 LEAK = (
@@ -325,3 +325,10 @@ def test_long_method_chain_is_evaluated_once() -> None:
 def test_self_containing_containers_terminate() -> None:
     places = "".join(f"    book['k{number}'] = book\n    pair = (pair, pair)\n" for number in range(12))
     assert lint_text(f"import torch\nbook, pair = {{}}, ()\nfor step in range(3):\n{places}") == []
+
+
+def test_advice_is_given_only_if_it_is_selected() -> None:
+    text = PRELUDE + "model = nn.DataParallel(model)\nscaler = torch.cuda.amp.GradScaler()\n"
+    assert lint_text(text) == []
+    assert [each.code for each in lint_text(text, settings=Settings(select=("LG",)))] == ["LG501", "LG402"]
+    assert [each.code for each in lint_text(text, settings=Settings(select=("LG402",)))] == ["LG402"]

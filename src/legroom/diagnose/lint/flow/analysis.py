@@ -133,9 +133,9 @@ class _Walker(Assignments):
             value = given[0] if given else UNKNOWN
             for each in given[1:]:
                 value = join_values(value, each)
-            self.names[name] = (
-                value if value.kind is not ValueKind.UNKNOWN or value.class_name else guess_from_name(name)
-            )
+            if value.kind is ValueKind.UNKNOWN and not value.class_name:
+                value = self._guess_parameter(name)
+            self.names[name] = value
         if self.program.is_autograd_function(function.class_name):
             self.no_grad = function.no_grad = True
             for name in function.parameters[1:2] if function.name == "forward" else ():
@@ -156,6 +156,16 @@ class _Walker(Assignments):
                         and self.names[parameter.name.value].kind is ValueKind.UNKNOWN
                     ):
                         self.names[parameter.name.value] = self.model_input  # from other layers
+
+    def _guess_parameter(self, name: str) -> Value:
+        """Return the usual value of a parameter: `agent` is an instance of the class `Agent` of this file."""
+        guess = guess_from_name(name)
+        if guess.kind is ValueKind.UNKNOWN:
+            for known in self.program.classes.values():
+                if known.name.lower() == name.replace("_", "").lower():
+                    is_module = self.program.is_module_class(known.name)
+                    return Value(ValueKind.MODEL if is_module else ValueKind.UNKNOWN, class_name=known.name)
+        return guess
 
     # Statements ----------------------------------------------------------------------------------------------------
 
@@ -389,7 +399,7 @@ def _propagate_through_calls(program: Program) -> None:
         for loop in call.loops:
             loop.backward |= does_backward
             loop.trains |= does_backward or does_step or call.local in trains
-            runs = _runs_a_model(call) or call.local in computing
+            runs = _runs_a_model(call) or (call.local in computing and not call.no_grad)
             loop.runs_model |= runs and root(dotted(call.node.func) or "") not in loop.bound
         if not call.loops:
             call.function.backward |= does_backward

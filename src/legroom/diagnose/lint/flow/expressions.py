@@ -359,7 +359,9 @@ class Expressions:
         path = dotted(node.func)
         if path is not None and path in self.program.classes and path not in self.names:
             kind = ValueKind.MODEL if self.program.is_module_class(path) else ValueKind.UNKNOWN
-            return Value(kind, class_name=path, items=self._contents_of(path, arguments))
+            items = self._contents_of(path, arguments)
+            frozen = kind is ValueKind.MODEL and self._has_no_parameters(path)
+            return Value(kind, class_name=path, items=items, frozen=frozen)
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
@@ -373,11 +375,17 @@ class Expressions:
             guess = guess_from_name(node.func.value)
             if self._is_class(node.func.value):  # UNet(3, 2)
                 return guess if guess.kind in (ValueKind.MODEL, ValueKind.CRITERION) else UNKNOWN
-            if guess.kind is ValueKind.MODEL and arguments and arguments[0].kind is ValueKind.MODEL:
-                return arguments[0]  # unwrap_model(model): models do not receive models
+        if (
+            called.kind is ValueKind.MODEL
+            and local is None
+            and arguments[:1]
+            and arguments[0].kind is ValueKind.MODEL
+        ):
+            return arguments[0]  # accelerator.unwrap_model(model): a model does not receive a model
         is_other_method = local is not None and local.name not in {"forward", "__call__"}
         is_part = owner.kind is not ValueKind.MODEL or local is not None or self._is_submodule(node)
         if called.kind is ValueKind.MODEL and is_part and not is_other_method:
+            no_grad = no_grad or (local is not None and local.no_grad)
             return _split_result(model_call(called, arguments, no_grad=no_grad), local)
         if called.kind is ValueKind.CRITERION:
             return loss_call(arguments, no_grad=no_grad)
@@ -417,6 +425,28 @@ class Expressions:
             return None
         return tuple(self.program.classes[class_name].attributes.values()) or None
 
+    def _has_no_parameters(self, class_name: str) -> bool:
+        """Return True if a module of this file contains no parameters and no other modules, such as a metric."""
+        plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
+        modules = (ValueKind.MODEL, ValueKind.PARAMETER)
+        pending, seen = [class_name], set[str]()
+        while pending:
+            known = self.program.classes.get(pending.pop())
+            if known is None or known.name in seen:
+                continue
+            seen.add(known.name)
+            if not known.bases or not all(
+                base in self.program.classes or base.endswith("nn.Module") for base in known.bases
+            ):
+                return False
+            if any(
+                each.kind not in plain or any(inner.kind in modules for inner in each.contents)
+                for each in known.attributes.values()
+            ):
+                return False
+            pending.extend(known.bases)
+        return True
+
     def _frozen(self, node: cst.Call, model: Value) -> Value:
         """Return the result of `model.requires_grad_(False)`, and update the value of the name."""
         value = replace(model, frozen=bool(node.args) and is_false(node.args[0]))
@@ -448,7 +478,7 @@ class Expressions:
                 return container(Value(ValueKind.UNKNOWN, class_name=made), mapping=True)
         if known is not None and known.kind is ValueKind.CONTAINER and name.endswith("deque"):
             limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
-            if limit is not None and not (isinstance(limit.value, cst.Name) and limit.value.value == "None"):
+            if limit is not None and _is_small(limit.value):
                 return container(known.element, bounded=True)
         return known
 
@@ -460,6 +490,17 @@ def _split_result(result: Value, forward: Function | None) -> Value:
     detached = (ValueKind.TENSOR, ValueKind.PLAIN)
     items = tuple(each if each.kind in detached else result for each in forward.returns.items)
     return Value(ValueKind.CONTAINER, items=items)
+
+
+_MAX_SMALL = 10_000
+"""A container of more graphs is as large as an unlimited one: no run reaches its limit."""
+
+
+def _is_small(limit: cst.BaseExpression) -> bool:
+    """Return True if the limit of a container is small, or not a literal."""
+    if isinstance(limit, cst.Integer):
+        return int(limit.value.replace("_", "")) <= _MAX_SMALL
+    return not (isinstance(limit, cst.Name) and limit.value == "None")
 
 
 _VALUES_AND_INDICES = ("values", "indices")

@@ -53,6 +53,29 @@ def iterates_data(loop: LoopFact) -> bool:
     )
 
 
+def is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
+    """Return True for a loop over steps that contains no other loop over steps. A loop over epochs is not innermost."""
+    if not (is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER):
+        return False
+    return not any(
+        other.outer is loop and (is_step_loop(other) or other.iterable.kind is ValueKind.LOADER)
+        for other in program.loops
+    ) and not any(
+        call.local is not None and loop in call.loops and has_step_loop(program, call.local)
+        for call in program.calls
+    )
+
+
+def has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Return True if a function, or one that it calls, contains a loop over steps."""
+    if function in seen:
+        return False
+    if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
+        return True
+    called = {call.local for call in program.calls if call.function is function and call.local is not None}
+    return any(has_step_loop(program, each, seen | {function}) for each in called)
+
+
 def runs_every_step(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
     """Return True if a function is called in every step."""
     if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
@@ -92,9 +115,33 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
         is_local(store)
         or not runs_every_step(program, store.function)
         or is_released_elsewhere(program, store)
+        or ends_with_enclosing_call(program, store)
     ):
         return None
     return store.function if _survives_in_callers(program, store) else None
+
+
+def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
+    """Return True if the container is a local variable of the enclosing function, and each call of that function creates
+    a new one. The container lives longer if the inner function is returned, passed on or called in a loop over steps."""
+    inner, owner = store.function, store.function.outer
+    while owner is not None and not owner.owns(store.target):
+        owner = owner.outer
+    if owner is None or isinstance(owner.node, cst.Module):
+        return False
+    called = {id(site.call.func) for site in inner.call_sites}
+    if any(
+        isinstance(each, cst.Name) and each.value == inner.name and id(each) not in called
+        for each in walk(owner.body)
+        if not isinstance(program.parent.get(each), cst.FunctionDef)
+    ):
+        return False
+    return not any(
+        is_step_loop(loop) and _encloses(owner, loop.function)
+        for site in inner.call_sites
+        for loop in site.loops
+        if site.caller is not inner
+    )
 
 
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:

@@ -19,6 +19,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
+    is_call_of,
     keys_of,
     last_name,
     method_name,
@@ -178,7 +179,11 @@ class FactRecorder(Expressions):
         adder = self.append_methods.get(dotted(node.func) or "")
         if adder is not None and (path := path_of(adder.value)) is not None:
             self._record_append(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
-        adds_module = bool(arguments) and arguments[0].kind is ValueKind.MODEL  # nn.ModuleList.append
+        adds_module = (  # nn.ModuleList.append
+            bool(arguments)
+            and arguments[0].kind is ValueKind.MODEL
+            and not is_call_of(node.args[0].value, "deepcopy")
+        )
         of_library = target is not None and root(target) in self.program.imports.full_names  # torch.add
         if method == "add":  # x.add(y) computes with tensors; a set returns nothing
             of_library |= not isinstance(self.program.parent.get(node), cst.Expr)

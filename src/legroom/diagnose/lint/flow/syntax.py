@@ -193,6 +193,11 @@ def positional(call: cst.Call) -> list[cst.Arg]:
     return [each for each in call.args if each.keyword is None and not each.star]
 
 
+def is_call_of(node: cst.CSTNode, name: str) -> bool:
+    """Return True for `name(...)` and `module.name(...)`."""
+    return isinstance(node, cst.Call) and last_name(dotted(node.func) or "") == name
+
+
 def has_star(call: cst.Call) -> bool:
     """Return True if a call has `*args` or `**options`, which may contain any argument."""
     return any(each.star for each in call.args)

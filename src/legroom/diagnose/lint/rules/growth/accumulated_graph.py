@@ -49,8 +49,10 @@ from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
+    ends_with_enclosing_call,
     is_forward,
     is_in_step_code,
+    is_innermost_step_loop,
     is_length_limited,
     is_released_elsewhere,
     is_used_in_backward,
@@ -64,6 +66,7 @@ from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
     has_modulo,
+    is_call_of,
     last_name,
     method_name,
     names_in,
@@ -91,6 +94,7 @@ def check(program: Program) -> Iterator[Problem]:
         else:
             yield from _collected_at_once(program, store)
             yield from _collected_gradients(program, store)
+            yield from _collected_models(program, store)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
 
@@ -381,6 +385,41 @@ def _contains_gradients(program: Program, expression: cst.BaseExpression) -> boo
     return expression.attr.value == "data" and _contains_gradients(program, expression.value)
 
 
+def _collected_models(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find stores such as `history.append(copy.deepcopy(model.state_dict()))` in every step."""
+    if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
+        return
+    if not any(_copies_model(program, each) for each in walk(store.expression)) or any(
+        isinstance(each, cst.Call) and method_name(each) == "cpu" for each in walk(store.expression)
+    ):
+        return
+    scope = outlives_its_step(program, store)
+    loops = (
+        [scope]
+        if isinstance(scope, LoopFact)
+        else [site.loops[-1] for site in scope.call_sites if site.loops]
+        if scope is not None
+        else []
+    )
+    if scope is None or not any(is_innermost_step_loop(program, loop) for loop in loops):
+        return  # a copy for each epoch
+    if _key_is_new(program, store, scope):
+        yield Problem(
+            node=store.expression,
+            message=f"`{store.target}` stores a copy of the model or its state, and nothing removes old copies",
+            help="Keep only the latest copies, or store them in host memory",
+        )
+
+
+def _copies_model(program: Program, node: cst.CSTNode) -> bool:
+    if not isinstance(node, cst.Call) or not is_call_of(node, "deepcopy") or not node.args:
+        return False
+    given = node.args[0].value
+    if isinstance(given, cst.Call):
+        return method_name(given) == "state_dict"
+    return program.value(given).kind is ValueKind.MODEL
+
+
 def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
     """Find results that are collected with `list(map(step, loader))`."""
     if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
@@ -439,6 +478,7 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
         if (
             is_released_elsewhere(program, store)
             or is_length_limited(program, store)
+            or ends_with_enclosing_call(program, store)
             or _is_reported_at_store(store)
         ):
             continue

@@ -47,7 +47,7 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if last_name(call.name or call.method or "") not in {"clip_grad_norm_", "clip_grad_value_"}:
             continue
-        scaled = _scaled_backward(program, call)
+        scaled = scaled_backward(program, call)
         if scaled is None or _unscales(program, call) or _runs_without(program, call.node, scaled):
             continue
         yield Problem(
@@ -59,7 +59,7 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
-def _scaled_backward(program: Program, call: CallFact) -> str | None:
+def scaled_backward(program: Program, call: CallFact) -> str | None:
     """Return the scaler of an earlier scaled backward pass."""
     for other in program.calls:
         if other.function is not call.function or other.order > call.order or other.method != "backward":

@@ -3,6 +3,8 @@
 ## What it detects
 The rule checks for losses of `torch.nn` with the argument `size_average=` or `reduce=` set to True or False.
 
+This rule is off by default. Enable it with `--select LG405` or `--select ALL`.
+
 ## Why this is a problem
 `reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the old arguments and will remove
 these arguments.

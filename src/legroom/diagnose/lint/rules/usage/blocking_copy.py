@@ -4,6 +4,8 @@
 The rule checks for batches of a loader with `pin_memory=True` that are moved to a device without `non_blocking=True`.
 The rule also finds loaders that are created in another function.
 
+This rule is off by default. Enable it with `--select LG302` or `--select ALL`.
+
 ## Why this is a problem
 `pin_memory=True` costs host memory and time, but allows the GPU to copy data while the program continues. Without
 `non_blocking=True`, the program still waits for each copy.

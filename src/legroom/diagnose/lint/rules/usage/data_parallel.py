@@ -3,6 +3,8 @@
 ## What it detects
 The rule checks for `nn.DataParallel(...)`.
 
+This rule is off by default. Enable it with `--select LG501` or `--select ALL`.
+
 ## Why this is a problem
 In each step, `nn.DataParallel` copies the model to every GPU from a single process and gathers all outputs on the first
 GPU. The first GPU runs out of memory before the other GPUs, which wait for the first GPU. The PyTorch documentation

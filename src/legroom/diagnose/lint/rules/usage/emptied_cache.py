@@ -33,11 +33,10 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_statement
-from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
-from legroom.diagnose.lint.flow.lifetimes import is_step_loop, runs_every_step
+from legroom.diagnose.lint.flow.facts import CallFact, LoopFact
+from legroom.diagnose.lint.flow.lifetimes import has_step_loop, is_innermost_step_loop, runs_every_step
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import walk
-from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG304"
@@ -60,9 +59,7 @@ def check(program: Program) -> Iterator[Problem]:
         if call.handler is not None or _is_conditional(program, call):
             continue
         in_step = (
-            (_is_innermost_step_loop(program, call.loops[-1]))
-            if call.loops
-            else _is_step_function(program, call)
+            _empties_in_step(program, call.loops[-1]) if call.loops else _is_step_function(program, call)
         )
         if in_step:
             yield Problem(
@@ -75,18 +72,8 @@ def check(program: Program) -> Iterator[Problem]:
             )
 
 
-def _is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
-    """Return a loop over steps that contains no other loop over steps. A loop over epochs is therefore not
-    returned."""
-    if not (is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER) or _recovers(program, loop):
-        return False
-    return not any(
-        other.outer is loop and (is_step_loop(other) or other.iterable.kind is ValueKind.LOADER)
-        for other in program.loops
-    ) and not any(
-        call.local is not None and loop in call.loops and _has_step_loop(program, call.local)
-        for call in program.calls
-    )
+def _empties_in_step(program: Program, loop: LoopFact) -> bool:
+    return is_innermost_step_loop(program, loop) and not _recovers(program, loop)
 
 
 def _recovers(program: Program, loop: LoopFact) -> bool:
@@ -98,23 +85,13 @@ def _recovers(program: Program, loop: LoopFact) -> bool:
     )
 
 
-def _has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
-    """Return True if a function, or one that it calls, contains a loop over steps."""
-    if function in seen:
-        return False
-    if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
-        return True
-    called = {call.local for call in program.calls if call.function is function and call.local is not None}
-    return any(_has_step_loop(program, each, seen | {function}) for each in called)
-
-
 def _is_step_function(program: Program, call: CallFact) -> bool:
     """Return True if the function is a step itself: it contains a backward pass or an optimizer step."""
     is_step = any(
         each.function is call.function and not each.loops and each.method in {"backward", "step"}
         for each in program.calls
     )
-    return is_step and runs_every_step(program, call.function) and not _has_step_loop(program, call.function)
+    return is_step and runs_every_step(program, call.function) and not has_step_loop(program, call.function)
 
 
 def _is_conditional(program: Program, call: CallFact) -> bool:

@@ -1,0 +1,73 @@
+"""LG118: An optimizer is created in every step
+
+## What it detects
+The rule checks for optimizers that are created inside the loop over training steps, for a model that exists before the
+loop. The rule does not flag an optimizer that is created once per epoch, fold or task.
+
+## Why this is a problem
+Adam and most other optimizers keep state for each parameter. A new optimizer in each step discards this state, so
+momentum and adaptive learning rates have no effect. The state is also allocated again in each step, while the old
+optimizer may still exist.
+
+## Example
+```python
+for x, y in loader:
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate(step))
+```
+
+## Use instead
+```python
+optimizer = torch.optim.Adam(model.parameters())
+for x, y in loader:
+    optimizer.param_groups[0]["lr"] = learning_rate(step)   # or a scheduler of torch.optim.lr_scheduler
+```
+
+## Fix safety
+No automatic fix is available.
+"""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.lifetimes import is_innermost_step_loop, survives
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, positional, receiver
+from legroom.diagnose.lint.rule import Problem
+
+CODE = "LG118"
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        name = call.name or ""
+        if not name.startswith("torch.optim.") or not last_name(name)[:1].isupper() or "lr_scheduler" in name:
+            continue
+        loop = call.loops[-1] if call.loops else None
+        if loop is None or not loop.backward or _is_conditional(program, call):
+            continue
+        model = _model(call)
+        if model is not None and is_innermost_step_loop(program, loop) and survives(program, model, loop):
+            yield Problem(
+                node=call.node,
+                message=f"`{last_name(name)}` is created in every step, so its state is discarded and allocated again",
+                help="Create the optimizer once before the loop, and change its learning rate with a scheduler",
+            )
+
+
+def _model(call: CallFact) -> str | None:
+    """Return `model` for `Adam(model.parameters())`."""
+    given = positional(call.node)[0].value if positional(call.node) else None
+    if isinstance(given, cst.Call) and method_name(given) == "parameters":
+        return dotted(receiver(given))
+    return None
+
+
+def _is_conditional(program: Program, call: CallFact) -> bool:
+    for each in program.ancestors(call.node):
+        if isinstance(each, (cst.For, cst.While)):
+            return False
+        if isinstance(each, (cst.If, cst.ExceptHandler)):
+            return True
+    return False
