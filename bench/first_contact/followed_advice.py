@@ -79,7 +79,9 @@ def follow(trial: Trial, failed: dict[str, Any]) -> tuple[list[str], Change, str
     options, arguments = words[2:position], tuple(words[position + 1 :])
     first = failed["oom"]["advice"][0]
     if failed["next"][0] != failed["command"]:
-        also = _one_by_one(trial, first) if first["evidence"].get("optimizers") else None
+        also = edit(trial, first) if first["code"] == "LG605" else None
+        if first["evidence"].get("optimizers"):
+            also = _one_by_one(trial, first)
         edits, how = also or ({}, "")
         change = Change(arguments=arguments, environment={**QUIET, **environment}, edits=edits)
         return options, change, f"{_difference(failed)} {how}".strip()

@@ -164,6 +164,12 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
             "several GPUs (`legroom launch --strategy fsdp`). Without optimizer state, "
             f"{format_size(stateless)} remain."
         )
+    smaller = None
+    available = evidence.budget - stateless - evidence.unusable
+    if too_large and evidence.scaling > available > 0:
+        smaller = smaller_setting(evidence.setting, min(available / evidence.scaling * 0.75, 0.5))
+    if smaller is not None:
+        fix += f" {smaller.advice} as well."
     yield Finding(
         code="LG605",
         message=message,
@@ -171,7 +177,11 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         **location(oom.frame),
         bytes=max(state, 2 * parameters),
         saves=max(state, parameters),
-        evidence={"fixed_bytes": evidence.fixed, "no_batch_fits": too_large},
+        evidence={
+            "fixed_bytes": evidence.fixed,
+            "no_batch_fits": too_large,
+            **(smaller.as_evidence() if smaller else {}),
+        },
     )
 
 

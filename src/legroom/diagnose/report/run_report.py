@@ -230,6 +230,9 @@ class RunReport:
         elif first.code in ("LG401", "LG604") and "LG613" in codes and not self.command.is_launch:
             yield self.command.with_spilling().text, "without changing the code, slower"
             yield self.command.text, "after changing the code"
+        elif evidence.get("arguments") is not None:
+            again = self.command.with_arguments(evidence["arguments"])
+            yield again.text, "with a smaller batch size, after changing the code"
         else:
             where = f" in {os.path.basename(first.file)}:{first.line}" if first.file else ""
             yield self.command.text, f"after the change{where}" if where else "after changing the code"

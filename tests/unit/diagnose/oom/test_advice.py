@@ -839,3 +839,17 @@ def test_evaluation_before_the_training_leaves_room_for_the_training(make_run):
     add_optimizer(run)
     add_setting(run, "--batch-size", 64)
     assert "`--batch-size 16`" in run.advice()["LG603"].fix
+
+
+def test_smaller_batch_and_less_state_are_suggested_together(make_run):
+    run = make_run()
+    run.alloc(300, PARAMETER)
+    run.alloc(600, ACTIVATION)
+    run.oom(200)
+    add_optimizer(run, "AdamW", trainable=300, state=600)
+    add_setting(run, "--batch-size", 64)
+    finding = run.advice()["LG605"]
+    assert finding.fix.endswith("Add `--batch-size 16` (the default is 64) as well.")
+    command, comment = next_command(run)
+    assert command.endswith("train.py --batch-size 16")
+    assert "after changing the code" in comment
