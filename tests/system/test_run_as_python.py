@@ -42,8 +42,9 @@ def test_torch_is_not_imported_for_a_script_without_torch(write, legroom, tmp_pa
 def test_recording_starts_when_another_module_imports_torch(write, legroom, tmp_path):
     write("import torch\nx = torch.zeros(1 << 20)\nx = x * 2\n", "helper.py")
     source = """
-        import atexit
+        import atexit, importlib.util
         atexit.register(print, "handler")
+        importlib.util.find_spec("tor" + "ch")  # as a library that checks for torch does
         import helper
         raise SystemExit(7)
     """

@@ -74,21 +74,26 @@ class _TorchImport:
 
     def __init__(self, start: "Callable[[], Recording]") -> None:
         self._start = start
+        self._searching = False
         self.process = os.getpid()
         self.recording: Recording | None = None
         self.reason = "The script did not import torch, so there is no memory to report."
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._searching:
             return None
-        self.remove()
-        spec = importlib.util.find_spec(name)
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
         load = loader.exec_module
 
         def exec_module(module: Any) -> None:
+            self.remove()  # only now: a library may look for torch without importing it
             load(module)
             if os.getpid() != self.process:
                 return

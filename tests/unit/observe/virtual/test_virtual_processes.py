@@ -23,8 +23,9 @@ def child(sent, model, answers):
     answers.get()  # CUDA requires as well that the sender lives until the tensor was received
 
 PROGRAM = '''
-import json, sys
+import importlib.util, json, sys
 before = "torch" in sys.modules
+importlib.util.find_spec("torch")  # libraries look for torch before they import it
 import torch
 devices = torch.cuda.device_count()
 device = str(torch.ones(2, device="cuda").device) if devices else "cpu"

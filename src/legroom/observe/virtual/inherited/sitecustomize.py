@@ -16,17 +16,25 @@ from typing import Any
 class _AfterTorch:
     """An import hook that finds torch as usual, and enters the virtual GPUs once torch is loaded."""
 
+    def __init__(self) -> None:
+        self._searching = False
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._searching:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
         load = loader.exec_module
 
         def exec_module(module: Any) -> None:
+            if self in sys.meta_path:  # only now: a library may look for torch without importing it
+                sys.meta_path.remove(self)
             load(module)
             try:
                 from legroom.observe.virtual.gpu import enter_inherited
