@@ -35,10 +35,14 @@ def lint(
             show_default=False,
         ),
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Apply fixes that do not change results.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Apply safe fixes, which do not change results.")
+    ] = False,
     unsafe_fixes: Annotated[
         bool,
-        typer.Option("--unsafe-fixes", help="With --fix or --diff, include fixes that you should review."),
+        typer.Option(
+            "--unsafe-fixes", help="With --fix or --diff, include unsafe fixes, which may change results."
+        ),
     ] = False,
     diff: Annotated[
         bool, typer.Option("--diff", help="Show the fixes as a diff without changing files.")

@@ -93,11 +93,11 @@ def _no_type(ctx: Any) -> None:
 
 
 class ScriptCommand(Command):
-    """A command whose options end at the script, or after `-m MODULE`.
+    """A command that runs a script or a module (`-m MODULE`).
 
-    All later arguments are passed to the script. The click library supports options that end at the script
-    (`allow_interspersed_args`), but not options that end after `-m MODULE`. An option with an optional value before a
-    positional argument (`--spill train.py`) is not supported by click either.
+    All arguments after the script or after `-m MODULE` are passed to the script, even if they look like options of the
+    command. With `allow_interspersed_args`, the click library does this after a script, but not after `-m MODULE`. An
+    option with an optional value before a positional argument (`--spill train.py`) is not supported by click either.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

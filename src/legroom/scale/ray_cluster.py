@@ -123,9 +123,9 @@ def _check_address(address: str, help: RayHelp) -> None:
         return
     if address.startswith("ray://"):
         raise UsageError(
-            f"`{help.address}{address}` is an address of the Ray client, which is not supported. Run the "
-            f"command on a machine of the cluster with `{help.address}auto`, "
-            f"or pass the address of the cluster, such as `{help.address}host:6379`."
+            f"`{help.address}{address}` is a Ray client address. Legroom does not support the Ray client. Run the "
+            f"command on a cluster node with `{help.address}auto`, "
+            f"or pass the cluster address, for example `{help.address}host:6379`."
         )
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit():

@@ -186,7 +186,7 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
         sentence = f"{name} is {_PROGRAM_ERROR}"
     else:
         sentence = (
-            "Legroom does not recognize this error, which is unrelated to memory. The traceback shows where the "
+            "This error is unrelated to memory, and Legroom has no explanation for it. The traceback shows where the "
             "error was raised."
         )
     return Explanation(

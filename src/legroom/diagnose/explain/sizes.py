@@ -30,7 +30,7 @@ def causes_from_sizes(sizes: ReportedSizes) -> Iterator[dict[str, str]]:
     if sizes.requested > limit:
         yield {
             "cause": f"One operation requires {format_size(sizes.requested)}, but the whole GPU has only {format_size(limit)} (LG601).",
-            "check": "Print the shapes on the line of the traceback.",
+            "check": "Print the tensor shapes in the line that the traceback shows.",
             "fix": "Correct the shape, or compute in chunks. Freeing memory does not help.",
         }
         return

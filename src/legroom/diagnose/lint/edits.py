@@ -24,7 +24,8 @@ def replace(program: Program, node: cst.CSTNode, text: str) -> Edit:
 
 
 def append_to(program: Program, node: cst.BaseExpression, suffix: str) -> list[Edit]:
-    """Append a method to an expression, such as `loss` → `loss.item()`. Parentheses are added if needed."""
+    """Append a method call to an expression. For example, change `loss` to `loss.item()`. Parentheses are added if
+    needed."""
     start, end = program.span(node)
     needs_parentheses = (
         cst.BinaryOperation,

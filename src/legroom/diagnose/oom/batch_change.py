@@ -123,7 +123,7 @@ def evaluation_setting(details: Sequence[Annotation]) -> BatchSetting | None:
 
 
 def _unambiguous(settings: Sequence[BatchSetting]) -> BatchSetting | None:
-    """Return the most likely setting. Return None if this setting is a number in a file and another number is equally
+    """Return the most likely setting, or None if several constants in source or configuration files are equally
     likely."""
     best = min(settings, key=lambda each: each.rank)
     same = [each for each in settings if each.rank == best.rank and each.file]

@@ -159,7 +159,7 @@ class Evidence:
             # A model may be split over several devices; the size of the state is that on all of them.
             state = min(sum(each.state_bytes for each in self.optimizers), 3 * parameters)
         else:
-            state = 2 * parameters if self.oom.step == 0 else 0  # assume Adam: two copies of the parameters
+            state = 2 * parameters if self.oom.step == 0 else 0  # assume Adam: two moments per parameter
         return max(state - self.live_bytes(Category.OPTIMIZER_STATE), 0)
 
     @property

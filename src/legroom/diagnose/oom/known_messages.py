@@ -207,7 +207,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(
         _SURE, "CUDA", r"NVML_SUCCESS == [^\n]{0,80}INTERNAL ASSERT FAILED at [^\n]{0,300}CUDACachingAllocator",
-        "An allocation failed. PyTorch could not read the memory sizes for its error message from the driver library (NVML).",
+        "An allocation failed. PyTorch could not query NVML (a library of the NVIDIA driver) for the sizes in its error message.",
     ),
     # Libraries that run on a GPU and report `out of memory` through their own check.
     _message(_SURE, "CUDA", r"out of memory[^\n]{0,200}\.cuh?\b|\.cuh?\b[^\n]{0,120}\bout of memory|\bError out of memory at line \d", _CUDA),

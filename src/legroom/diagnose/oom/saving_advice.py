@@ -144,7 +144,7 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     message = (
         "The optimizer state, which the first optimizer step allocates, does not fit. "
         f"{format_size(state)} is allocated so far, for {format_size(parameters)} of parameters (Adam "
-        "stores two copies of the parameters)."
+        "stores two moment tensors per parameter)."
     )
     if too_large:
         names = " and ".join(dict.fromkeys(f"`{each.name}`" for each in evidence.optimizers))
@@ -154,15 +154,15 @@ def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
         )
     stateless = evidence.fixed - state - evidence.missing_state
     fix = (
-        "Use an optimizer with less state, or freeze parameters that need no training. SGD stores one "
-        "copy of the parameters with momentum, and nothing without momentum. 8-bit Adam stores half a "
-        "copy."
+        "Use an optimizer with less state, or freeze parameters that need no training. SGD with momentum "
+        "stores one tensor per parameter, and SGD without momentum stores none. The state of 8-bit Adam is a "
+        "quarter of the size of Adam's float32 state."
     )
     if stateless > evidence.budget:
         fix = (
             "Freeze parameters that need no training, load the weights in half precision, or split the model over "
-            "several GPUs (`legroom launch --strategy fsdp`). Without optimizer state, "
-            f"{format_size(stateless)} remain."
+            "several GPUs (`legroom launch --strategy fsdp`). Even without optimizer state, "
+            f"weights and gradients need {format_size(stateless)}."
         )
     smaller = None
     available = evidence.budget - stateless - evidence.unusable

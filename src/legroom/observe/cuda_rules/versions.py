@@ -25,7 +25,7 @@ class RulesVersion:
         return oldest <= minor_version(version) <= newest
 
     def differing(self, *, torch: str, cudnn: str | None) -> dict[str, str]:
-        """Return the installed version of each library, if the rules do not cover this version.
+        """Return the installed version of each library whose installed version the rules do not cover.
 
         `cudnn` is None if cuDNN is not installed, or if the program does not use it.
         """

@@ -74,8 +74,8 @@ def _inherited_by_programs(specs: Sequence[GpuSpec]) -> Iterator[None]:
     """Within the block, Python programs that are started with this environment (`subprocess`, `os.system`,
     torchrun) have the same GPUs.
 
-    Python imports `inherited/sitecustomize.py` at its start, unless Python ignores PYTHONPATH (`python -I`,
-    `python -E`).
+    At startup, Python imports `inherited/sitecustomize.py` from PYTHONPATH. With `python -I` or `python -E`, Python
+    ignores PYTHONPATH.
     """
     before = os.environ.get(VARIABLE)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -119,7 +119,10 @@ class TracedScript:
                 self._done.add(reply["number"])
                 self._forks.pop(reply["number"], None)
         if not pending.path.exists():
-            raise CannotTrace("The process of the script died during the trace.", output=self._process.output)
+            raise CannotTrace(
+                "The process that runs the script exited unexpectedly during the trace.",
+                output=self._process.output,
+            )
         capture = read_capture(pending.path)
         pending.path.unlink()
         result = capture.run

@@ -161,8 +161,8 @@ class _CostSums:
 def _most_even(
     sums: _CostSums, positions: Sequence[int], stages: int, differences: Sequence[int]
 ) -> tuple[int, ...]:
-    """Return the boundaries with the most even stages. For each stage, `differences` contains the predicted cost minus
-    the cost computed from `sums`.
+    """Return the stage boundaries for which the memory costs of the stages differ least. For each stage, `differences`
+    contains the predicted cost minus the cost computed from `sums`.
 
     Several target sizes are tried, and the target size with the most even stages is used. Minimizing only the largest
     stage could leave other stages half empty, because the next position has more bytes to send.

@@ -8,7 +8,7 @@ All loops of a process share one leak detector, so the detector keeps its state 
 only while a loop is watched. While several threads train, the detector does not search for leaks, and `watch` prints
 one line that reports this.
 
-The modules that describe a leak are imported only after a leak was found, because importing them takes long.
+The modules that describe a leak are imported only after a leak is found, because their import is slow.
 """
 
 import os

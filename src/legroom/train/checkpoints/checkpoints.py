@@ -88,8 +88,8 @@ class Checkpoints:
                 )
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise UsageError(
-                    f"{name} is a {type(part).__name__}, which has no state_dict() and load_state_dict(). "
-                    "Add both methods, or do not track this object."
+                    f"{name} is a {type(part).__name__}. A tracked object needs the methods state_dict() and "
+                    "load_state_dict(). Add the missing methods, or do not track this object."
                 )
             self._parts[name] = part
 

@@ -1,7 +1,7 @@
 """Converts the state of an optimizer to use parameter names instead of parameter indices.
 
-Indices depend on the order of the groups and, if ranks have different parts of a model, on the rank. With names, a
-state can be loaded under another strategy, and a checkpoint of a different optimizer is detected.
+Indices depend on the order of the groups and, if ranks have different parts of a model, on the rank. With names, the
+state can be loaded with a different strategy. If a checkpoint is from a different optimizer, the names do not match.
 """
 
 from collections.abc import Iterable, Mapping

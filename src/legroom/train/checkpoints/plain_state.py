@@ -72,7 +72,7 @@ def read_plain(path: Path, expected: Checksum) -> Any:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError):
         raise CheckpointError(
-            f"{path} cannot be read as plain data. The file was not written by legroom.Checkpoints."
+            f"{path} cannot be loaded, because legroom.Checkpoints did not write this file."
         ) from None
 
 

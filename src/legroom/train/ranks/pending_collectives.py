@@ -100,8 +100,8 @@ class PendingCollectives:
         self._issued.append(call)
 
     def _learn(self, calls: tuple[CollectiveCall, ...]) -> None:
-        """Store the collectives of a kind of pass. If the collectives differ from the previous pass of this kind,
-        they are announced until they repeat."""
+        """Store the collectives of the current pass for later passes of the same kind. If two consecutive passes of a
+        kind issue different collectives, later passes announce their collectives until two passes match."""
         if self._known.get(self._kind, calls) == calls:
             self._varying.discard(self._kind)
         else:

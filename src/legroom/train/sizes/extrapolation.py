@@ -80,7 +80,7 @@ class Extrapolation:
         """The number of allocated bytes that are in no log. Reserved bytes are not included, because they could be freed."""
 
     def is_exact(self, capacity: int) -> bool:
-        """Return True if the replay of the larger trial has exactly the measured peak."""
+        """Return True if the replayed peak of the larger trial equals the measured peak exactly."""
         return self.matched and self.peak_reserved(self._large.size, capacity) == self._large.peak_reserved
 
     def fits(self, size: int, capacity: int, slack: int = 0) -> bool:

@@ -1,10 +1,10 @@
 """Computes parameter importance, which is the fraction of the variation in the metric's rank that each parameter
 explains on its own.
 
-Trials are grouped by the value of the parameter. Numbers are grouped into ranges with the same number of trials. The
-variation between the groups is divided by the total variation, which gives the correlation ratio. Ranks are used
-because a single diverged trial would otherwise outweigh all other trials. The epsilon-squared correction removes the
-differences that chance alone causes between small groups. Interactions between parameters are not included.
+Trials are grouped by the value of the parameter. Numeric values are grouped into ranges that contain equal numbers of
+trials. The variation between the groups is divided by the total variation, which gives the correlation ratio. Ranks are
+used because a single diverged trial would otherwise outweigh all other trials. The epsilon-squared correction removes
+the differences that chance alone causes between small groups. Interactions between parameters are not included.
 
 `optuna.importance` is not used. For 400 trials of pure noise, its fANOVA takes 10 s and attributes 80% to one
 parameter. A single diverged trial changes the order of the parameters in `optuna.importance`. Conditional parameters

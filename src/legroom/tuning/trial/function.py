@@ -169,7 +169,8 @@ def _named(text: str) -> TrainFunction:
 
 
 def _is_module_level(file: str, name: str) -> bool:
-    """Return True if an import of the file defines the name. Code under `if __name__ == "__main__":` is ignored."""
+    """Return True if the file defines `name` at module level. Definitions under `if __name__ == "__main__":` are
+    ignored."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):

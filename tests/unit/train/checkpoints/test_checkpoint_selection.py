@@ -282,7 +282,10 @@ def test_the_closest_name_has_the_same_last_part():
     [
         (lambda folder: legroom.Checkpoints(folder, keep=0), "keep=0 would keep no checkpoint"),
         (lambda folder: legroom.Checkpoints(folder).save(1), "No objects are tracked"),
-        (lambda folder: legroom.Checkpoints(folder).track(x=3), "x is a int, which has no state_dict"),
+        (
+            lambda folder: legroom.Checkpoints(folder).track(x=3),
+            "x is a int. A tracked object needs the methods state_dict",
+        ),
         (
             lambda folder: legroom.Checkpoints(folder).track(loader=DataLoader([1])),
             r"loader is a DataLoader, which has no state\. Write `loader = checkpoints\.loader\(loader\)`",

@@ -107,7 +107,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FactContext:
-    """The position of a fact in the program."""
+    """The location of a recorded fact: the function, and the enclosing loops and blocks."""
 
     order: int
     function: Function

@@ -10,8 +10,8 @@ FunctionsManual.cpp). The engine never adds to a gradient that is a view, such a
 3D input. `instead_of` returns the operation that would run without the mode.
 
 The reference counts of the first gradient, compared with the counts of an unshared gradient, show whether another
-object references the first gradient. `Accumulation()` measures the counts of an unshared gradient with a tiny backward
-pass, so create it outside any operation.
+object references the first gradient. `Accumulation()` runs a small backward pass to measure the counts of an unshared
+gradient. Therefore do not create an `Accumulation` while an operation is being dispatched.
 """
 
 from functools import lru_cache

@@ -1,9 +1,9 @@
 """Makes `torch.distributed` on virtual GPUs use gloo, which sends CPU tensors, instead of NCCL.
 
-Processes of one or several machines form groups as usual. Each process has its own virtual GPUs. The gradient buckets
-of `DistributedDataParallel` are on the device of the model. Two differences remain. First, `get_backend()` returns
-gloo. Second, NCCL's buffers are not counted. On an H200, one rank allocates 556 MiB for these buffers outside torch's
-allocator at its first all-reduce.
+Processes on one or more machines form process groups, as with NCCL. Each process has its own virtual GPUs. The gradient
+buckets of `DistributedDataParallel` are on the device of the model. Two differences remain. First, `get_backend()`
+returns gloo. Second, NCCL's buffers are not counted. On an H200, one rank allocates 556 MiB for these buffers outside
+torch's allocator at its first all-reduce.
 """
 
 import functools

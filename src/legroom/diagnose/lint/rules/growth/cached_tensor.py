@@ -13,7 +13,8 @@ The rule checks for `lru_cache` and `cache` in four cases:
 identity, so each call with a new tensor adds an entry. The cache of a method also stores `self`, so the whole model
 stays alive as long as its class exists.
 
-Register masks and tables that depend only on sizes as buffers, or give the cache a small `maxsize`.
+If a mask or lookup table depends only on sizes, store it with `register_buffer`. Alternatively, set a small `maxsize`
+for the cache.
 
 ## Example
 ```python

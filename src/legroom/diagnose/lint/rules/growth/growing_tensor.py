@@ -22,7 +22,7 @@ history = torch.cat([history, output.detach()])[-1000:]   # or keep only the lat
 ## Fix safety
 The fix is available if the added tensor has a graph and no backward pass goes through the history. The fix adds
 `.detach()`, so the history keeps no graph alive. The history still grows until you limit its length. The fix is safe if
-other code does not read the history and the program does not print the history. Otherwise, the fix is unsafe.
+no other code reads or prints the history. Otherwise, the fix is unsafe.
 """
 
 from collections.abc import Iterator
