@@ -1,11 +1,12 @@
 """Applies every safe fix of the linter and runs the programs before and after.
 
-    python -m bench.first_contact.safe_fixes [CHECKOUTS] [--only WORD ...] [--python PYTHON] [--seconds 120]
+    python -m bench.first_contact.safe_fixes [CHECKOUTS] [--only WORD ...] [--python PYTHON] [--gpu 24GiB] [--seconds 120]
 
 The programs are those of tests/corpus and, given a folder with clones, those of `programs.py`. Every program that a safe
 fix changes runs three times on the CPU with the same random seeds: twice as it is and once with the fixes. Lines that
 differ between the first two runs contain for example times; they are not compared. The output has changed if another
-line or the exit code differs. The target is 0 programs.
+line or the exit code differs. The target is 0 programs. With `--gpu`, the programs of the clones run on a virtual GPU of
+this size.
 """
 
 import contextlib
@@ -28,9 +29,15 @@ from bench.first_contact.public_programs import Trial, program_key
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.diagnose.lint.engine import fix_text, lint_paths, lint_text
+from legroom.diagnose.lint.settings import Settings
 
+ALL_RULES = Settings(select=("LG",))
 SEEDS = """\
 import random
+
+from legroom.startup import begin
+
+begin()
 
 random.seed(0)
 try:
@@ -110,12 +117,16 @@ def try_corpus(seconds: int, only: list[str]) -> list[list[str]]:
             if only and not any(word in name for word in only):
                 continue
             text = program.path.read_text()
-            after = fix_text(text)
+            after = fix_text(text, settings=ALL_RULES)
             if after == text:
                 continue
             file = Path(folder) / program.path.name
             file.write_text(after)
-            codes = Counter(finding.code for finding in lint_text(text) if finding.applicability == "safe")
+            codes = Counter(
+                finding.code
+                for finding in lint_text(text, settings=ALL_RULES)
+                if finding.applicability == "safe"
+            )
             first, second = run_here(program.path, seconds), run_here(program.path, seconds)
             rows.append(_row(name, codes, first, second, run_here(file, seconds)))
     return rows
@@ -133,11 +144,11 @@ def try_checkouts(checkouts: Path, python: str, seconds: float, only: list[str])
                 continue
             trial = Trial(program, checkouts, python, seconds)
             try:
-                findings = lint_paths([str(trial.pristine)]).findings
+                findings = lint_paths([str(trial.pristine)], select=["ALL"]).findings
                 codes = Counter(each.code for each in findings if each.applicability == "safe")
                 if codes:
                     first, second = _python(trial), _python(trial)
-                    lint_paths([str(trial.pristine)], fix=True)
+                    lint_paths([str(trial.pristine)], select=["ALL"], fix=True)
                     rows.append(_row(key, codes, first, second, _python(trial)))
             finally:
                 trial.close()
@@ -162,9 +173,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("checkouts", type=Path, nargs="?")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--gpu", help="the size of a virtual GPU for the programs of the clones")
     parser.add_argument("--seconds", type=int, default=120)
     options = parser.parse_args(argv)
     rows = try_corpus(options.seconds, options.only)
+    if options.gpu is not None:
+        os.environ["LEGROOM"] = options.gpu
     if options.checkouts is not None:
         rows += try_checkouts(options.checkouts, options.python, options.seconds, options.only)
     fixes = sum(int(part) for row in rows for part in row[1].split()[1::2])

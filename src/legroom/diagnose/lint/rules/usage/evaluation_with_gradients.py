@@ -182,6 +182,8 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     if call.function.name.startswith("test_"):
         return False
     switched = _is_in_eval_mode(program, call)
+    if loop is None and isinstance(program.parent.get(call.node), cst.Expr):
+        return False  # a single pass whose result is discarded, for example to calibrate a quantized model
     if loop is None:
         repeated = _is_repeated_in_evaluation(program, call) and switched is None
         return (bool(switched) or repeated) and not _trains_anywhere(program, call.function)
