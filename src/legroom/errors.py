@@ -3,11 +3,11 @@
     LegroomError                 base class; its message is one line that says how to fix the problem
     ├── UsageError               an invalid argument, size, path or option
     ├── CaptureError             a capture file that cannot be read or written
-    │   ├── CaptureVersionError  a capture file of another version of Legroom
+    │   ├── CaptureVersionError  a capture file of a different version of Legroom
     │   └── DiskFullError        a capture file that cannot be written because the disk is full
     ├── OutputError              standard output that is closed, or on a full disk
     ├── InputError               standard input that is closed
-    ├── CheckpointError          a checkpoint that cannot be read or written, or belongs to another model
+    ├── CheckpointError          a checkpoint that cannot be read or written, or belongs to a different model
     ├── MissingExtra             an optional dependency is not installed
     └── Unsupported              an operation that a virtual GPU does not support
 
@@ -37,7 +37,7 @@ class CaptureError(LegroomError):
 
 
 class CaptureVersionError(CaptureError):
-    """A capture file of another version of Legroom."""
+    """A capture file that a different version of Legroom wrote."""
 
 
 class DiskFullError(CaptureError):
@@ -64,7 +64,7 @@ class InputError(LegroomError):
 
 
 class CheckpointError(LegroomError):
-    """A checkpoint that cannot be read or written, or that belongs to another model."""
+    """A checkpoint that cannot be read or written, or that belongs to a different model."""
 
 
 class MissingExtra(LegroomError, ImportError):  # noqa: N818

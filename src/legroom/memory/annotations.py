@@ -21,8 +21,8 @@ class Annotation:
 
 @dataclass(frozen=True)
 class GapStarted(Annotation):
-    """The start of a gap. The events between this event and the next `GapEnded` are missing. Only the steps of the gap
-    are known."""
+    """The event that a gap in the recording has started. The events between this event and the next `GapEnded` are
+    missing. Only the steps of the gap are known."""
 
     events: int | None = None
     """The number of missing events, or None if unknown."""
@@ -32,7 +32,7 @@ class GapStarted(Annotation):
 
 @dataclass(frozen=True)
 class GapEnded(Annotation):
-    """An event after which the recording is complete again."""
+    """The event that a gap in the recording has ended."""
 
 
 @dataclass(frozen=True)

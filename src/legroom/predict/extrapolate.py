@@ -1,4 +1,4 @@
-"""Extrapolates the memory requests of a step to another batch size, from two traces of the same program.
+"""Extrapolates the memory requests of a step to a different batch size, from two traces of the same program.
 
 A training step makes the same requests in the same order at every batch size, and the size of nearly every request is
 linear in the batch size. Two traces therefore determine a third trace, request by request. The extrapolated trace can
@@ -6,8 +6,8 @@ be replayed like a real trace. The replay predicts the peak, fragmentation and t
 trace is never the final result, because the batch size that it suggests is traced.
 
 This module makes no guesses. If two traces do not make the same requests in the same order, nothing is extrapolated.
-In that case, another size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the requests of a step
-on a real GPU, where each additional size requires a run. That module also aligns requests that differ, estimates
+In that case, an additional size is traced, which is cheap. `train.sizes.extrapolation` extrapolates the requests of a
+step on a real GPU, where each additional size requires a run. That module also aligns requests that differ, estimates
 requests without a counterpart, and starts with the memory that is already in use on the GPU.
 """
 
@@ -88,9 +88,9 @@ class _Aligned:
 
 
 def _align(small: list[MemoryRequest], large: list[MemoryRequest]) -> _Aligned | None:
-    """Pair the requests of two traces. Requests for optional memory may differ, because the workspace of a convolution
-    may be needed at only one of the two sizes. If a request for optional memory has no counterpart, its size does not
-    change.
+    """Pair each memory request of one trace with the matching request of the other trace. Requests for optional memory
+    may differ, because the workspace of a convolution may be needed at only one of the two sizes. If a request for
+    optional memory has no counterpart, its size does not change.
     """
     ignored: set[int] = set()
     if [(one.bytes < 0, one.stream) for one in small] != [(one.bytes < 0, one.stream) for one in large]:

@@ -295,8 +295,8 @@ class _ScriptJob:
             return None, failure
 
     def _by_setting(self, setting: BatchSetting, check: SettingCheck) -> Callable[[int], Trace]:
-        """Return a function that traces the script at other batch sizes. Each trace starts the script again with
-        another value of the setting."""
+        """Return a function that traces the script at other batch sizes. Each trace starts the script again with a
+        different value of the setting."""
 
         def trace_at(size: int) -> Trace:
             self.show_progress(f"searching for the largest batch size: {setting.text_with(size)}")

@@ -1,4 +1,4 @@
-"""Determines which setting of a script sets its batch size, by starting the script again with another value."""
+"""Determines which setting of a script sets its batch size, by starting the script again with a different value."""
 
 import time
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class SettingCheck:
         return None
 
     def trace(self, setting: BatchSetting, size: int) -> Trace:
-        """Trace the script with another value of a setting. Raises `CannotTrace`."""
+        """Trace the script with a different value of a setting. Raises `CannotTrace`."""
         if self._first is not None and self._first[:2] == (setting, size):
             return self._first[2]
         with self._restarted(setting, size, limit=float("inf")) as again:

@@ -71,7 +71,7 @@ def cheapest(predictions: list[StrategyPrediction], *, note: str = "") -> Strate
 
 
 def strategy_table(predictions: tuple[StrategyPrediction, ...], chosen: str) -> str:
-    """Return one line per strategy, within 80 columns."""
+    """Return a table with one row per strategy, at most 80 columns wide."""
     lines = [("", "strategy", "needs", "of", "")]
     for prediction in predictions:
         lines.append(

@@ -5,8 +5,8 @@
 
 Other samplers repeat samples to give all ranks the same number of samples. The results then differ from training in
 one process. This loader splits the last batch without padding, and a rank without samples uses one sample with weight
-0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can therefore
-resume with another number of ranks at the same batch.
+0. The samples of a batch depend only on the seed and the epoch, not on the number of ranks. A run can therefore resume
+   at the same batch with a different number of ranks.
 """
 
 import zlib

@@ -29,7 +29,7 @@ class LossWeighting:
         self._is_counted = is_counted
 
     def count(self, *arguments: Any, **named: Any) -> float:
-        """Return the weight of these samples."""
+        """Return the total weight of the samples in the arguments."""
         batch = BatchArguments(arguments, named)
         if not self._is_counted:
             return 0.0
@@ -40,8 +40,8 @@ class LossWeighting:
         )
 
     def begin(self, batch: BatchArguments) -> Callable[[], float]:
-        """Start the sum over ranks. The returned function waits for the sum and returns the weight of this rank's
-        loss."""
+        """Start to sum the weights over all ranks. The returned function waits for the sum and returns the weight of
+        this rank's loss."""
         if self._ranks == 1:
             return _one
         own = self.count(*batch.arguments, **batch.named)

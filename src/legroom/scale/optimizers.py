@@ -36,7 +36,8 @@ def checked_optimizer(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer
 def replace_parameters(
     optimizer: torch.optim.Optimizer | None, replacements: Mapping[nn.Parameter, nn.Parameter | None]
 ) -> None:
-    """Replace the parameters of an optimizer. A parameter with the replacement None is on another rank and is removed.
+    """Replace the parameters of an optimizer. If the replacement of a parameter is None, the parameter is on a
+    different rank and is removed.
 
     Empty groups are kept, because learning rate schedulers count all groups.
     """

@@ -9,8 +9,9 @@ from legroom.errors import UsageError
 
 
 def split_by_shares(batch_size: int, shares: Sequence[float]) -> list[int]:
-    """Return the number of samples of each share. Shares are rounded down, and the remaining samples go to the shares
-    with the largest fractions. If fractions are equal, the first share gets the sample.
+    """Split a batch in proportion to `shares`, and return the number of samples in each part. The numbers are rounded
+    down, and the left-over samples go to the parts with the largest fractions. If fractions are equal, the first part
+    gets the sample.
 
     >>> split_by_shares(10, [1, 1, 1]), split_by_shares(8, [3, 1]), split_by_shares(6, [0, 1, 1])
     ([4, 3, 3], [6, 2], [0, 3, 3])

@@ -165,7 +165,7 @@ class Precision:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. If the state is for another format, only the number of steps is loaded."""
+        """Load a state. If the state is for a different format, only the number of steps is loaded."""
         if not isinstance(state, dict) or state.get("precision") not in DTYPES:
             raise UsageError(
                 "The argument is not the state of legroom.precision. Pass the result of state_dict()."

@@ -115,7 +115,8 @@ class Study:
         Path(path).write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def as_json(self) -> dict[str, Any]:
-        """Return all results with the learning curves. NaN and infinity become None, because JSON cannot represent them."""
+        """Return all results, including the learning curves, for JSON output. NaN and infinity become None, because
+        JSON cannot represent them."""
         ranked = self.ranked
         content = {
             "schema": schemas.TUNE,

@@ -278,8 +278,8 @@ def _ran_out(found: LogMatch) -> bool:
 
 
 def _counts(found: LogMatch, lines: int) -> bool:
-    """Return True if a match is an error. An informal message is treated as an error only on a line that looks like an
-    error."""
+    """Return True if a matched message reports an error. An informal message is treated as an error only on a line that
+    looks like an error."""
     if any(marker in found.text for marker in _NOT_ERRORS):
         return False
     if found.pattern is None or not found.pattern.informal:

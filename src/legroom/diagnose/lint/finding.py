@@ -9,7 +9,7 @@ from legroom.findings import Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEdit:
-    """An edit of the file. Lines and columns start at 1; the end is exclusive."""
+    """A change to the text of a file. Lines and columns start at 1; the end is exclusive."""
 
     line: int
     column: int

@@ -116,7 +116,7 @@ def _members(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[tuple[str
 
 
 def _items(raw: str, at: int, decoder: json.JSONDecoder) -> Iterator[int]:
-    """Yield the position of each item of a list."""
+    """Yield the start position of each item of a JSON list."""
     at = _skip(raw, at + 1)
     while raw[at] != "]":
         yield at

@@ -240,8 +240,8 @@ _HARMLESS = split_words(
 
 
 def may_be_printed(program: Program, target: str) -> bool:
-    """Return True if the text of a stored tensor, which includes its `grad_fn`, may be printed or saved. The call of a
-    function of another file may print."""
+    """Return True if the text of a stored tensor, which includes its `grad_fn`, may be printed or saved. A call to a
+    function in a different file may print."""
     names = derived_names(program, target)
     return (
         any(

@@ -1,7 +1,7 @@
 """Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
 The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
-CUDA's general messages. Messages that mention memory but have another cause come before vague messages. `disguised`
+CUDA's general messages. Messages that mention memory but have a different cause come before vague messages. `disguised`
 messages also have other causes, so the caller must check the free memory. All patterns match a bounded span, because
 the text may be a log of many megabytes.
 """

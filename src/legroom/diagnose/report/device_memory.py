@@ -59,7 +59,7 @@ class MemorySnapshot:
 
 
 def holding_as_dict(holding: Holding) -> dict[str, Any]:
-    """Return an entry of `top` for JSON output."""
+    """Return a `Holding` as an entry of the list `top` in the JSON output."""
     return {
         "file": holding.file or None,
         "line": holding.line,

@@ -397,7 +397,7 @@ class Allocator:
                 self._process_deferred_frees()
 
     def _process_deferred_frees(self) -> None:
-        """Process the frees that were deferred during another call."""
+        """Free the blocks whose frees were deferred during an earlier call."""
         while self._deferred_frees:
             self.free(self._deferred_frees.pop())
 

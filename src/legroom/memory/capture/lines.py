@@ -227,7 +227,8 @@ class LineDecoder:
         self._last_id = 0
 
     def decode(self, rows: Sequence[Any], into: list[Event]) -> None:
-        """Append the events of `rows` to `into`. If a row is invalid, only the events before it are appended."""
+        """Decode `rows` to events, and append the events to `into`. If a row is invalid, only the events before it are
+        appended."""
         remaining = iter(rows)
         try:
             if not self.begun:

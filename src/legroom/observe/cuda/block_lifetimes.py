@@ -135,7 +135,8 @@ class LibraryWorkspaces:
 
 
 def _side(block: BlockLifetime) -> tuple[int, int, bool]:
-    """Return the key of a workspace. The engine's thread also runs the recomputation of checkpoints."""
+    """Return the key that identifies a workspace. The autograd engine's thread also runs the recomputation of
+    checkpoints."""
     return block.requested, block.stream, block.activity == BACKWARD
 
 

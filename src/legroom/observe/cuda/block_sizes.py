@@ -89,8 +89,8 @@ class BlocksInUse:
             self.allocated -= block_size
 
     def _correct(self, before: int, address: int) -> None:
-        """Correct the block before `address`, where another block starts. A small gap between the two blocks is a
-        remainder that belongs to the first block.
+        """Correct the size of the block before `address`. The next block starts at `address`. A small gap between the
+        two blocks is a remainder that belongs to the first block.
         """
         remainder = address - before - self._block_sizes[before]
         if before in self._uncertain and 0 < remainder <= _MAX_REMAINDER:

@@ -143,7 +143,7 @@ class CudaHistory:
         self.finish()
 
     def finish(self) -> None:
-        """Read the remaining entries and stop recording. This method may be called twice."""
+        """Read the entries that were not read yet, and stop recording. This method may be called twice."""
         self._read_last()
         self._turn_off()
 
@@ -355,7 +355,7 @@ class CudaHistory:
 
     @_never_raises
     def _read(self, failure: AllocationFailure | None = None) -> None:
-        """Convert the rings to events."""
+        """Convert the entries in the history's ring buffers to events."""
         records = self._records_by_tick()
         hidden = self._failures.take_hidden_failures()
         if hidden:

@@ -117,7 +117,7 @@ class Markers:
         return known
 
     def at(self, tick: int) -> Marker:
-        """Return the marker of `tick`."""
+        """Return the marker that was recorded at `tick`."""
         return self._markers[min(max(tick - self._markers[0].tick, 0), len(self._markers) - 1)]
 
     def clear_stamps(self) -> None:

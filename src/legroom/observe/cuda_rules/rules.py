@@ -84,8 +84,8 @@ class CudaRules:
         return plan
 
     def differing_versions(self) -> dict[str, str]:
-        """Return the installed version of each library that the program uses, if the rules are based on another
-        version.
+        """Return the installed version of each library that the program uses and whose installed version the rules do
+        not cover.
         """
         cudnn = installed_cudnn() if self._uses_cudnn else None
         return RULES_VERSION.differing(torch=torch.__version__, cudnn=cudnn)

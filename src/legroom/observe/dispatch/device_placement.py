@@ -1,8 +1,8 @@
 """Determines the device of a storage, and the device of the results of an operation.
 
 On a virtual GPU, CPU tensors represent device tensors. A result is on the device of the operation's inputs, unless the
-call requested another device (`CallContext.target`). If an operation mixes devices, torch's own error is raised, as on
-CUDA.
+call requested a different device (`CallContext.target`). If an operation mixes devices, torch's own error is raised, as
+on CUDA.
 """
 
 import threading

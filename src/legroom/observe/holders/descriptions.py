@@ -131,7 +131,7 @@ class _Step(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A container on the path, and its name."""
+    """A container on the reference path to a tensor, and the container's name."""
 
     container: Any
     named: StoredName

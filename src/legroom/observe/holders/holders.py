@@ -199,8 +199,8 @@ def _user_variables(frame: FrameType | None) -> Iterator[tuple[FrameType, Any, b
 
 
 def _named_values(variables: Any, *, with_attributes: bool) -> Iterator[tuple[str, Any]]:
-    """Yield names with their values. An instance of a user's class is replaced by its attributes (`trainer.history`).
-    After a model, the containers among its attributes are yielded as well."""
+    """Yield the name and the value of each variable. An instance of a user's class is replaced by its attributes
+    (`trainer.history`). After a model, the containers among its attributes are yielded as well."""
     for name, value in variables.items():
         if not isinstance(name, str) or name.startswith("__"):
             continue

@@ -22,7 +22,7 @@ _COPIES_LOCALS = sys.version_info < (3, 13)
 
 
 class Root(NamedTuple):
-    """A name at the start of a path."""
+    """The variable or attribute at the start of a reference path."""
 
     name: str
     file: str | None

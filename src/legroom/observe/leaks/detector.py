@@ -227,8 +227,8 @@ class LeakDetector:
         self._is_restart_due = True
 
     def _restart(self, iteration: int) -> None:
-        """Restart at the first optimizer step, because the earlier batches were parts of this step. A loop on another
-        thread also causes a restart.
+        """Restart at the first optimizer step, because the earlier batches were parts of this step. A loop on a
+        different thread also causes a restart.
         """
         self._has_stepped, self._is_restart_due = self.iterations.has_stepped, False
         self._numbers = NodeNumbers()

@@ -1,7 +1,7 @@
 """Finds the line that stores items in a container by tracing the program, if the source code is not conclusive.
 
 The detector first searches the source code for the name of the container, which does not slow down the loop. This
-search finds no line if items are stored under another name (an alias, a helper's argument) or if there is no source
+search finds no line if items are stored under a different name (an alias, a helper's argument) or if there is no source
 code. The search finds too many lines if several lines store items under the same name. In these cases, the user's lines
 are traced for at most two iterations, until the container grows once. If a small container does not grow but its
 tensors are replaced, the trace ends when a tensor is replaced. A trace function that is already set (by a debugger or a

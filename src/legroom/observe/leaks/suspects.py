@@ -136,8 +136,8 @@ class HolderFinder:
 
 
 def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Iterator[Suspect]:
-    """Return a suspect for a variable that retains tensors. The result is empty if the source code shows that the
-    variable is not a leak."""
+    """Yield a `Suspect` for a variable that retains tensors. Yield nothing if the source code shows that the variable
+    is not a leak."""
     path, usage, _ = holder
     # A container may have only four states, but each state may have the graph of all earlier states.
     carries_graph = kind == "graph" and path.length > 0 and figures["steps"] > path.length + 2

@@ -151,8 +151,8 @@ class ScanWindow:
         return [each for each in suspects if each.may_be_warming_up or self._is_first(each.leak)]
 
     def _is_first(self, leak: DetectedLeak) -> bool:
-        """Return True if this leak was not already reported as another kind of leak. A list of tensors with graphs is a
-        leak of two kinds. The kind `graph` comes first, because its numbers are more complete.
+        """Return True if this leak was not already reported as a different kind of leak. A list of tensors with graphs
+        is a leak of two kinds. The kind `graph` comes first, because its numbers are more complete.
         """
         known = leak.identity in self._returned
         self._returned.add(leak.identity)

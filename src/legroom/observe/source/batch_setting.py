@@ -1,7 +1,7 @@
 """The setting that changes the batch size of a script: an argument, an environment variable, or a number in a file.
 
 The tracing process collects the candidates (see `script_settings`). A name alone does not prove that a candidate
-sets the batch size. Therefore the script is started again with another value, and the batch size of that run shows
+sets the batch size. Therefore the script is started again with a different value, and the batch size of that run shows
 whether the candidate is correct.
 """
 
@@ -52,7 +52,7 @@ class BatchSetting:
         }
 
     def how(self, size: int) -> str:
-        """Return the change to make for another batch size, as an imperative without a period."""
+        """Return an instruction for changing the batch size, without a period at the end."""
         text = self.text_with(size)
         if self.file:
             return f"Write `{text}` in {os.path.basename(self.file)}, line {self.line}"

@@ -378,8 +378,8 @@ class NameReader:
             self.limits.append(self._occurrence)
 
     def _check(self, node: ast.If | ast.While) -> None:
-        """Record a check of the length. The check is a limit only if its result determines whether code stores items,
-        removes items or ends a loop or call.
+        """Record that the program checks the length of the container. The check is a limit only if its result
+        determines whether code stores items, removes items or ends a loop or call.
         """
         inner = NameReader(
             self._file, self._name, self._is_attribute, is_alias=self._is_alias, classes=self._classes

@@ -3,7 +3,7 @@
 The candidates come from the command line, from the parser of the script (argparse, click, absl), and from variables
 of the running functions, because some parsers turn variables into options. Other candidates come from configuration
 files that the script opened, from environment variables, and from constants in the source code. The names determine
-only the order of the candidates. The caller starts the script again with another value to check a candidate (see
+only the order of the candidates. The caller starts the script again with a different value to check a candidate (see
 `batch_setting`).
 """
 

@@ -263,8 +263,8 @@ def _use_by(passed: PassedArgument, files: Iterable[str]) -> _ArgumentUse | None
 def _combine(
     readers: list[NameReader], files: Iterable[str], calls: Calls, outlives_calls: bool
 ) -> NameUsage:
-    """Combine the uses into a result. `outlives_calls` means that the name is not a local variable. A local variable is
-    created again in each call.
+    """Combine the uses that all readers found into one `NameUsage`. `outlives_calls` means that the name is not a local
+    variable. A local variable is created again in each call.
     """
     statements = tuple(
         each._replace(

@@ -43,7 +43,7 @@ class ChildCaptures:
                 os.environ[VARIABLE] = before
 
     def read(self) -> Iterator[Capture]:
-        """Yield the captures so far. Captures that cannot be read are omitted."""
+        """Yield the captures that child processes have written so far. Captures that cannot be read are omitted."""
         for path in sorted(Path(self._folder.name).glob(f"*{SUFFIX}")):
             with contextlib.suppress(LegroomError):
                 yield read_capture(path)

@@ -78,9 +78,9 @@ class VirtualGPU:
         fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
     ) -> None:
-        """Only estimates use the other options. With `rules`, memory that CUDA kernels allocate in addition to their
-        results is counted too. With `fake_tensors`, device tensors have no data. With `bounded=False`, allocations
-        never fail, and the size is used only in reports."""
+        """Create one virtual GPU for each size or name in `gpus`. Only estimates set the other options. With `rules`,
+        memory that CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device
+        tensors have no data. With `bounded=False`, allocations never fail, and the size is used only in reports."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [

@@ -125,8 +125,8 @@ class _BroadcastFiles:
         self._read: dict[int, int] = {}
 
     def broadcast(self, object_list: list[Any], src: int | None = None, *rest: Any, **options: Any) -> None:
-        """Store the objects if this rank sends them. Otherwise, read the objects that the sender stored. If the sending
-        rank was not traced, the objects stay unchanged.
+        """If this rank is the sender, store the objects. Otherwise, read the objects that the sender stored. If the
+        sending rank was not traced, the objects stay unchanged.
         """
         sender = src if src is not None else options.get("group_src") or 0
         path = self._folder / f"from-{sender}.pickle"

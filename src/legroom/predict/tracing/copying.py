@@ -148,8 +148,8 @@ def standard_step(
     optimizer.
 
     If the model returns an output with a `loss`, this loss is used. Otherwise, the last element of the batch is the
-    target. The loss is cross entropy if the target has an integer dtype, and mean squared error if it has another
-    dtype. If there is no target, the loss is the mean of the output.
+    target. The loss is cross entropy if the target has an integer dtype, and mean squared error otherwise. If there is
+    no target, the loss is the mean of the output.
     """
     optimizer = make_optimizer(parameter for parameter in model.parameters() if parameter.requires_grad)
 

@@ -2,7 +2,7 @@
 the first batch, the process traces the script on request.
 
 At the first batch (or the first forward pass, if there is no DataLoader), the process stops and waits for requests.
-For each request, a fork continues the script from the first batch, with another batch size or with memory-saving
+For each request, a fork continues the script from the first batch, with a different batch size or with memory-saving
 options applied. At most one fork per CPU core runs at a time. A fork that has finished its steps writes its trace and
 exits at once. No later code of the script runs, such as checkpoints, `finally` blocks or exit handlers.
 
@@ -206,7 +206,7 @@ class TracingProcess:
             return []
 
     def _continue(self, request: dict[str, Any]) -> None:
-        """Apply the request in a fork. The request stays applied until the fork exits."""
+        """Apply the settings of a trace request in a fork. The settings stay applied until the fork exits."""
         self._waiting = False
         # The events of a fork are discarded by default.
         self.device.recorder.allocations.sink = self.trace.events.append
@@ -440,8 +440,8 @@ class TracingProcess:
         clock.on_step_end = on_step_end
 
     def _training_traced(self) -> None:
-        """End the trace of the training steps. If a DataLoader provides their batches, the first validation
-        batch is traced as well.
+        """Stop tracing training steps. If a DataLoader provides their batches, the first validation batch is traced as
+        well.
         """
         is_fed = self.device.recorder.clock.trains and isinstance(self._loader, DataLoader)
         if self._validation_starts is not None or not is_fed:
@@ -590,7 +590,8 @@ _NO_DATA = "Cannot access data pointer"
 
 
 def _no_loader() -> None:
-    """Return None. This function is used instead of a weak reference for iterators that were created in another way."""
+    """Return None. This function is used instead of a weak reference for iterators that were created in a different
+    way."""
 
 
 def _parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:

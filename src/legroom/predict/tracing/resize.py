@@ -25,7 +25,8 @@ def sample_shapes(batch: Any) -> tuple[torch.Size, ...]:
 
 
 def resized(batch: Any, size: int) -> Any:
-    """Return `batch` with `size` samples. Values whose length is not the batch size are not changed."""
+    """Return a copy of `batch` that contains `size` samples. Values whose length is not the batch size are not
+    changed."""
     current = batch_size_of(batch)
     if current is None or current == size or current == 0:
         return batch

@@ -52,8 +52,8 @@ class TracedScript:
         timeout: float = 300,
         on_wait: Callable[[float, str], None] = lambda seconds, line: None,
     ) -> None:
-        """Trace the script of a process. `on_wait(seconds, line)` is called every few seconds during a wait, with the
-        line that the script is running."""
+        """Trace the script that `process` runs. `on_wait(seconds, line)` is called every few seconds during a wait,
+        with the line that the script is running."""
         self._process, self._gpu, self._mode, self._timeout = process, gpu, mode, timeout
         self._on_wait = on_wait
         self._count = 0

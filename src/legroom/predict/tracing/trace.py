@@ -176,7 +176,7 @@ class Trace:
         )
 
     def _signatures(self) -> dict[int, tuple[Any, ...]]:
-        """Return a key for each id. The key identifies the same storage in another step."""
+        """Return a key for each id. The key identifies the same storage in different steps."""
         return {
             event.id: (event.bytes, event.op, event.module, event.phase, event.frame)
             for event in self.events

@@ -192,7 +192,7 @@ def _most_even(
 def _minimize(
     costs: dict[tuple[int, int, int], int], ends: Sequence[int], stages: int, penalty: Callable[[int], float]
 ) -> tuple[int, ...]:
-    """Return the boundaries with the smallest sum of penalties."""
+    """Return the stage boundaries for which the sum of all penalties is smallest."""
     reached: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}  # smallest sum up to each boundary
     for stage in range(stages):
         extended: dict[int, tuple[float, tuple[int, ...]]] = {}

@@ -145,7 +145,7 @@ class ForwardGraph:
         return found
 
     def leaves(self) -> list[GraphNode]:
-        """Return one node per position."""
+        """Return the nodes without children, one per position in the graph."""
         found: list[GraphNode] = []
 
         def collect(node: GraphNode) -> None:

@@ -85,7 +85,7 @@ class ModelCut:
         return len(self.boundaries) - 1
 
     def on(self, graph: ForwardGraph) -> tuple[int, ...]:
-        """Return the corresponding boundaries in another graph. In both graphs, the same number of layers precedes a
+        """Return the corresponding stage boundaries in `graph`. In both graphs, the same number of layers precedes a
         boundary, and the same number of operations is between the last layer and the boundary."""
         if tuple(graph.signature()) == self.signature:
             return self.boundaries

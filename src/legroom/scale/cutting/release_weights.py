@@ -1,4 +1,4 @@
-"""Releases the tensors of a model that are in another stage."""
+"""Releases the tensors of a model that belong to other stages."""
 
 import torch
 from torch import nn

@@ -34,17 +34,17 @@ from legroom.scale.prediction.strategy_steps import optimizer_for
 
 
 def micro_batch_flow(schedule: str, stages: int, micro_batches: int) -> MicroBatchFlow:
-    """Return the flow of a schedule. GPipe keeps all micro-batches in every stage. The schedule 1F1B keeps one
-    micro-batch per remaining stage."""
+    """Return the number of micro-batches that each stage keeps in memory under a schedule. With GPipe, every stage
+    keeps all micro-batches. With 1F1B, a stage keeps one micro-batch for itself and one for each later stage."""
     if schedule == "gpipe" or micro_batches < stages:
         return MicroBatchFlow((micro_batches,) * stages, micro_batches)
     return MicroBatchFlow(tuple(min(micro_batches, stages - stage) for stage in range(stages)), micro_batches)
 
 
 def pass_order(ahead: int, count: int) -> list[tuple[bool, int]]:
-    """Return the passes of a stage. Each pass is a pair of a flag, which is True for a forward pass, and a
-    micro-batch. There are `ahead` forward passes before the first backward pass, and `count` micro-batches in
-    total."""
+    """Return the order of forward and backward passes in a stage. Each pass is a pair of a flag and a micro-batch
+    index. The flag is True for a forward pass. There are `ahead` forward passes before the first backward pass, and
+    `count` micro-batches in total."""
     passes = [(True, index) for index in range(ahead)]
     for index in range(count):
         passes.append((False, index))
@@ -201,7 +201,8 @@ def _weight_costs(
 
 
 def _weight_cost(key: int, tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> WeightCost:
-    """Return the cost of a tensor. A multi-tensor optimizer allocates one temporary tensor of the same size."""
+    """Return the memory cost of a weight tensor. A multi-tensor optimizer allocates one temporary tensor of the same
+    size."""
     size = tensor.numel() * tensor.element_size()
     if not tensor.requires_grad:
         return WeightCost(key, size, 0)

@@ -288,7 +288,7 @@ def _has_exited(pid: Any) -> bool:
 
 
 def _kill(processes: set[psutil.Process]) -> None:
-    """Kill remaining processes, for example after a second Ctrl-C."""
+    """Kill processes that are still running, for example after a second Ctrl-C."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()

@@ -107,7 +107,7 @@ class LaunchAttempt:
 
     @property
     def followers(self) -> tuple[RankResult, ...]:
-        """The other ranks that failed."""
+        """The failed ranks, except the rank that caused the failure."""
         cause = self.cause
         return tuple(rank for rank in self.ranks if rank.failed and rank is not cause)
 

@@ -67,7 +67,7 @@ class TrainingSetup:
 
 
 def fair_shares(setup: TrainingSetup) -> list[float]:
-    """Return batch shares in proportion to the memory that remains after weights, gradients and optimizer state."""
+    """Return batch shares in proportion to the memory that weights, gradients and optimizer state leave free."""
     if setup.batch is None or len(set(setup.capacities)) == 1:
         return shares_by_memory(setup.capacities)
     batch_size = BatchArguments((setup.batch,), {}).batch_size

@@ -32,7 +32,7 @@ def trial_table(
     best: TrialRecord | None = None,
     width: int = PLAIN_WIDTH,
 ) -> Group:
-    """Render one line per trial. The reason why a trial ended is shown below its line.
+    """Render a table with one row per trial. The reason why a trial ended is shown below its line.
 
     If the terminal is wide enough, the searched parameters are columns. Otherwise, the searched parameters are listed
     below each trial.
@@ -114,8 +114,8 @@ def _width(columns: dict[str, list[str]]) -> int:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], style: str) -> Text:
-    """Format a line of the table. The state is left-aligned, and numbers are right-aligned. A line that does not fit
-    the terminal is truncated, not wrapped."""
+    """Format a table row. The state is left-aligned, and numbers are right-aligned. A row that does not fit the
+    terminal is truncated, not wrapped."""
     padded = [
         cell.ljust(width) if column == 1 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))

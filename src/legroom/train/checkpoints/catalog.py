@@ -94,7 +94,7 @@ def list_checkpoints(folder: Path, problems: list[str] | None = None) -> list[Ch
 
 
 def without_advice(error: CheckpointError) -> str:
-    """Return the message without the advice to resume from another checkpoint, because Legroom selects another
+    """Return the message without the advice to resume from a different checkpoint, because Legroom selects that
     checkpoint itself."""
     return str(error).removesuffix(ADVICE).rstrip()
 

@@ -8,8 +8,8 @@ restores these states, starts the epoch again and skips the batches that were al
 generator states of the checkpoint. Without worker processes, the skipped samples are not read. With workers, the
 skipped samples are read, because augmentation in a worker depends on earlier random draws.
 
-`set_epoch` is called on samplers that have this method (DistributedSampler). With another number of ranks or another
-batch size, the position is counted in samples. Two cases are not reproduced exactly: persistent workers
+`set_epoch` is called on samplers that have this method (DistributedSampler). With a different number of ranks or a
+different batch size, the position is counted in samples. Two cases are not reproduced exactly: persistent workers
 (`persistent_workers=True`) that draw random numbers, and samplers that draw from torch's global generator during an
 epoch.
 """

@@ -204,8 +204,8 @@ class DistributedRanks:
         """Wrap the forward and backward pass of one micro-batch. After the last micro-batch, gradients are averaged
         over ranks.
 
-        `kind` distinguishes steps with different collectives, such as steps with another loss function or another
-        part of the model.
+        `kind` distinguishes steps with different collectives, for example steps with different loss functions or
+        different parts of the model.
         """
         self._kind = kind
         self._begin_pass(index, count)
@@ -336,7 +336,7 @@ class DistributedRanks:
         self._model_communicates = collectives != self._own_collectives
 
     def _complete_remaining_passes(self) -> None:
-        """Complete the passes that only the other ranks run."""
+        """Take part, with zeros, in the passes that only the other ranks run."""
         if not self._needs_equal_passes and self._next_pass > 0:
             return
         passes = self._plan.passes if self._needs_equal_passes else 1
@@ -345,8 +345,8 @@ class DistributedRanks:
             self._end_pass(self._pending.complete_with_zeros())
 
     def _request_more_passes(self, needed: int) -> None:
-        """Request more passes than agreed. The other ranks are not informed yet, so their current attempt is
-        discarded."""
+        """Request more passes than the ranks agreed on. The other ranks are not informed yet, so their current attempt
+        is discarded."""
         assert self._agreed_passes is not None
         self._sit_out(self._agreed_passes)
         self._conclude(_AttemptResult(invalid=True, short=True, passes=needed))

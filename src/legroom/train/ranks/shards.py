@@ -135,8 +135,8 @@ def _idle_state() -> Any:
 
 
 def _drop_leftovers(root: Any) -> None:
-    """Free the memory that remains after the reset. This memory contains unreduced gradients, to which the next pass
-    would add, and parameters whose all-gather failed.
+    """Free memory that is still allocated after the reset. This memory contains unreduced gradients, to which the next
+    pass would add, and parameters whose all-gather failed.
     """
     for state in root._get_fsdp_state()._state_ctx.all_states:
         for group in _parameter_groups(state):

@@ -10,9 +10,9 @@ If a library selected different kernels for the two sizes, some requests have no
 A request without a match is treated as fixed if its size occurs in both logs. Otherwise, the request is treated as
 proportional to the batch size. Such a prediction is less exact, and `matched` is False.
 
-`predict.extrapolate` extrapolates traces without such assumptions, because another trace is cheap. In this module,
-another size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in any
-log.
+`predict.extrapolate` extrapolates traces without such assumptions, because another trace is cheap. In this module, each
+additional size costs a run that may fail, the allocator starts with existing segments, and some allocations are not in
+any log.
 """
 
 import math
@@ -34,7 +34,7 @@ MAX_ASSUMED = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LoggedTrial:
-    """The requests of a trial that fit."""
+    """The memory requests of a trial that did not run out of memory."""
 
     size: int
     segments: list[SegmentLayout]

@@ -132,7 +132,7 @@ def find_batch(
 
 
 class _Search:
-    """Decides which size to run next."""
+    """Decides which batch size to run next."""
 
     def __init__(self, trials: "_Trials", *, multiple_of: int, max_size: int) -> None:
         self.trials = trials

@@ -56,7 +56,7 @@ class SizeChoice:
 
 @dataclass(slots=True)
 class _SizeStats:
-    """Measurements of one size that fits."""
+    """The measurements for one micro-batch size that fits."""
 
     peak: int | None = None
     speeds: deque[float] = field(default_factory=lambda: deque(maxlen=15))

@@ -5,8 +5,8 @@ dtypes of its tensors), the GPU and its memory, the precision, the shapes of a b
 version, and the allocator settings.
 
 The cache is optional, so this module raises no errors. If the folder is not writable, nothing is stored. Files that
-cannot be read or have another format are ignored. Files are replaced atomically, so processes that write at the same
-time leave a complete file. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
+cannot be read or have a different format are ignored. Files are replaced atomically, so processes that write at the
+same time leave a complete file. `LEGROOM_CACHE=off` disables the cache. `LEGROOM_CACHE=PATH` sets its folder.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """Logs the allocation requests of a block of code on a GPU.
 
 On a real GPU, the log comes from the allocator's history. On a virtual GPU, the log comes from the recorder. The history is
-recorded without stacks, so the overhead is small. The history is not available if it is already being recorded, if
-another allocator is in use, or if the block makes too many requests. In that case, `RequestLog.requests` is None, and
+recorded without stacks, so the overhead is small. The history is not available if it is already being recorded, if a
+different allocator is in use, or if the block makes too many requests. In that case, `RequestLog.requests` is None, and
 only the peaks are known.
 """
 

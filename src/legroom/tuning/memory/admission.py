@@ -1,5 +1,5 @@
-"""The admission of a trial. An admission contains the GPUs on which the configuration can run, with the micro-batch
-size and the memory on each GPU. An engine requests one `Admission` per proposal, which `gate` computes.
+"""Defines `Admission`, which lists the GPUs on which a trial can run. For each GPU, an `Admission` contains the
+micro-batch size and the required memory. An engine requests one `Admission` per proposal, which `gate` computes.
 """
 
 from collections.abc import Mapping

@@ -199,7 +199,7 @@ class MemoryGate:
         return known.traces[micro]
 
     def _matching(self, config: Config, names: set[str]) -> _TracedConfig | None:
-        """Return the traces of another configuration with the same values of all parameters in `names`."""
+        """Return the traces of a different configuration in which all parameters in `names` have the same values."""
         for known in self._known:
             if known.config.keys() == config.keys() and all(
                 known.config[name] == config[name] for name in config if name in names

@@ -1,9 +1,9 @@
 """Reads the GPU memory used by other programs, at the start of a study and before each trial.
 
-Trials share the remaining memory. The driver reports memory per process, so the memory of trials can be distinguished
-from the memory of other programs. In a container that cannot see its own process IDs, this distinction is not
-possible. In that case, the use of other programs is estimated from two lower bounds: the memory that exceeds the
-reservations of trials, and the memory in use when no trial was running.
+Trials share the memory that other programs do not use. The driver reports memory per process, so the memory of trials
+can be distinguished from the memory of other programs. In a container that cannot see its own process IDs, this
+distinction is not possible. In that case, the use of other programs is estimated from two lower bounds: the memory that
+exceeds the reservations of trials, and the memory in use when no trial was running.
 """
 
 import math
@@ -86,7 +86,7 @@ class OtherProcessUsage:
                 what = f"Other programs use {format_size(used)} of {gpu.name}"
                 if used * MIN_REPORTED_PART <= gpu.memory:
                     what = f"Other programs no longer use {gpu.name}"
-                messages.append(f"{what}. Trials share the remaining {left}.")
+                messages.append(f"{what}. Trials can use {left} of this GPU.")
         return messages
 
     def _used_by_others(self, visible: VisibleGpu, given: int) -> int:

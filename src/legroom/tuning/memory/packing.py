@@ -36,7 +36,7 @@ class TrialPlacement:
 
     @property
     def fit(self) -> Fit | None:
-        """The fit of rank 0."""
+        """The memory and micro-batch size on the GPU of rank 0, or None on the host."""
         return self.fits[0] if self.fits else None
 
 

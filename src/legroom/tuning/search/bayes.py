@@ -157,7 +157,7 @@ class BayesSearcher:
         return numpy.array(rows).reshape(len(points), len(self._ranges))
 
     def _fitted(self) -> BayesianOptimization:
-        """Return an optimizer with all results. Penalties depend on all known results."""
+        """Return an optimizer in which all results are registered. Penalties depend on all known results."""
         optimizer = BayesianOptimization(
             f=None, pbounds=self._bounds, random_state=self._rng, verbose=0, allow_duplicate_points=True
         )

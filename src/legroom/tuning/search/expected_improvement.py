@@ -1,10 +1,10 @@
 """Scores candidates in a space where some configurations can never fit. The score is the expected improvement per unit
 of runtime, weighted by the probability that the candidate fits.
 
-Points are in the unit cube. One Gaussian process models the losses of completed trials. Another Gaussian process models
-whether a point fits (1) or not (-1). The score is the expected improvement on the best loss, times the probability that
-the point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but slow configurations
-with a high expected improvement are still tried.
+Points are in the unit cube. One Gaussian process models the losses of completed trials. A second Gaussian process
+models whether a point fits (1) or not (-1). The score is the expected improvement on the best loss, times the
+probability that the point fits, divided by a power of the predicted runtime. Fast configurations are preferred, but
+slow configurations with a high expected improvement are still tried.
 
 Losses are transformed to the logarithm of their distance from the best loss, with an upper limit. A diverged trial
 therefore marks a region to avoid, without hiding the differences between good trials. Every dimension has its own

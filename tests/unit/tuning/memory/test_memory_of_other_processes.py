@@ -83,7 +83,7 @@ def test_a_considerable_change_is_reported_once() -> None:
     other_processes = OtherProcessUsage([GPU], reader, set)
     other_processes.query({})
     assert other_processes.messages() == [
-        "Other programs use 60.00 GiB of cuda:0. Trials share the remaining 40.00 GiB."
+        "Other programs use 60.00 GiB of cuda:0. Trials can use 40.00 GiB of this GPU."
     ]
     assert other_processes.messages() == []
     reader.used = 61
@@ -92,7 +92,7 @@ def test_a_considerable_change_is_reported_once() -> None:
     reader.used = 0
     other_processes.query({})
     assert other_processes.messages() == [
-        "Other programs no longer use cuda:0. Trials share the remaining 100.00 GiB."
+        "Other programs no longer use cuda:0. Trials can use 100.00 GiB of this GPU."
     ]
 
 

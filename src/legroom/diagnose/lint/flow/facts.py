@@ -95,7 +95,7 @@ class LoopFact:
 
 @dataclass(slots=True, eq=False)
 class CallSite:
-    """A call of a function of this file."""
+    """A call to a function that this file defines."""
 
     caller: Function
     loops: tuple[LoopFact, ...]
@@ -168,7 +168,7 @@ class CallFact(Fact):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StoreFact(Fact):
-    """A store of a value under a path."""
+    """A statement that stores a value in a variable, attribute or container."""
 
     target: str
     """The path under which the value is stored, for example `self.losses`."""
@@ -191,7 +191,7 @@ class StoreFact(Fact):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReleaseFact(Fact):
-    """A release of the content of a path. The content is cleared, replaced, truncated or deleted."""
+    """A statement that clears, replaces, truncates or deletes a stored value."""
 
     target: str
     how: str

@@ -591,5 +591,5 @@ def _within(fact: Fact, loop: LoopFact) -> bool:
 
 
 def is_in_step_code(program: Program, fact: Fact) -> bool:
-    """Return True if a fact occurs in every step."""
+    """Return True if the code of a fact runs in every training step."""
     return any(is_step_loop(loop) for loop in fact.loops) or runs_every_step(program, fact.function)

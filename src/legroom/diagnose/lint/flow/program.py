@@ -163,7 +163,7 @@ class Program:
 
     @cached_property
     def objects(self) -> frozenset[str]:
-        """All paths whose attributes the file mentions."""
+        """The dotted paths of all objects whose attributes the file accesses."""
         return frozenset(
             path for node in self.nodes if type(node) is cst.Attribute and (path := dotted(node.value))
         )

@@ -190,7 +190,7 @@ class DescriptorSet:
         return created.value or 0
 
     def _read(self, of: int, name: Attribute, type: AttributeType, buffer: Any) -> int:
-        """Fill `buffer` and return the number of values."""
+        """Read an attribute of a descriptor into `buffer`, and return the number of values."""
         count = ctypes.c_int64()
         status = self._functions.cudnnBackendGetAttribute(
             ctypes.c_void_p(of),

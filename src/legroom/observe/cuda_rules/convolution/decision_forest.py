@@ -38,8 +38,8 @@ class Vote(NamedTuple):
 
 
 def vote(query: ConvQuery, c: Convolution, operation: ConvOperation) -> list[Vote]:
-    """Return the votes of the trees: most votes first, and among equal votes, closest to the median first. The result
-    is empty if there is no forest.
+    """Return the formulas that the decision trees vote for. Formulas with the most votes come first. Among formulas
+    with equal votes, formulas closest to the median come first. The result is empty if there is no forest.
     """
     forest = _forests().get(actual_operation(operation, c.transposed))
     if forest is None:

@@ -1,4 +1,4 @@
-"""Copies that cuDNN's kernels make before they compute, because they need another layout or padded channels.
+"""Copies that cuDNN's kernels make before they compute, because they need a different layout or padded channels.
 
 Kernels use a few combinations of copies, each named by a letter (`LAYOUTS`). The sizes were derived from 424,000
 queries to cuDNN 9.19 on an H200. Nearly all sizes are exact to the byte.

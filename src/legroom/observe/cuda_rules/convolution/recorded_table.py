@@ -1,8 +1,8 @@
 """Recorded workspaces for convolutions of well-known networks and for random convolutions.
 
 cuDNN's choice of kernels is not documented, so the choices for measured layers are looked up. The table
-(`convolutions_h200.jsonl.gz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and the
-remaining bytes for each layer at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
+(`convolutions_h200.jsonl.gz`, written by `bench/rules/convolution/table.py`) lists the converted tensors and all other
+workspace bytes for each layer at several batch sizes. The table is valid for Hopper GPUs, on which it was measured.
 """
 
 import gzip
@@ -180,7 +180,7 @@ def family_rows(family: LayerFamily) -> dict[ConvLayer, list[Row]]:
 
 @lru_cache(maxsize=1)
 def _lines() -> dict[LayerFamily, str]:
-    """Return the line of the file for each family. The lines are not parsed yet."""
+    """Return the unparsed line of the table file for each layer family."""
     if not TABLE.exists():
         return {}
     found: dict[LayerFamily, str] = {}

@@ -100,8 +100,8 @@ def partial_sums(product: MatrixProduct, tile: int, cluster: tuple[int, int], dt
 
 
 def max_partial_sums(product: MatrixProduct | None, tile: int, cluster: tuple[int, int]) -> int:
-    """Return the size of the partial sums in bytes if the remaining tiles keep all blocks busy. Larger sizes were
-    rarely measured. Returns 0 if the tiles of the kernel are unknown.
+    """Return the size of the partial sums in bytes if the tiles after the last full wave keep all blocks busy. Larger
+    sizes were rarely measured. Returns 0 if the tiles of the kernel are unknown.
     """
     blocks = _BLOCKS.get(cluster[0] * cluster[1])
     if tile not in TILES or blocks is None:

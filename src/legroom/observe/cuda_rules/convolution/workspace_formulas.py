@@ -1,6 +1,6 @@
 """Formulas for the workspace of a kernel, which can be applied to convolutions of other sizes.
 
-cuDNN's kernels differ in the copies that they make in another layout, and in their partial sums. The copies and the
+cuDNN's kernels differ in the copies that they make in a different layout, and in their partial sums. The copies and the
 partial sums follow exactly from the number of the kernel and a few of its settings. The formulas were derived from
 424,000 queries to cuDNN 9.19 on an H200. The kernel numbers apply to cuDNN 9.19.
 

@@ -51,7 +51,7 @@ _TWO_GRADIENTS = frozenset(("VarMeanBackward0", "StdMeanBackward0"))
 
 
 class Accumulation:
-    """Decides whether the engine would add in place."""
+    """Decides whether the autograd engine would add two gradients in place."""
 
     def __init__(self) -> None:
         self._unshared = _counts_of_an_unshared_gradient()
@@ -177,7 +177,7 @@ def _view(call: OpCall) -> MemoryPlan | None:
     An instance norm returns a view of the tensor that a batch norm computed. An in-place activation after the instance
     norm changes the view and its base. PyTorch then creates zeros with the size of the base, writes the gradient of the
     view into them by strides (`AsStridedBackward`), and frees the gradient. For tensors without data, torch replays the
-    view backwards instead. The size of the gradient is the same, but its memory is at another address.
+    view backwards instead. The size of the gradient is the same, but its memory is at a different address.
     """
     return MemoryPlan([OutputCopy(0)]) if call.in_backward and _precedes_copy_slices() else None
 

@@ -41,7 +41,7 @@ from legroom.observe.virtual.torch_api import (
 
 @contextlib.contextmanager
 def patches(host: VirtualHost) -> Iterator[None]:
-    """Within the block, torch has the devices of `host`. These blocks cannot be nested."""
+    """Within the block, torch reports the virtual devices of `host`. These blocks cannot be nested."""
     with contextlib.ExitStack() as stack:
         current = stack.enter_context(streams.streams(host))
         generators = stack.enter_context(random.generators(host))

@@ -324,10 +324,10 @@ def integers_name_devices() -> Iterator[None]:
     """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to a device
     of the accelerator. A CPU build rejects integers.
 
-    `torch.device` cannot be subclassed, so another class replaces it. The replacement class creates real devices, and
-    `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the replacement
-    class. Therefore devices are pickled through the replacement class while it is active. The pickled data refers to
-    `torch.device` as usual.
+    `torch.device` cannot be subclassed, so a different class replaces it. The replacement class creates real devices,
+    and `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the
+    replacement class. Therefore devices are pickled through the replacement class while it is active. The pickled data
+    refers to `torch.device` as usual.
     """
     replacement = _DeviceMeta("device", (), {"__module__": "torch", "__doc__": _Device.__doc__})
 

@@ -68,7 +68,7 @@ def _transformer_fast_paths() -> Iterable[Replacement]:
 
     On the CPU and on CUDA, these modules call one fused operation, unless an argument overrides torch functions. An
     active function mode also disables the fused operation, and the results would then differ from the results on the
-    CPU. `has_torch_function` is therefore replaced in these modules. PyTorch's own functions use another copy of
+    CPU. `has_torch_function` is therefore replaced in these modules. PyTorch's own functions use a separate copy of
     `has_torch_function`, which is not replaced.
     """
 
@@ -167,7 +167,7 @@ def _optimizers() -> Iterable[Replacement]:
     """Make optimizers use the for-loop implementation if their `foreach` implementation rounds differently.
 
     On CUDA, optimizers update all parameters at once (`foreach`). Optimizers also use `foreach` on a virtual GPU, so
-    that the memory of `foreach` is counted. Three optimizers and weight averaging compute in another order with
+    that the memory of `foreach` is counted. Three optimizers and weight averaging compute in a different order with
     `foreach`, but a virtual GPU must return bit-for-bit the same results as the CPU. For these optimizers, the
     temporary tensors of `foreach`, about one copy of the parameters, are not counted.
     """

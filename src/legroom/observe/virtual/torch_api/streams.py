@@ -261,7 +261,7 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream of another library. A virtual GPU cannot use such a stream."""
+    """A stream that a different library created. A virtual GPU cannot use such a stream."""
 
     original: Any = torch.cuda.ExternalStream
 
@@ -370,7 +370,7 @@ def _external_stream(*_arguments: Any, **_options: Any) -> NoReturn:
 
 
 def _creating(replacement: type) -> Any:
-    """Return a `__new__` that creates an object of another class."""
+    """Return a `__new__` method that creates an object of a different class."""
 
     def make(_cls: type, *arguments: Any, **options: Any) -> Any:
         return replacement(*arguments, **options)

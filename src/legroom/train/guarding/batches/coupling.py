@@ -1,8 +1,8 @@
 """Detects samples that depend on each other. A split changes their gradients, so the user gets a warning.
 
 There are two cases. First, batch normalization in training mode normalizes each sample with the statistics of its
-batch. Second, a loss may compare samples (in-batch negatives) or use another reduction. In that case, the loss of two
-samples is neither the mean nor the sum of their individual losses. Guard tests the loss once, at the first split,
+batch. Second, a loss may compare samples (in-batch negatives) or use a different reduction. In that case, the loss of
+two samples is neither the mean nor the sum of their individual losses. Guard tests the loss once, at the first split,
 with two samples and without gradients.
 """
 

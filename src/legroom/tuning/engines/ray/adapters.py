@@ -58,8 +58,8 @@ class DispatchSearcher(Searcher):
         self._shared = shared
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the tasks of the next trial. Return None if no trial fits now, or `FINISHED` if there will be no
-        further trial."""
+        """Return the tasks that run the next trial. Return None if no trial fits now, or `FINISHED` if no further trial
+        will start."""
         dispatcher, runner = self._shared.dispatcher, self._shared.runner
         with self._shared.record_error():
             tasks = dispatcher.next_tasks()

@@ -24,7 +24,7 @@ loss.backward()
 
 ## Fix safety
 The fix is unsafe: it moves `backward()` and all lines after it out of the block. Operations in the moved lines, and
-custom backward functions, may run in another precision after the fix.
+custom backward functions, may run in a different precision after the fix.
 """
 
 from collections.abc import Iterator
