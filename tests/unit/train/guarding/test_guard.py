@@ -335,7 +335,7 @@ def test_arguments_in_the_wrong_order_are_rejected():
 def test_a_weight_that_is_not_a_number_is_rejected():
     model = small_model()
     guard = guarded(model, max_micro_batch_size=4, weight=lambda x, y: y)
-    with pytest.raises(UsageError, match="must return one number"):
+    with pytest.raises(UsageError, match="Return one number"):
         guard.step(cross_entropy_of(model), *small_batch(device="cpu"))
 
 
