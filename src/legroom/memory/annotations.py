@@ -196,7 +196,7 @@ class SpillTotals(Annotation):
 
 @dataclass(frozen=True)
 class SourceLines(Annotation):
-    """Lines of one file of the user's code, as they were during the run."""
+    """The lines of one source file of the user, as they were during the run."""
 
     file: str
     lines: tuple[tuple[int, str], ...]

@@ -85,7 +85,7 @@ class State:
         return _sums(self.live, lambda alloc: alloc.module)
 
     def top(self, number: int = 10) -> list[Holding]:
-        """Return the lines with the most memory, separately for each category."""
+        """Return the lines of code that allocated the most memory, separately for each category."""
         groups: dict[tuple[str | None, int | None, Category], list[Alloc]] = {}
         for alloc in self.live:
             file, line, _ = alloc.frame or (None, None, None)

@@ -71,7 +71,7 @@ class Estimate:
 
     @property
     def timeline(self) -> list[Any]:
-        """A limited number of samples of the allocated bytes of each category, over the traced steps."""
+        """Samples of the allocated bytes per category during the traced steps. The number of samples is limited."""
         return Ledger(self.trace.events).timeline()
 
     def as_json(self, script: str = "") -> dict[str, Any]:

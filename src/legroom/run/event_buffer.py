@@ -27,7 +27,7 @@ class EventBuffer:
     """
 
     def __init__(self, consume: Callable[[list[Event]], None]) -> None:
-        """`consume(batch)` receives all events in order. Calls of `consume` do not overlap."""
+        """`consume(batch)` receives all events in order. Calls to `consume` do not overlap."""
         self._consume = consume
         self._pending: list[Event] = []
         self.add: Sink = self._pending.append

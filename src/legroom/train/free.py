@@ -47,7 +47,7 @@ class FreeResult:
 
     @property
     def freed_bytes(self) -> int:
-        """The number of bytes of tensors that were freed."""
+        """The total size of the freed tensors in bytes."""
         return self.allocated_before - self.allocated_after
 
     @property

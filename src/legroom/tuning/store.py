@@ -200,7 +200,7 @@ def _let_go(storage: Any) -> None:
 
 
 def _reports_in(frozen: Any) -> int:
-    """Return the number of reports of a trial that are on disk."""
+    """Return the number of a trial's reports that are on disk."""
     return sum(name.startswith(_REPORT) for name in frozen.user_attrs)
 
 

@@ -151,7 +151,7 @@ class Evidence:
 
     @cached_property
     def missing_state(self) -> int:
-        """The number of bytes of optimizer state that is not allocated yet."""
+        """The size in bytes of the optimizer state that is not allocated yet."""
         if not self.trains:
             return 0
         parameters = self.live_bytes(Category.PARAMETER)
@@ -170,7 +170,7 @@ class Evidence:
 
     @cached_property
     def optimizer_temporaries(self) -> int:
-        """The number of bytes of temporary tensors that an optimizer step is expected to need."""
+        """The expected size in bytes of the temporary tensors in an optimizer step."""
         temporary = max((each.temporary_bytes for each in self.optimizers), default=0)
         return min(temporary, 3 * self.live_bytes(Category.PARAMETER)) if self.trains else 0
 
@@ -243,7 +243,7 @@ class Evidence:
 
     @property
     def _starts_backward(self) -> bool:
-        """True if no backward operation has created a result of the size of the request yet. The next one will."""
+        """True if no backward operation has created a result of the requested size yet. The next one will."""
         size = self.oom.requested // 2
         return not any(each.phase is Phase.BACKWARD and each.block_bytes >= size for each in self.state.live)
 

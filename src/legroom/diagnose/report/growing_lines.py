@@ -1,9 +1,9 @@
 """Finds memory that grows with every step, and the line of code that allocates it.
 
-The ledger lists the lines whose live bytes rose at the end of each of the last steps. A single mistake can cause growth
-at many lines. For example, a stored loss keeps its whole graph alive. Then the memory allocated by every line of the
-model's forward pass grows, as do the inputs and results in that graph. Lines that grow together with activations are
-therefore reported as one leak, at the line that allocates the most memory.
+The ledger lists the lines whose live bytes increased from step to step in all recent steps. A single mistake can cause
+growth at many lines. For example, a stored loss keeps its whole graph alive. Then the memory allocated by every line of
+the model's forward pass grows, as do the inputs and results in that graph. Lines that grow together with activations
+are therefore reported as one leak, at the line that allocates the most memory.
 """
 
 from collections.abc import Mapping, Sequence

@@ -26,8 +26,8 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
 def leaks_from(
     detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
 ) -> list[Leak]:
-    """Return the detected leaks with advice. `measured` is the growth according to the ledger. `steps` is the number
-    of steps of the run."""
+    """Return the detected leaks with advice. `measured` is the growth according to the ledger. `steps` is the number of
+    steps in the run."""
     leaks = [_leak(each, steps, device) for each in detected]
     if len(leaks) == 1 and measured:
         (leak,) = leaks

@@ -180,7 +180,7 @@ def describe_segments(segments: Iterable[Segment]) -> list[dict[str, Any]]:
 
 
 def releasable_bytes(block: Block) -> int:
-    """Return the number of bytes of a free block that can be released."""
+    """Return how many bytes of a free block can be released."""
     if block.segment.expandable:
         begin, end = free_pages(block)
         return end - begin

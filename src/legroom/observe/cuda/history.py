@@ -1,7 +1,7 @@
 """Records a run on a real GPU from the history of the CUDA allocator.
 
 The recording does little work while the script runs. The allocator records its actions with Python stacks in a ring
-buffer. Calls of modules and optimizers mark these entries with the step, phase and module (`markers`,
+buffer. Calls to modules and optimizers mark these entries with the step, phase and module (`markers`,
 `module_markers`), and a few addresses are recorded (`address_owners`). No tensor is kept alive, and the device is never
 synchronized. At the end of each step, the allocator's statistics are read once.
 

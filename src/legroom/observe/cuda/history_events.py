@@ -130,7 +130,7 @@ class DeviceHistory:
 
 
 class _Reading:
-    """Converts the entries of one reading of a device's history to events."""
+    """Converts the entries from one read of a device's history to events."""
 
     def __init__(
         self,

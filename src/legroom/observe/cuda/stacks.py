@@ -27,7 +27,7 @@ class Stack(NamedTuple):
     from_engine: bool
     """Whether a thread of the autograd engine started this stack."""
     in_backward: bool
-    """Whether the stack contains a call of the backward pass."""
+    """Whether the stack contains a call that runs the backward pass."""
 
 
 NO_STACK = Stack(None, "", True, False)

@@ -53,7 +53,7 @@ class CategoryTracker:
             self.tag(known, category)
 
     def maybe_gradient(self, out: torch.Tensor) -> None:
-        """If an AccumulateGrad node is running, set the category of the result of `detach` to gradient, because the
+        """If an AccumulateGrad node is running, assign the category gradient to the result of `detach`, because the
         result becomes `.grad`.
         """
         node = current_node()

@@ -1,4 +1,4 @@
-"""Determines the device of a storage, and the device of the results of an operation.
+"""Determines the device of each storage and of each operation's results.
 
 On a virtual GPU, CPU tensors represent device tensors. A result is on the device of the operation's inputs, unless the
 call requested a different device (`CallContext.target`). If an operation mixes devices, torch's own error is raised, as

@@ -8,13 +8,13 @@ _MAX_ROOTS = 256
 
 
 class ModuleNames:
-    """Caches the paths of the submodules of each root module. The cache keeps no module alive."""
+    """Caches the submodule paths of each root module. The cache keeps no module alive."""
 
     def __init__(self) -> None:
         self._roots: dict[int, tuple[weakref.ref[nn.Module], dict[int, str]]] = {}
 
     def below(self, root: nn.Module) -> dict[int, str]:
-        """Return the path of each submodule of the root, by the `id` of the submodule."""
+        """Return a dict that maps the `id` of each submodule to its path below the root."""
         known = self._roots.get(id(root))
         if known is not None and known[0]() is root:
             return known[1]

@@ -71,7 +71,7 @@ def _fast_call(func: Any) -> Any:
     """Return the fastest function that runs only this operation, with the arguments that a dispatch mode receives.
 
     The generic function of an operation reads its arguments according to a schema, which takes longer than a small
-    kernel. `_op` is private to torch and saves a call of a Python function.
+    kernel. `_op` is private to torch and saves a call to a Python function.
     """
     if type(func) is not OpOverload:
         return func

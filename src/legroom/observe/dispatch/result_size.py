@@ -19,7 +19,7 @@ LARGEST_ELEMENT = 16
 
 
 class ResultSizes:
-    """The sizes of the results of operations, cached by the shapes of their arguments."""
+    """The result sizes of operations, cached by argument shapes."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}

@@ -1,11 +1,11 @@
-"""Finds the end of each iteration of the user's loop, for the leak detector.
+"""Detects when an iteration of the user's loop ends, for the leak detector.
 
 - In training, an iteration ends with a step of the optimizer that stepped first, or of another optimizer if the first
   optimizer no longer steps.
 - In evaluation, an iteration ends with the next batch of a loader, but not between the batches of one accumulated step.
-- In manual updates without a loader, an iteration ends with a backward pass or a call of `torch.autograd.grad`. If no
+- In manual updates without a loader, an iteration ends with a backward pass or a call to `torch.autograd.grad`. If no
   optimizer exists, the first backward pass is included.
-- In other programs, an iteration ends with a call of a model in evaluation mode. Calls in training mode are used only
+- In other programs, an iteration ends with a call to a model in evaluation mode. Calls in training mode are used only
   if no optimizer exists. With an optimizer, such calls may be parts of one step (an unrolled network, an episode) whose
   backward pass comes later.
 
@@ -50,7 +50,7 @@ class IterationTracker:
     TRAINED_AFTER = 3
     """After this many steps, the parameters of an optimizer are treated as a trained model."""
     CALLS_ALONE = 8
-    """After this many calls of a model in training mode without a backward pass, the tracker checks whether an
+    """After this many calls to a model in training mode without a backward pass, the tracker checks whether an
     optimizer exists.
     """
 
@@ -74,7 +74,7 @@ class IterationTracker:
         """Whether the last iteration was a training iteration, which an optimizer step or a backward pass ended."""
         self.has_stepped = False
         self.by_model_calls = False
-        """Whether calls of a model are the iterations."""
+        """Whether calls to a model are the iterations."""
         self.without_optimizer = False
         """Whether no optimizer exists, so the program updates parameters itself after each backward pass."""
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -301,7 +301,7 @@ class IterationTracker:
         self._undo.append(undo)
 
     def _wrap_compile(self) -> None:
-        """Wrap `torch.compile`, so that calls of models are no longer tracked when the program compiles code. Compiled
+        """Wrap `torch.compile`, so that calls to models are no longer tracked when the program compiles code. Compiled
         code checks torch's global module hooks, and torch compiles the code again when a hook is added or removed.
         """
         compile = torch.compile
@@ -337,7 +337,7 @@ class _ModelCalls:
         self._is_disabled = False
 
     def disable(self) -> None:
-        """Detach, and ignore all later calls of `attach`."""
+        """Detach, and ignore all later calls to `attach`."""
         self._is_disabled = True
         self.detach()
 

@@ -126,7 +126,8 @@ def gradients_and_optimizer_state(
 def trained_parameters_and_buffers(
     modules: Iterable[nn.Module], trained: Mapping[int, weakref.ref[torch.Tensor]]
 ) -> set[int]:
-    """Return the storage keys of the parameters that an optimizer has trained, and of the buffers of the same modules."""
+    """Return the storage keys of the parameters that an optimizer has trained, and of the buffers in the same
+    modules."""
     alive = {key for key, reference in trained.items() if reference() is not None}
     keys: set[int] = set()
     for each in modules:

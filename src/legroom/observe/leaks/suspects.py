@@ -312,7 +312,7 @@ def is_collectable(holder: FoundHolder) -> bool:
 
 
 def is_sequence(holder: FoundHolder) -> bool:
-    """Return whether calls of a model extend a sequence that is the input of the next call, such as a generated text
+    """Return whether calls to a model extend a sequence that is the input of the next call, such as a generated text
     and its key-value cache. Such a sequence ends by itself."""
     path, usage, _ = holder
     if path.contains_tokens:

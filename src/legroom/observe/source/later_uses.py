@@ -46,7 +46,7 @@ def assigned_names(frame: Frame) -> set[str]:
 
 
 def _uses(scope: ast.AST, name: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield the line of each use of a name, its order within the line, and whether the value is read."""
+    """For each use of a name, yield the line, the order within the line, and whether the value is read."""
     for node in ast.walk(scope):
         if isinstance(node, ast.Name) and node.id == name:
             is_read = isinstance(node.ctx, ast.Load)

@@ -476,7 +476,7 @@ class NameReader:
 
 
 def is_storing_call(node: ast.AST) -> bool:
-    """Return whether a node is a call of a method that stores a value."""
+    """Return whether a node is a call to a method that stores a value."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

@@ -117,7 +117,7 @@ def find_usage(
 
 
 def find_feeding_calls(root: str, file: str | None, function: str, line: int) -> NameUsage:
-    """Find calls of methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
+    """Find calls to methods that pass a value to a library's object, as in `optimizer.add_param_group(...)`. These
     calls matter if no statement refers to the growing container itself, because the container is inside the library's
     object.
     """
@@ -168,9 +168,9 @@ def usage_at_line(file: str, line: int) -> NameUsage:
 
 
 def is_passed_in_loop(name: str, file: str, line: int) -> bool:
-    """Return whether the only loop around a line passes a variable or attribute to a call of an object of the user: `out, cache
-    = model(token, cache)`. Functions of libraries do not count. The result is False in nested loops, because the value outlives
-    the inner loop."""
+    """Return whether the only loop around a line passes a variable or attribute to a call to a user's object: `out,
+    cache = model(token, cache)`. Functions of libraries do not count. The result is False in nested loops, because the
+    value outlives the inner loop."""
     tree = tree_of(file)
     if tree is None:
         return False

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
-    """A call of a layer or an operation."""
+    """A call to a layer or an operation."""
 
     name: str
     kind: str

@@ -4,9 +4,9 @@ The user's files are the lower layer and never change. All files that the script
 The upper layer is a folder that contains the same paths. For example, `/home/me/log.csv` becomes
 `UPPER/home/me/log.csv`. Files of the lower layer that the script deleted or renamed are recorded in memory.
 
-`resolve` returns the path that a script refers to, without links. `find` returns the location of the content of that
-path. The overlay resolves links itself, because a link of the script can point to a file that is only in the upper
-layer, where the kernel would not find it.
+`resolve` returns the path that a script refers to, without links. `find` returns the real path that stores the content.
+The overlay resolves links itself, because a link of the script can point to a file that is only in the upper layer,
+where the kernel would not find it.
 """
 
 import contextlib
@@ -67,7 +67,7 @@ class Overlay:
             self._threads.has_opener = None
 
     def was_left_to_opener(self, file: Any) -> bool:
-        """Return True if an opener is about to be called for `file`. The result is True once per call of `open`."""
+        """Return True if an opener is about to be called for `file`. The result is True once per call to `open`."""
         is_left = file is not None and getattr(self._threads, "has_opener", None) is file
         if is_left:
             self._threads.has_opener = None
@@ -136,7 +136,8 @@ class Overlay:
         return (None if lower is None else _link_of_user(lower)), False
 
     def find(self, path: str) -> str | None:
-        """Return the location of the content of a resolved path, or None if the path does not exist."""
+        """Return the real path that stores the content of a resolved path, or None if the resolved path does not
+        exist."""
         upper = self._physical(path)
         if os.path.lexists(upper):
             return upper
@@ -144,7 +145,7 @@ class Overlay:
         return lower if lower is not None and os.path.lexists(lower) else None
 
     def location(self, path: str) -> str:
-        """Return the location of the content of a resolved path. If the path does not exist, return the location to
+        """Return the real path that stores the content of a resolved path. If the path does not exist, return the location to
         which the script would write."""
         found = self.find(path)
         if found is None:
@@ -156,7 +157,7 @@ class Overlay:
         return found or self._physical(path)
 
     def require(self, path: str) -> str:
-        """Return the location of the content of a resolved path. If the path does not exist, raise the same error as
+        """Return the real path that stores the content of a resolved path. If the path does not exist, raise the same error as
         the kernel."""
         location = self.location(path)
         os.lstat(location)

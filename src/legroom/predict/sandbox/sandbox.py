@@ -46,8 +46,8 @@ class Sandbox:
 
     @contextlib.contextmanager
     def located(self, path: Any) -> Iterator[Any]:
-        """Yield the location of the content of a file, for code that opens the file without Python's functions.
-        Nothing is redirected inside the block.
+        """Yield the real path that stores the content of a file, for code that opens the file without Python's
+        functions. Nothing is redirected inside the block.
         """
         with self.overlay.plain():
             yield self.overlay.location(self.overlay.resolve(path))

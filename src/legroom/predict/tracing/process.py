@@ -366,7 +366,7 @@ class TracingProcess:
         return True
 
     def _stop_at_first_call(self) -> None:
-        """Wait for requests at the first call of a model, if no loader was iterated before. The process waits before
+        """Wait for requests at the first call to a model, if no loader was iterated before. The process waits before
         the call instead of in a hook, because hooks that an option adds must also run for this call.
         """
         plain_call = torch.nn.Module.__call__

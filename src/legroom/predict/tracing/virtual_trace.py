@@ -69,7 +69,7 @@ def finish(trace: Trace, device: VirtualGPU, *, with_uncertainty: bool = True) -
 def trace_steps(
     make_step: Callable[[], Callable[[], object]], gpu: GpuSpec, *, steps: int = 2, mode: Mode = "fake"
 ) -> Trace:
-    """Trace `steps` calls of the function that `make_step()` returns. The traced device is `cuda` in both functions.
+    """Trace `steps` calls to the function that `make_step()` returns. The traced device is `cuda` in both functions.
 
     One more call is traced if an optimizer stepped for the first time during the last step (see `TrainingClock.is_settled`).
     """

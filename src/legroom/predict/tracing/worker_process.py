@@ -237,8 +237,8 @@ def start_tracing(
     """Run `script` up to its first batch in a process that then waits for requests (see `process`).
 
     `gpus` contains all GPUs that are visible to the script, if there are several. The GPU of `local_rank` is traced.
-    `edits` is the new content of files of the script, which only the new process sees. `seconds` is a time limit for a
-    trace, in addition to the limits in `process`.
+    `edits` maps files of the script to their new content. Only the new process reads the new content. `seconds` is a
+    time limit for a trace, in addition to the limits in `process`.
     """
     check_setting()
     job = {

@@ -2,9 +2,9 @@
 buffers.
 
 The costs of each position come from one trace of a whole step. The first cut is computed from the sums of these
-costs. A trace then predicts the peak of each stage of that cut (see `stage_memory`). The differences between these
-peaks and the sums are used as corrections. These steps are repeated until the predicted peaks are even or the cut
-does not change.
+costs. A trace then predicts the peak for each stage of that cut (see `stage_memory`). The differences between these
+peaks and the sums are used as corrections. These steps are repeated until the predicted peaks are even or the cut does
+not change.
 """
 
 import itertools
@@ -25,7 +25,7 @@ PENALTY_POWER = 6
 
 @dataclass(frozen=True, slots=True)
 class PositionCosts:
-    """The memory costs in bytes of each position of the graph."""
+    """The memory costs in bytes at each position in the graph."""
 
     saved: list[int]
     """The number of bytes saved for the backward pass of one micro-batch."""
@@ -34,7 +34,7 @@ class PositionCosts:
 
 
 class WeightCost(NamedTuple):
-    """The memory cost of a tensor of the model, in bytes."""
+    """The memory cost of one model tensor, in bytes."""
 
     key: int
     total: int
@@ -110,8 +110,8 @@ def balance_stages(
 
 
 def cut_positions(partitioner: GraphPartitioner) -> list[int]:
-    """Return the positions at which the graph can be cut. If there are many positions, only the positions with the
-    fewest bytes to send are returned."""
+    """Return the positions at which the graph can be cut. If there are many positions, only the positions at which the
+    fewest bytes must be sent are returned."""
     positions = [position for position in range(1, partitioner.graph.length) if partitioner.can_cut(position)]
     if len(positions) > MAX_CUT_POSITIONS:
         positions = sorted(sorted(positions, key=partitioner.bytes_crossing)[:MAX_CUT_POSITIONS])
@@ -164,8 +164,8 @@ def _most_even(
     """Return the stage boundaries for which the memory costs of the stages differ least. For each stage, `differences`
     contains the predicted cost minus the cost computed from `sums`.
 
-    Several target sizes are tried, and the target size with the most even stages is used. Minimizing only the largest
-    stage could leave other stages half empty, because the next position has more bytes to send.
+    Several target sizes are tried, and the target size that produces the most even stages is used. Minimizing only the
+    largest stage could leave other stages half empty, because the next position has more bytes to send.
     """
     ends = [*positions, sums.length]
     begins = [0, *positions]

@@ -80,7 +80,7 @@ class SlotInfo:
 
 @dataclass(slots=True)
 class GraphNode:
-    """A call of a module (`call` is its name) or an operation (`call` is the function)."""
+    """A call to a module (`call` is its name) or an operation (`call` is the function)."""
 
     call: str | Callable[..., Any]
     owner: str

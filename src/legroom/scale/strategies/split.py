@@ -25,7 +25,7 @@ from legroom.train.guarding.batches.splitting import to_device
 def split(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, devices: RankDevices, placement: dict[str, int]
 ) -> WrappedModelEngine:
-    """Return the engine of strategy `split`. `placement` contains the device index of each tensor of the model."""
+    """Return the engine of strategy `split`. `placement` contains the device index of each model tensor."""
     return WrappedModelEngine(
         "split",
         SplitModel(model, list(devices.devices), placement),
@@ -93,8 +93,8 @@ def placement_of_stages(model: nn.Module, programs: Sequence[StageProgram]) -> d
 
 
 def placement_by_size(model: nn.Module, devices: int) -> dict[str, int]:
-    """Place tensors in order, with the same number of bytes on each device. This placement is for a model whose forward
-    pass cannot be recorded."""
+    """Place tensors in order, so that each device stores about the same number of bytes. This placement is for a model
+    whose forward pass cannot be recorded."""
     named = list(named_tensors(model))
     total = sum({id(tensor): tensor.nbytes for _, tensor in named}.values())
     by_tensor: dict[int, int] = {}

@@ -84,7 +84,7 @@ def _bar(offset: int, share: MemoryShare, total: int, width: int) -> str:
 
 
 class StepSparkline:
-    """A chart of the peak of every step, for example `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`.
+    """A chart of the peak memory in every step, for example `▁▂▃▅▇ 91 steps, 120.0 MiB to 400.0 MiB, 0.35 s each`.
 
     In a long run, older steps are dropped, so the chart and the number of steps follow the step numbers.
     """
@@ -116,7 +116,7 @@ def downsample_max(values: Sequence[int], width: int) -> list[int]:
 
 
 def _columns(steps: Sequence[Step], width: int) -> list[int]:
-    """Return the highest peak of each of at most `width` equal ranges of step numbers."""
+    """Divide the steps into at most `width` equal ranges, and return the highest peak in each range."""
     first, number = steps[0].step, steps[-1].step - steps[0].step + 1
     if number <= len(steps):  # no step is missing
         return downsample_max([step.peak_allocated for step in steps], width)

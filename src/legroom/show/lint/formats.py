@@ -20,7 +20,7 @@ _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def render_lint_report(report: LintReport, format: str, *, fixing: bool = False) -> RenderableType:
-    """Render the report in one of the formats of `legroom lint --format`."""
+    """Render the report in a format that `legroom lint --format` accepts."""
     if format == "json":
         return verbatim(json.dumps([finding.as_json() for finding in report.findings], indent=2))
     if format == "sarif":

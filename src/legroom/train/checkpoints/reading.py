@@ -155,7 +155,7 @@ def _state_tensors(info: CheckpointInfo, parts: Mapping[str, Any]) -> dict[str, 
 
 
 def _optimizer_tensor(tensor: Any, parameter: torch.Tensor) -> Any:
-    """Return a copy of a tensor of the optimizer state, with the same sharding as its parameter."""
+    """Copy a tensor of the optimizer state, and shard the copy in the same way as the parameter."""
     if not isinstance(tensor, torch.Tensor):
         return tensor
     sharded = shard_like(tensor, parameter)

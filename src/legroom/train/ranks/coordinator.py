@@ -135,14 +135,14 @@ class DistributedRanks:
         self._has_batch = True
         self._exchanges_weights = False
         self._mean_weight: float | None = (
-            None  # exchanged once per attempt, because the number of calls of total_weight may differ between ranks
+            None  # exchanged once per attempt, because the number of calls to total_weight may differ between ranks
         )
         self._averages_valid = True
         self._own_collectives = sum(part.collectives() for part in replicas)
         self._model_communicates = False
 
     def plan(self, batch_size: int, micro: int) -> SplitPlan:
-        """Return the split of this rank's batch, with the same number of passes as on all other ranks."""
+        """Return the split of this rank's batch. All ranks run the same number of passes."""
         needed = max(1, math.ceil(batch_size / max(1, micro)))
         if self._agreed_passes is not None and needed > self._agreed_passes and self._needs_equal_passes:
             self._request_more_passes(needed)

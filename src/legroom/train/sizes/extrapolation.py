@@ -133,7 +133,7 @@ class Extrapolation:
 
 
 def _growths(small: LoggedTrial, large: LoggedTrial) -> tuple[list[Growth], int]:
-    """Return the growth of each request of the larger trial, and the peak bytes of requests without a match."""
+    """Return the growth of each request in the larger trial, and the peak bytes of requests without a match."""
     sizes_in_small = iter(matching_sizes(small.requests, small.size, large.requests, large.size))
     fixed = {request.bytes for request in small.requests}
     cached: dict[tuple[int, int], Growth] = {}

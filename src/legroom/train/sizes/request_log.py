@@ -1,4 +1,4 @@
-"""Logs the allocation requests of a block of code on a GPU.
+"""Logs the GPU allocation requests that a block of code makes.
 
 On a real GPU, the log comes from the allocator's history. On a virtual GPU, the log comes from the recorder. The history is
 recorded without stacks, so the overhead is small. The history is not available if it is already being recorded, if a

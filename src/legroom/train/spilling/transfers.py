@@ -26,7 +26,7 @@ class HostLink(Protocol):
         """The total time in seconds that the device waited for copies."""
 
     def host_bytes(self, size: int) -> int:
-        """Return the number of bytes of host memory that are allocated for this size."""
+        """Return the number of bytes that are allocated in host memory for this size."""
 
     def to_host(self, source: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Start a copy to the host. Return the copy and a handle. Pass the handle to `wait` before another stream

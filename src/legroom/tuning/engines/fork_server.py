@@ -145,7 +145,7 @@ class ForkedProcess:
 
 @dataclass
 class TrialProcess(ForkedProcess):
-    """The process of one rank of a trial."""
+    """The process that runs one rank of a trial."""
 
     name: str = "The process"
     """The name of the process in messages."""

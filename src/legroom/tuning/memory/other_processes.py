@@ -50,7 +50,7 @@ class OtherProcessUsage:
         self._last_query = self._not_before = -math.inf
 
     def used(self, gpu: TrialGpu) -> int:
-        """Return the number of bytes of a GPU that other programs use, as of the last query."""
+        """Return the number of bytes that other programs used on a GPU at the last query."""
         return self._used.get(gpu.index, 0)
 
     def query(self, given: Mapping[int, int], *, before_start: bool = False) -> None:

@@ -31,7 +31,7 @@ class CannotLoad(LegroomError):  # noqa: N818
 
 
 class SearchReached(BaseException):
-    """Raised when the import of a training file reaches its call of `legroom.tune`. The class is derived from
+    """Raised when the import of a training file reaches its call to `legroom.tune`. The class is derived from
     BaseException, so `except Exception` does not catch it.
     """
 

@@ -1,4 +1,4 @@
-"""Determines the results of calls of PyTorch functions, builtins and methods for the flow analysis."""
+"""Determines the result of each call to a PyTorch function, builtin or method, for the flow analysis."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -167,7 +167,7 @@ def names_a_loss(name: str) -> bool:
 
 
 def element_of(value: Value) -> Value:
-    """Return the value of an element of an iterable."""
+    """Return the value that a loop over an iterable assigns to its variable."""
     if value.kind is ValueKind.CONTAINER:
         return value.get(None) or UNKNOWN
     if value.kind is ValueKind.LOADER:

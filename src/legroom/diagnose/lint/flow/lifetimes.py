@@ -122,7 +122,7 @@ def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function
 
 
 def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
-    """Return True if the container is a local variable of the enclosing function, and each call of that function creates
+    """Return True if the container is a local variable of the enclosing function, and each call to that function creates
     a new one. The container lives longer if the inner function is returned, passed on or called in a loop over steps."""
     inner, owner = store.function, store.function.outer
     while owner is not None and not owner.owns(store.target):

@@ -171,7 +171,7 @@ def last_name(path: str) -> str:
 
 
 def method_name(call: cst.Call) -> str | None:
-    """Return the name of the called method, for example `append` for `losses.append(x)`, or None for a call of a
+    """Return the name of the called method, for example `append` for `losses.append(x)`, or None for a call to a
     plain name."""
     return call.func.attr.value if isinstance(call.func, cst.Attribute) else None
 

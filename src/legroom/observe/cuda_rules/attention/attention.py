@@ -140,7 +140,7 @@ def _cudnn_forward(call: OpCall) -> MemoryPlan:
 
 
 def _cudnn_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of cuDNN's attention. The gradient of the queries is summed in float32,
+    """Return the memory plan for the gradient of cuDNN's attention. The gradient of the queries is summed in float32,
     with one additional sum per row. For grouped heads, keys and values first get one gradient per query head."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape
@@ -156,7 +156,7 @@ def _efficient_forward(call: OpCall) -> MemoryPlan:
 
 
 def _efficient_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of memory-efficient attention. The kernel computes partial gradients of
+    """Return the memory plan for the gradient of memory-efficient attention. The kernel computes partial gradients of
     the queries for blocks of rows. For float32, the sum of each row is computed outside the kernel, from a product that
     has the size of the result."""
     gradient = call.arguments["grad_out_"]
@@ -186,7 +186,7 @@ def _efficient_backward(call: OpCall) -> MemoryPlan:
 
 
 def _flash_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of flash attention. The scratch memory is the same as for cuDNN, with rows
+    """Return the memory plan for the gradient of flash attention. The scratch memory is the same as for cuDNN, with rows
     and widths rounded up to the blocks of the kernel."""
     query, key = call.arguments["query"], call.arguments["key"]
     batch, heads, rows, width = query.shape

@@ -27,7 +27,7 @@ class Backend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """The arguments of one call of `scaled_dot_product_attention`."""
+    """The arguments of one call to `scaled_dot_product_attention`."""
 
     query: Any
     key: Any

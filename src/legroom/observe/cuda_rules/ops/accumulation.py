@@ -171,7 +171,7 @@ def _counts_of_an_unshared_gradient() -> tuple[int, int] | None:
 
 
 def _view(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of the gradient of a view. On CUDA, the gradient of a view that was changed in place is
+    """Return the memory plan for the gradient of a view. On CUDA, the gradient of a view that was changed in place is
     copied. A trace would replay the view instead.
 
     An instance norm returns a view of the tensor that a batch norm computed. An in-place activation after the instance

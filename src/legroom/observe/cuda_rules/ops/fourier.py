@@ -56,7 +56,7 @@ def _has_regular_batch(tensor: Any, dims: Sequence[int]) -> bool:
 
 def _workspace(full_side: Any, dims: Sequence[int], element: int) -> int:
     """Return the size of cuFFT's workspace in bytes. `full_side` is the tensor with all values, either the input or the
-    result. `element` is the number of bytes of a complex value.
+    result. `element` is the size of a complex value in bytes.
     """
     lengths = [int(full_side.shape[dim]) for dim in dims]
     full_size = int(full_side.numel()) * element

@@ -67,7 +67,7 @@ def _logits_loss(call: OpCall) -> MemoryPlan:
 
 
 def _soft_margin_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of the soft margin loss. The kernel computes exp(-target × input) in three
+    """Return the memory plan for the gradient of the soft margin loss. The kernel computes exp(-target × input) in three
     steps, then the gradient (`soft_margin_loss_backward_out` in Loss.cpp)."""
     size = size_of(call.arguments["self"])
     return MemoryPlan(

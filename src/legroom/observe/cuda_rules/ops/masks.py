@@ -47,7 +47,7 @@ def _scatter(call: OpCall) -> MemoryPlan:
 
 
 def _scatter_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of `masked_scatter`. The gradients selected by the mask are allocated, in
+    """Return the memory plan for the gradient of `masked_scatter`. The gradients selected by the mask are allocated, in
     the shape of the source. The number of true values is unknown, so the size of the source is used instead.
     """
     count, dims = call.result.numel(), call.arguments["grad_output"].dim()

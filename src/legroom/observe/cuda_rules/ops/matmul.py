@@ -176,7 +176,7 @@ def _euclidean(call: OpCall) -> MemoryPlan:
 
 
 def _cdist_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of `torch.cdist`. The gradient of every pair for every column exists
+    """Return the memory plan for the gradient of `torch.cdist`. The gradient of every pair for every column exists
     before the sum (`_cdist_backward` in cuda/DistanceKernel.cu). The rule agrees with measurements on an H200, except
     for sums over very few columns, which use more memory."""
     given = call.arguments["x1"]
@@ -196,7 +196,7 @@ def _cdist_backward(call: OpCall) -> MemoryPlan:
 
 
 def _pdist_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of `pdist`. The gradients of all pairs exist before the sum
+    """Return the memory plan for the gradient of `pdist`. The gradients of all pairs exist before the sum
     (`pdist_backward_kernel_impl`)."""
     given = call.arguments["self"]
     rows = given.shape[0] if given.dim() else 0

@@ -65,7 +65,7 @@ def _layer_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _layer_norm_backward(call: OpCall) -> MemoryPlan | None:
-    """Return the memory plan of the gradient of a layer norm. The kernel copies inputs as in the forward pass. For many
+    """Return the memory plan for the gradient of a layer norm. The kernel copies inputs as in the forward pass. For many
     short rows, the gradients of the weights are summed in two passes (`LaunchGammaBetaBackwardCUDAKernel`). The first
     pass computes one partial sum for every 32 rows, and the second pass reduces these sums.
     """
@@ -223,7 +223,7 @@ def _group_norm(call: OpCall) -> MemoryPlan | None:
 
 
 def _group_norm_backward(call: OpCall) -> MemoryPlan:
-    """Return the memory plan of the gradient of a group norm. The kernel allocates two sums per channel of each image,
+    """Return the memory plan for the gradient of a group norm. The kernel allocates two sums per channel of each image,
     and three factors computed from these sums (`GroupNormBackwardKernelImplInternal`)."""
     each, groups = _bytes_per_channel(call), call.arguments["N"] * call.arguments["group"] * 4
     steps: list[MemoryStep] = [

@@ -52,8 +52,8 @@ def buffers(
     """Return the sizes in bytes of the staging buffer and of its semaphores. Both sizes are 0 if one block per output
     is enough.
 
-    `accumulator` is the number of bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is
-    the number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
+    `accumulator` is the size in bytes of one partial result (4 for a sum of floats, 16 for a variance). `vector` is the
+    number of inputs that are loaded at once if all dimensions are reduced, or 1 if the kernel does not vectorize.
     """
     inner = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d in reduced])
     outer = _merged([(shape[d], strides[d]) for d in range(len(shape)) if d not in reduced])
@@ -135,7 +135,7 @@ def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector:
 
 
 def _reduction(accumulator: int | None = None, vector: int = 4) -> Rule:
-    """Return the rule for operations that consist of one reduction. `accumulator` is the number of bytes of a partial
+    """Return the rule for operations that consist of one reduction. `accumulator` is the size in bytes of a partial
     result for inputs of 4 bytes or fewer. None means that partial results have the dtype of the inputs.
     """
 

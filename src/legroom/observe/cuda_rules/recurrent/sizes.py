@@ -22,7 +22,7 @@ LSTM = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentLayer:
-    """One call of cuDNN, for all layers of a module."""
+    """One call to cuDNN, for all layers of a module."""
 
     mode: int
     steps: int
@@ -161,7 +161,7 @@ CHUNK = 256
 
 
 def workspace(layer: RecurrentLayer, *, backward: bool = False) -> int:
-    """Return the size of the workspace of one cuDNN call in bytes."""
+    """Return the workspace size of one cuDNN call in bytes."""
     is_persistent = persistent(layer, backward=backward)
     parts = _parts(layer, is_persistent)
     width = parts.hidden * layer.hidden + parts.inputs * layer.inputs + layer.directions * layer.projected

@@ -1,4 +1,4 @@
-"""Copies tensors to host memory. Each buffer has the size of a block of the file.
+"""Copies tensors to host memory. Each buffer is as large as one block of the file.
 
 The file is written from the copy, so training can continue. Copies from a GPU go into page-locked memory and are
 asynchronous. Later work on the GPU is queued after the copies, and the host waits for the copies in `wait()`.

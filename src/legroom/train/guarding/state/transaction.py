@@ -137,7 +137,7 @@ class Transaction:
         _add(pairs)
 
     def _gradient_bytes(self) -> int:
-        """Return the size of the gradients of finished micro-batches, in bytes."""
+        """Return the size in bytes of the gradients that finished micro-batches produced."""
         return sum(parameter.grad.nbytes for parameter in self._trainable if parameter.grad is not None)
 
     def _gradient_versions(self) -> list[int]:

@@ -6,8 +6,9 @@ cleared by `zero_grad` or by an assignment to `.grad`. The rule searches the fun
 functions in the same file that the loop calls.
 
 ## Why this is a problem
-`backward()` adds to the existing gradients. If the gradients are never cleared, each step uses the sum of the gradients
-of all steps so far. The gradients also stay allocated during each forward pass, at the same time as the activations.
+`backward()` adds to the existing gradients. If the gradients are never cleared, each step uses the accumulated
+gradients of all steps so far. The gradients also stay allocated during each forward pass, at the same time as the
+activations.
 
 ## Example
 ```python

@@ -135,7 +135,7 @@ def _runs_a_model(program: Program, call: CallFact) -> bool:
 
 
 def _model_call(program: Program, call: CallFact) -> CallFact:
-    """Return the call of the model itself, if the evaluation calls a function of this file that has no other callers."""
+    """Return the call to the model itself, if the evaluation calls a function of this file that has no other callers."""
     function = call.local
     if (
         call.receiver.kind is ValueKind.MODEL
