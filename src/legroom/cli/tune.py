@@ -35,7 +35,7 @@ def tune(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of the search algorithm.", show_default="0")] = None,
     grace_period: Annotated[int | None, typer.Option(min=1, metavar="N", help="Minimum number of steps before a trial may be stopped early.", show_default="1")] = None,
     reduction_factor: Annotated[float | None, typer.Option(metavar="X", help="ASHA continues the best 1/X of the trials.", show_default="2")] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of steps of a trial with ASHA.", show_default=False)] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of steps per trial with ASHA.", show_default=False)] = None,
     interval: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of steps between two PBT decisions.", show_default="1")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the directory of the study.")] = False,
     wandb: Annotated[Text, typer.Option(metavar="PROJECT", help="Also log to Weights & Biases, offline.", show_default=False)] = None,

@@ -134,8 +134,8 @@ def estimate_script(
 
 
 def _place(error: str) -> str:
-    """Return the file, line and type of an error, for example `train.py:4, ValueError`. The message may name torch's own
-    operations, which differ between a trace and a run.
+    """Return the file, line and type of an error, for example `train.py:4, ValueError`. The message is omitted, because
+    it may contain names of torch operations, which differ between a trace and a run.
     """
     return error.partition(": ")[0]
 

@@ -152,7 +152,7 @@ class Recording:
         return self._outcome.exit_code or (2 if self._json is not None and self._json.failed else 0)
 
     def end(self, outcome: Outcome) -> None:
-        """Set the outcome of a script that was not started by `run`. Call `close` afterwards."""
+        """Set the outcome of a script that `run` did not start. Call `close` afterwards."""
         self._outcome = outcome
 
     # --- before the script

@@ -266,7 +266,8 @@ class Allocator:
         self._select_fast_paths()
 
     def kernels_run(self) -> None:
-        """Record that the first operation has run. From then on, CUDA places segments differently."""
+        """Record that the first operation has run. After the first operation, CUDA places segments at different
+        addresses."""
         self._space.kernels_run()
 
     def library_loaded(self) -> None:

@@ -68,8 +68,8 @@ class Markers:
         self._known: dict[str, Marker] = {}
 
     def start(self, stamp: Callable[[str], None] | None) -> None:
-        """Start marking. `stamp` is a function that sets the stamp for this thread, or None if torch does not support
-        stamps."""
+        """Start to mark the history entries. `stamp` is a function that sets the stamp of all later entries from this
+        thread, or None if torch does not support stamps."""
         self._stamp = stamp
         self._recording = True
         self.advance(OTHER)
@@ -126,5 +126,5 @@ class Markers:
 
     @property
     def identifies_threads(self) -> bool:
-        """True if entries identify the thread that made them."""
+        """True if each history entry identifies the thread that made the request."""
         return self._stamp is not None

@@ -41,7 +41,8 @@ class StepPeaks:
             self._exit.callback(setattr, self._namespace, name, original)
 
     def restore(self) -> None:
-        """Restore torch's functions. Afterwards, torch's peaks start at the last step."""
+        """Restore torch's functions. Afterwards, torch's peak statistics cover only the time since the start of the
+        last step."""
         self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:

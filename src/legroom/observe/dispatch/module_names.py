@@ -47,7 +47,7 @@ def _shown(path: str, module: nn.Module) -> str:
 
 
 def _without_wrappers(name: str) -> str:
-    """Return the path without the `_orig_mod` that `torch.compile` adds."""
+    """Remove `_orig_mod`, which `torch.compile` adds, from a module path."""
     return name.replace("._orig_mod", "").removeprefix("_orig_mod.") if "_orig_mod" in name else name
 
 

@@ -41,8 +41,8 @@ def batch_size_rank(name: str) -> int | None:
     `name` is not a batch size.
 
     The name may be an option (`--trainer.batchSize`), a variable (`BATCH_SIZE`) or a key. Only the last part of the
-    name is compared with names of batch sizes. The other parts may show that the batch size is not used for training
-    (`val.batch_size`).
+    name is compared with common names for batch sizes. The other parts may show that the batch size is not used for
+    training (`val.batch_size`).
     """
     words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
     joined = "".join(words)

@@ -157,7 +157,8 @@ def _sent_tensors(host: VirtualHost) -> Iterator[None]:
 
 
 def rebuild_on_device(index: int, rebuild: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return a tensor that another process sent. Without a virtual GPU in this process, the tensor is on the host."""
+    """Return a tensor that another process sent. If this process has no virtual GPU, the returned tensor is a CPU
+    tensor."""
     with torch._C.DisableTorchFunction():
         tensor = rebuild(*arguments)
         storage = storage_of(tensor)

@@ -143,7 +143,7 @@ class _BroadcastFiles:
 
 
 def _no_function() -> None:
-    """Take the place of a function that this build of torch lacks."""
+    """Do nothing. This function replaces a function that is missing in this build of torch."""
 
 
 def _fake_store() -> Any:

@@ -179,7 +179,7 @@ def outside_virtual_gpu(function: Callable[[], T]) -> T:
 
 
 def _run_in_child(write_end: int, function: Callable[[], Any]) -> None:
-    """Run the function and exit the process, without the exit handlers of the program."""
+    """Run the function, and exit the process without running the program's exit handlers."""
     try:
         try:
             active = VirtualGPU._active

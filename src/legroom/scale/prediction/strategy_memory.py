@@ -45,7 +45,7 @@ class StrategyPrediction:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
-    """A model, its optimizer and batch, and the GPUs."""
+    """The inputs of a prediction: a model, its optimizer, a batch and the GPUs."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None

@@ -1,4 +1,4 @@
-"""`legroom.watch(loader)`: a loop like tqdm's, with memory use and leak warnings.
+"""`legroom.watch(loader)`: a progress bar like tqdm's that also shows memory use and leak warnings.
 
 A terminal shows one updating line. In a pipe, a CI log or a notebook, a plain line is printed from time to time. Each
 leak is reported once, with the variable that retains the memory and the line that stores the tensors. `watch` yields

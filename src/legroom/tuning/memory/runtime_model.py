@@ -87,8 +87,8 @@ class RuntimeModel:
         self._observations.pop(number, None)
 
     def predict(self, waiting: Mapping[int, tuple[Config, int]], now: float) -> RuntimeSamples | None:
-        """Predict runtimes. `waiting` contains the configuration and the bytes of each trial that could start. Return
-        None until a trial has reported."""
+        """Predict the runtimes of running and waiting trials. `waiting` maps each waiting trial to its configuration
+        and its memory in bytes. Return None until a trial has reported."""
         reported = [
             observation
             for observation in self._observations.values()

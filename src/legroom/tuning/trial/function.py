@@ -204,7 +204,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
 
 
 def _defines_name(tree: ast.Module, name: str) -> bool:
-    """Return True if a file defines a name by an import, an assignment or a class instead of `def`."""
+    """Return True if a module-level import, assignment or class statement defines `name`."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             if any((alias.asname or alias.name) in (name, "*") for alias in node.names):

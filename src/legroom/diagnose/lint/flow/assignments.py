@@ -342,7 +342,8 @@ def _starts_at_beginning(node: cst.CSTNode) -> bool:
 
 
 def _names_in_backward(function: Function) -> frozenset[str]:
-    """Return the paths on which `backward` is called, or which `backward` receives."""
+    """Return the dotted paths of all tensors on which `backward` is called, or which `backward` receives as an
+    argument."""
     found: set[str] = set()
     for node in walk(function.body, into_functions=False):
         if not isinstance(node, cst.Call):

@@ -125,7 +125,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def of_tensor(tensor: Any, dims: Any, gpu: GpuSpec, *, accumulator: int, vector: int = 4) -> tuple[int, int]:
-    """Return `buffers` for a tensor and the `dim` argument of an operation."""
+    """Return the result of `buffers` for a reduction of `tensor` over the dimensions `dims`."""
     rank = tensor.dim()
     chosen = [dims] if isinstance(dims, int) else list(dims or ())
     reduced = {d % rank for d in chosen} if chosen else set(range(rank))

@@ -117,8 +117,8 @@ def _native_dropout(call: OpCall) -> MemoryPlan:
 
 
 def install(overrides: Overrides) -> None:
-    """Make dropout use one fused kernel that saves a boolean mask, as on CUDA. The CPU multiplies by a mask of the
-    input's dtype.
+    """Make dropout use one fused kernel that saves a boolean mask, as on CUDA. On the CPU, PyTorch multiplies the input
+    by a mask that has the input's dtype.
 
     The rule follows `is_fused_kernel_acceptable` in ATen/native/Dropout.cpp. `dropout_` and dropouts of whole
     channels have no fused kernel on either device.

@@ -54,8 +54,8 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 class ProcessGroupNCCL:
-    """The class of NCCL groups in builds without NCCL. No group is an instance of this class, and its options have no
-    effect.
+    """Replaces `torch.distributed.ProcessGroupNCCL` in torch builds without NCCL. No group is an instance of this
+    class, and its options have no effect.
     """
 
     class Options:

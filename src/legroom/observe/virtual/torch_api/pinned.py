@@ -24,7 +24,8 @@ def count_as_pinned(tensor: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def pinned_memory(host: VirtualHost) -> Iterator[Iterable[Replacement]]:
-    """Yield replacements for the methods of tensors. The methods of storages call these methods."""
+    """Yield replacements for the tensor methods that pin memory. The storage methods of the same names call these
+    tensor methods."""
     global _active
     pinned = _active = _Pinned(host)
 

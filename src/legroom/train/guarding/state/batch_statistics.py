@@ -1,4 +1,4 @@
-"""Updates the running statistics of a split batch in the same way as for the whole batch.
+"""Updates the running statistics of batch normalization as if the batch had not been split.
 
 Each micro-batch is still normalized with its own mean and variance. The running statistics, which are used in evaluation,
 are updated once with the mean and variance over all samples, and one batch is counted.
