@@ -24,9 +24,9 @@ LEAK = IMPORTS + (
 @pytest.mark.parametrize("title", REPORTED)
 def test_file_with_findings_is_not_skipped(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = IMPORTS + REPORTED[title]
-    monkeypatch.setattr(engine, "may_have_findings", lambda *_: True)
-    if lint_text(text):
-        assert may_have_findings(ast.parse(text), text)
+    if not may_have_findings(ast.parse(text), text):
+        monkeypatch.setattr(engine, "may_have_findings", lambda *_: True)
+        assert lint_text(text) == []
 
 
 def test_definition_of_a_model_is_skipped() -> None:

@@ -81,7 +81,9 @@ class Assignments(FactRecorder):
         through = {each for name in read for each in self.depends_on.get(name, ())}
         uses_old_value = path in names_in(expression) or path in through
         self.depends_on[path] = read | through
-        given = [self.parameter_of[name] for name in stored_names(expression) if name in self.parameter_of]
+        given = [
+            self.parameter_of[name] for name in sorted(stored_names(expression)) if name in self.parameter_of
+        ]
         if given:
             self.parameter_of[path] = given[0]
         elif path not in read:  # value = value.item()

@@ -133,7 +133,7 @@ class FactRecorder(Expressions):
         if rebound and target not in self.function.nonlocal_names:
             return  # a local name
         if grows and not self.function.owns(target):
-            for name in stored_names(expression, no_grad=self.no_grad):
+            for name in sorted(stored_names(expression, no_grad=self.no_grad)):
                 parameter = self.parameter_of.get(name)
                 if parameter is not None and parameter != target.partition(".")[0]:
                     self.function.stored_parameters.setdefault(parameter, store)
@@ -263,7 +263,7 @@ class FactRecorder(Expressions):
         if target is None or self.function.owns(target):
             return
         for name, argument in local.receives(node):
-            for stored in stored_names(argument.value) if name in local.stored_parameters else ():
+            for stored in sorted(stored_names(argument.value)) if name in local.stored_parameters else ():
                 parameter = self.parameter_of.get(stored)
                 if parameter is not None and parameter != root(target):
                     self.function.stored_parameters.setdefault(parameter, local.stored_parameters[name])
