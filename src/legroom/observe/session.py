@@ -167,7 +167,7 @@ class _AllocatorFigures(Protocol):
 
 
 class _DispatchProducer:
-    """The common parts of recording on a virtual GPU and in host memory."""
+    """The base class for recording on a virtual GPU and in host memory."""
 
     def __init__(self, recorder: Recorder, on_step: Callable[[], None] | None) -> None:
         self.progress = 0, 0.0

@@ -93,7 +93,7 @@ class DistributedLoader:
                 self.set_epoch(epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Start this epoch at the next iteration."""
+        """Make the next iteration over the loader start epoch `epoch`."""
         self._epoch, self._batches = epoch, 0
 
     def state_dict(self) -> dict[str, int]:

@@ -125,7 +125,7 @@ class StudyStore:
         self._ids[record.number] = trial_id
 
     def report(self, record: TrialRecord, report: Report, metric: str) -> None:
-        """Write a new report, which `record` already contains."""
+        """Write the new report of a trial to the storage. `record` already contains the report."""
         identity = self._ids[record.number]
         with _disk_full_as_store_error(self.folder):
             if metric in report.metrics:

@@ -1,8 +1,8 @@
 """Messages of errors that are not about memory, each with the code of the page that explains the error.
 
-The table is read from the top. If several entries match the same line, the first entry is used. The explanation
-(meaning, causes, checks and fixes) is on the code's page. `oom.known_messages` contains the messages about memory, and
-`memory_code` maps these messages to codes.
+If several entries match the same line, the first entry in the table is used. The explanation (meaning, causes, checks
+and fixes) is on the code's page. `oom.known_messages` contains the messages about memory, and `memory_code` maps these
+messages to codes.
 
 A `weak` entry matches a message that follows from another error, such as a launcher's list of exited processes or a
 peer's lost connection. A weak entry is the result only if the log contains no other error.

@@ -74,7 +74,7 @@ def replace_sources(raw: str, cells: Sequence[Cell], sources: Sequence[str]) -> 
 
 
 def _encode_source(raw: str, cell: Cell, source: str) -> str:
-    """Return a source as JSON, in the style of the source that it replaces."""
+    """Encode the source code of a cell as JSON, in the same style (string or list) as in the original notebook."""
     old = raw[cell.start : cell.end]
     ascii_only = raw.isascii()
     if not old.startswith("["):

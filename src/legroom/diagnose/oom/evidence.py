@@ -176,8 +176,8 @@ class Evidence:
 
     @cached_property
     def scaling(self) -> int:
-        """The number of bytes that scale with the batch size, including the bytes that the rest of the forward pass will
-        allocate as far as it is known. Whole datasets are not included."""
+        """The number of bytes that scale with the batch size, including the expected allocations in the rest of the
+        forward pass. Whole datasets are not included."""
         so_far = self.scaling_so_far
         if self.oom.phase is Phase.OPTIMIZER:
             return so_far

@@ -83,8 +83,8 @@ def classify(
 ) -> ErrorClassification:
     """Classify an exception or a string.
 
-    `free_memory` is called only for an ambiguous error. A string may come from another machine, so the default function
-    is not used for texts.
+    `free_memory` is called only for an ambiguous error. An error that is given as a string may come from a different
+    machine, so the default function is not called for strings.
     """
     if isinstance(error, str):
         result = _classify_text(error)

@@ -121,7 +121,7 @@ def _containers(evidence: Evidence) -> Iterator[Holder]:
 
 
 def _is_intermediate(holder: Holder) -> bool:
-    """Return True if the rest of the iteration reads the container."""
+    """Return True if later code in the same iteration reads the variable."""
     return holder.frame is not None and is_used_later(holder.frame, holder.path.split(" ", 1)[0])
 
 

@@ -323,7 +323,7 @@ class CudaHistory:
         return list(self._rings)
 
     def _emit_lost_steps(self) -> None:
-        """Send the steps whose entries were overwritten."""
+        """Send the events of steps whose history entries were overwritten."""
         while self._pending:
             entries, pending = self._pending[0]
             device = getattr(pending.event, "device", 0)

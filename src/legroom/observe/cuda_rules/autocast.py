@@ -1,9 +1,9 @@
 """Autocast with CUDA's lists of operations, for tensors on a virtual device.
 
 The precision of an operation under autocast depends on the device. On CUDA, softmax, norms, losses and sums run in
-float32 and save larger tensors. The lists for the CPU are different. PyTorch registers its lists for every device in
-every build, so the names of the operations come from torch. This module defines only the policy of each list. The rules
-follow ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
+float32 and save larger tensors. The CPU has different lists of operations. PyTorch registers its lists for every device
+in every build, so the names of the operations come from torch. This module defines only the policy of each list. The
+rules follow ATen/autocast_mode.h (the AT_FORALL lists) and autocast_mode.cpp (`cached_cast`).
 
 Casts of parameters are cached until the outermost region ends, as in `cached_cast`.
 

@@ -41,7 +41,8 @@ class ModuleNames:
 
 
 def _shown(path: str, module: nn.Module) -> str:
-    """Return the path as the user wrote it. A path that consists of indices is preceded by the type: `Tanh (3)`."""
+    """Return the path as the user wrote it. If the path consists only of indices, the module type is added: `Tanh
+    (3)`."""
     path = _without_wrappers(path)
     return f"{type(module).__name__} ({path})" if path.replace(".", "").isdecimal() else path
 

@@ -5,8 +5,9 @@ a small device tensor that does not depend on the model, the real values are ret
 reads any other device tensor, a placeholder is returned. In this case, `.item()` returns 1, `all()`, `equal()` and
 `allclose()` return True, other Boolean values are False, and `.cpu()` returns ones.
 
-Models are usually built on the host first, which would cost time and memory. Therefore large tensors that a module
-creates in its constructor are fake from the beginning. All parameters and buffers that a module registers are fake too.
+Models are usually built in host memory first. Real host tensors would cost time and memory. Therefore large tensors
+that a module creates in its constructor are fake from the beginning. All parameters and buffers that a module registers
+are fake too.
 """
 
 import contextlib

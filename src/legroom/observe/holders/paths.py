@@ -222,8 +222,8 @@ class _Search:
         )
 
     def _being_built(self) -> HolderPath | None:
-        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. Such a list has no
-        name until the statement ends.
+        """Return a list that a running statement builds, as in `losses = [step(x) for x in data]`. A list that is being
+        built has no name until the statement ends.
         """
         long_enough = [
             item
@@ -394,8 +394,8 @@ _NEVER_HOLDERS = (ModuleType, CodeType, Variables, _Search)
 
 def _is_in_python(referrer: Any) -> bool:
     """Return whether a referrer is a Python object that retains the tensor. Autograd nodes are not counted, because
-    they retain tensors on behalf of the tensors that own the graph. However, a list that references such a node (the
-    `ctx` of a user's function) is counted.
+    they retain tensors on behalf of the tensors that own the graph. However, a list that references an autograd node
+    (the `ctx` of a user's function) is counted.
     """
     return not isinstance(referrer, (*_NEVER_HOLDERS, torch._C._FunctionBase))
 

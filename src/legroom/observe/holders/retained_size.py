@@ -35,7 +35,8 @@ _Referents = Callable[[list[Any]], Iterable[Any]]
 
 
 class RetainedStorages:
-    """The storages that objects retain at one moment. Results for one object are reused for other objects."""
+    """Computes the storages that objects retain at one moment. Results are cached, because several objects often
+    reference the same object."""
 
     def __init__(self, measure: Measure) -> None:
         self._measure = measure

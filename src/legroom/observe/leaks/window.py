@@ -3,7 +3,7 @@
 A scan looks for three kinds of leaks:
 
 - `graph`: Nodes of several earlier iterations are alive. PyTorch numbers its nodes, so one scan is enough.
-- `tensor`: Storages first seen in each of the last scans are all still alive, and their number rises each time.
+- `tensor`: Each recent scan found new storages, and these storages are still alive.
 - `larger`: The tensor of a variable is larger in every scan, and the source code computes the variable from itself.
 
 For each kind of leak, the scan finds the variable that retains the tensors (`holders.paths`) and the line that stores

@@ -23,7 +23,7 @@ _METHODS_OF_CONTAINERS = {name for kind in (list, dict, set, deque) for name in 
 
 
 class Calls(NamedTuple):
-    """The names of called functions."""
+    """The names of the functions that a program calls or passes."""
 
     called: frozenset[str]
     """Functions whose names occur in code that runs."""

@@ -12,7 +12,7 @@ def is_used_later(frame: Frame, name: str) -> bool:
     another value.
 
     The order of the lines is used, not the conditions under which they run. In a loop, the next iteration is considered as
-    well. An attribute counts as used. A variable counts as not used if the source code cannot be read.
+    well. An attribute counts as used. If the source code cannot be read, the result is False for a variable.
     """
     tree = tree_of(frame.file)
     if tree is None or not name.isidentifier():

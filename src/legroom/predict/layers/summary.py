@@ -182,8 +182,8 @@ class _Entry:
     trainable: int = 0
 
     def is_listed(self, before: list[int]) -> bool:
-        """Return True if the call has its own row. Layers, and operations that save a tensor or change the shape,
-        have their own rows.
+        """Return True if the call has its own row in the summary table. Layers, and operations that save a tensor or
+        change the shape, have their own rows.
         """
         return not self.is_operation or self.kind in _RESHAPING or self._saved(before) > 0
 

@@ -15,8 +15,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def gc_paused_during_imports(may_freeze: Callable[[], bool]) -> Iterator[None]:
-    """Disable garbage collection during imports. `may_freeze` returns True if the objects that exist after an import
-    may be frozen."""
+    """Disable garbage collection during imports. After an import that creates many objects, all existing objects are
+    excluded from garbage collection (`gc.freeze`) if `may_freeze` returns True."""
     plain_import = builtins.__import__
     depth = 0
 

@@ -67,7 +67,8 @@ class BalancedCut:
 
     @property
     def unevenness(self) -> float:
-        """A measure to compare cuts. A larger maximum stage is accepted if the other stages become more even."""
+        """The unevenness of the stages, which is used to compare cuts. A cut with a larger maximum stage can be better
+        if its other stages are more even."""
         return float(max(self.peaks) * self.spread**0.5)
 
 

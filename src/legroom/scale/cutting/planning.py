@@ -71,8 +71,8 @@ class DistributedPlanning(LocalPlanning):
 
 @dataclass(frozen=True, slots=True)
 class ModelCut:
-    """The cut of a model. The cut applies to every forward graph of the model, for any batch size, in training and in
-    evaluation."""
+    """The boundaries at which a model is split into stages. The boundaries apply to every forward graph of the model,
+    for any batch size, in training and in evaluation."""
 
     boundaries: tuple[int, ...]
     """The boundaries of the stages in the recorded graph, including 0 and the length of the graph."""

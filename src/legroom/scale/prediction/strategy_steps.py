@@ -47,7 +47,7 @@ def ddp_step(model: nn.Module, optimizer: Optimizer, batch: Any, *, nccl: bool) 
 
     After the first step, DDP rebuilds its buckets in the order of the gradients. With `nccl`, the old buckets stay
     alive until the next collective, after the forward pass of the second step. On an H200, a second set of buckets was
-    measured at the peak of that step. In a run that did not rebuild its buckets, there was no second set.
+    measured at the peak of that step. If DDP did not rebuild the buckets, no second set was measured.
     """
 
     def make(onto: DeviceCopies) -> Callable[[], None]:

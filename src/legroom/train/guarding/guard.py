@@ -228,7 +228,7 @@ class Guard:
         )
 
     def step_without_recovery(self, loss_fn: LossFunction, *batch: Any, **named: Any) -> torch.Tensor:
-        """Run one plain step of the whole batch. An out-of-memory error is raised to the caller."""
+        """Run one training step on the whole batch, without splitting it. Out-of-memory errors are raised."""
         with self.precision.autocast():
             loss = checked_loss(loss_fn(*batch, **named))
         self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -368,8 +368,8 @@ class Guard:
             self._transaction.savepoint()
 
     def _can_keep_finished(self, passes: Passes) -> bool:
-        """Return True if the gradients are still exactly the gradients of the finished micro-batches. A partial
-        backward pass would have changed the gradients."""
+        """Return True if the gradients are still exactly the gradients of the finished micro-batches. If a backward
+        pass had been interrupted, the gradients would be different."""
         return (
             0 < passes.done < len(passes.sizes)
             and passes.phase == "forward"

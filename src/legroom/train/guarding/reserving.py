@@ -2,8 +2,8 @@
 
 Optimizers such as Adam allocate twice the memory of the parameters in their first step. Without a reservation, a
 batch could fit in the first passes and then fail in the optimizer or in the next step. With the reservation, memory
-runs out in the passes, where smaller micro-batches help. The reservation consists of blocks with the sizes that the
-optimizer will allocate. The reservation is released just before the optimizer step. The optimizer itself is not
+runs out in the passes, where smaller micro-batches help. The reserved blocks have the same sizes as the tensors that
+the optimizer will allocate. The reservation is released just before the optimizer step. The optimizer itself is not
 modified, so its values and counters are the same as without Guard.
 """
 

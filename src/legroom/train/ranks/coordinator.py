@@ -179,7 +179,7 @@ class DistributedRanks:
         """Iterate over this rank's batches until all ranks are done.
 
         A rank without further batches gets its last batch again, with weight 0. The mean over ranks still includes all
-        ranks. The iteration adds one exchange per step.
+        ranks. The ranks exchange one additional message per step.
         """
         latest: list[T] = []
         remaining = iter(batches)
@@ -238,7 +238,7 @@ class DistributedRanks:
             self._complete_remaining_passes()
 
     def agree(self, failure: object | None, proposal: int) -> int | None:
-        """End an attempt on every rank. Return None if the attempt is valid on all ranks.
+        """Exchange the results of an attempt between all ranks. Return None if the attempt is valid on all ranks.
 
         If the attempt is not valid, all ranks repeat it with micro-batches of the returned size, or with a fallback
         if the size is 0. `proposal` is the size that this rank proposes after its own failure, or 0 if no smaller
@@ -465,7 +465,7 @@ def _host_group(members: list[int], timeout: float) -> Any:
 
 
 def _store(prefix: str) -> Any:
-    """Return the store of the process group, with a prefix.
+    """Return the key-value store of the default process group. All keys get a prefix.
 
     The function of torch that returns the store is private. In a version of torch without this function, the ranks
     use a new store, which needs a free port on the machine of the first rank.

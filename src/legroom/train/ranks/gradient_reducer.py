@@ -63,7 +63,7 @@ class GradientReducer:
 
         In that case, the step must be repeated, and buckets are no longer sent early. A gradient changes late if
         parts of the backward pass run more than once (`checkpoint(use_reentrant=True)` around a shared parameter).
-        The gradient then changes on every rank.
+        In this case, the gradient changes late on every rank.
         """
         self._is_active = False
         self._send(all_remaining=True)

@@ -39,7 +39,7 @@ class HostLink(Protocol):
         """Make the compute stream wait for a copy."""
 
     def abandon(self, copy: torch.Tensor) -> None:
-        """Handle a copy to the device that is freed without `wait`."""
+        """Handle the case that a device copy is freed before `wait` was called."""
 
 
 def host_link(device: torch.device) -> HostLink:

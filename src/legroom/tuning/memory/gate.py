@@ -66,7 +66,7 @@ class OpenGate:
 
 @dataclass(slots=True)
 class _TracedConfig:
-    """The traces of one configuration. Maps micro-batches (None for the full batch) to results."""
+    """The trace results of one configuration, by micro-batch size (None for the full batch)."""
 
     config: Config
     traces: dict[int | None, dict[int, TraceResult]]

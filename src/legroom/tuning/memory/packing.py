@@ -3,7 +3,7 @@
 Every trial has its own process with a CUDA context, so each bound includes a context. The first trial in the planned
 start order that fits now is started. Until runtimes are known, the largest trial starts first. A trial starts on the
 GPU where it leaves the least memory free. If other trials have overtaken a trial too often, that trial gets the next
-free GPU. If a GPU is free on which the batch need not be split, the trial is placed on that GPU.
+free GPU. If the batch fits a free GPU without being split, the trial is placed on that GPU.
 """
 
 from collections import Counter

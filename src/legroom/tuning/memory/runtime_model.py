@@ -187,8 +187,8 @@ def _remaining(
     elapsed: float,
     rng: random.Random,
 ) -> list[float]:
-    """Return the remaining runtime of a running trial. Samples below the elapsed time are dropped. If no sample is
-    left, the runtime still needed is predicted to equal the elapsed time."""
+    """Return samples of the time that a running trial still needs. Samples below the elapsed time are dropped. If no
+    sample is left, the runtime still needed is predicted to equal the elapsed time."""
     known = [observation.pace] if observation.reports else paces.samples(observation.features)
     more = [length - elapsed for length in _products(known, reports.samples(observation.features), rng) if length > elapsed]  # fmt: skip
     return rng.choices(more or [elapsed], k=SAMPLES)

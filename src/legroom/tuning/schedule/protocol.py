@@ -48,4 +48,4 @@ class Scheduler(Protocol):
         negated for `mode="max"`."""
 
     def ended(self, number: int) -> None:
-        """Record that trial `number` will not report any more."""
+        """Record that trial `number` will send no further reports."""

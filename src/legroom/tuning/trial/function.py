@@ -107,8 +107,8 @@ class TrainFunction:
 
     @property
     def imports(self) -> list[str]:
-        """The packages outside the folder of the file that the file imports. These packages can be loaded before the
-        file."""
+        """The packages outside the folder of the file that the file imports. These packages can be imported before the
+        file is imported."""
         try:
             tree = ast.parse(Path(self.file).read_bytes())
         except (OSError, SyntaxError, ValueError):

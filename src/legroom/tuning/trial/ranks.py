@@ -52,7 +52,7 @@ class RankGroup:
         return dict.fromkeys(ranks, self._decided[message.step])
 
     def ended(self, rank: int, end: TrialExit) -> Answers:
-        """Handle the end of a rank. Return the actions of the ranks that were waiting for that rank."""
+        """Handle the exit of a rank. Return the actions of the ranks that were waiting for that rank."""
         self.ends[rank] = end
         if _went_wrong(end) and self._deadline is None:
             self._deadline = time.monotonic() + GRACE
@@ -72,7 +72,7 @@ class RankGroup:
     @property
     def end(self) -> TrialExit:
         """Return the result of the trial, which is the result of the rank that failed first, or of rank 0 if no rank
-        failed. The memory is the maximum over the ranks."""
+        failed. The reported memory is the maximum over all ranks."""
         wrong = [end for end in self.ends.values() if _went_wrong(end)]
         chosen = min(wrong, key=lambda end: end.failed_at) if wrong else self.ends[0]
         sizes = [end.actual_bytes for end in self.ends.values() if end.actual_bytes is not None]

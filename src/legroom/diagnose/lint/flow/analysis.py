@@ -3,8 +3,8 @@ are stored.
 
 Each function is analyzed statement by statement. Loop bodies are analyzed twice, so the second analysis includes the
 results of the first iteration. Branches are analyzed separately, and then their values are joined. The file is
-analyzed repeatedly until return values, arguments and gradient modes no longer change. The facts of the last pass are
-for the rules.
+analyzed repeatedly until return values, arguments and gradient modes no longer change. The lint rules use the facts
+from the last pass.
 
 The first pass assumes that inputs of a model have no graph, and analyzes callers last. If an output is fed back into a
 model, it therefore has a graph only if the model itself adds a graph.

@@ -312,8 +312,8 @@ class Expressions:
         return result
 
     def _called_value(self, func: cst.BaseExpression, owner: Value) -> Value:
-        """Return the value that is called: a model, a loss or a function of this file. `of` is the object whose
-        attribute is called."""
+        """Return the value that is called: a model, a loss or a function of this file. `owner` is the value of the
+        object whose attribute is called."""
         path = dotted(func)
         if path is not None and path in self.names:
             return self.names[path]

@@ -1,9 +1,9 @@
 """Selects the attention kernel as CUDA does: cuDNN, flash, memory-efficient, or math.
 
 The rules follow ATen/native/transformers/cuda/sdp_utils.cpp. PyTorch tries the kernels in order and uses the first
-kernel whose conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell. On other GPUs, flash comes
-first. The kernel determines which tensors are saved for the backward pass. The math kernel saves matrices of queries ×
-keys. The other kernels save one sum per row.
+kernel whose conditions are met. Since torch 2.9, cuDNN comes first on Hopper and Blackwell. On other GPUs, flash
+attention comes first. The kernel determines which tensors are saved for the backward pass. The math kernel saves
+matrices of queries × keys. The other kernels save one sum per row.
 """
 
 from collections.abc import Callable

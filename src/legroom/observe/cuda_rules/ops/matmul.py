@@ -228,9 +228,8 @@ def sparse_product(call: OpCall) -> MemoryPlan | None:
     """Return the plan of a product whose first operand is sparse.
 
     The rule follows `s_addmm_out_sparse_dense_cuda` in ATen/native/sparse/cuda/SparseCUDATensorMath.cu. Because
-    cuSPARSE needs indices of 32 bits and writes columns, the result is computed into a copy. A matrix that is not
-    coalesced is coalesced in each product. The rule is based on measurements on an H200 with 12,000 and 240,000
-    entries.
+    cuSPARSE needs indices of 32 bits and writes columns, the result is computed into a copy. An uncoalesced sparse
+    matrix is coalesced in each product. The rule is based on measurements on an H200 with 12,000 and 240,000 entries.
     """
     matrix = next(
         (

@@ -1,4 +1,5 @@
-"""The gradients of a custom `autograd.Function` with outputs on several devices (`nn.DataParallel`).
+"""Corrects the device of gradients for a custom `autograd.Function` whose outputs are on several devices
+(`nn.DataParallel`).
 
 If the loss does not depend on an output, autograd passes zeros to `backward` as the gradient of that output. These
 zeros are created in C++, where every output is on the CPU, so the zeros would be on the device of the loss. This module

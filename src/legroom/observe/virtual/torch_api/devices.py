@@ -322,7 +322,7 @@ class _DeviceMeta(type):
 @contextlib.contextmanager
 def integers_name_devices() -> Iterator[None]:
     """Within the block, `torch.device(1)` is `cuda:1`. On a GPU build of torch, an integer refers to a device
-    of the accelerator. A CPU build rejects integers.
+    of the accelerator. A CPU build of torch raises an error for an integer.
 
     `torch.device` cannot be subclassed, so a different class replaces it. The replacement class creates real devices,
     and `isinstance` treats real devices as its instances. Pickling looks up a class by name and would find the

@@ -31,9 +31,7 @@ def is_rank() -> bool:
 
 
 def replacements(host: VirtualHost) -> Iterable[Replacement]:
-    """Make process groups use gloo, or the fake backend if a single rank is traced. Groups ignore the device to which
-    they are bound.
-    """
+    """Make process groups use gloo, or the fake backend if a single rank is traced. Process groups ignore `device_id`."""
     yield from single_rank.replacements() if single_rank.is_enabled() else _groups_with_gloo()
     c10d, *importers = single_rank.modules_of_groups()
     barrier = getattr(c10d, "barrier", None)

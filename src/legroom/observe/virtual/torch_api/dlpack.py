@@ -1,8 +1,8 @@
 """DLPack capsules of device tensors. A capsule has the device type CUDA, so libraries for the CPU (NumPy) reject it.
 
 The memory of the tensor is host memory. Therefore the capsule is created for the CPU, and its device is
-changed in place. Before torch imports the capsule, the device is changed back. The structures have the layout
-of the DLPack standard.
+changed in place. Before torch imports the capsule, the device type is changed back to CPU. The structures have the
+layout of the DLPack standard.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def replacements(host: VirtualHost) -> Iterable[Replacement]:
 
 
 def with_device(capsule: Any, index: int | None) -> Any:
-    """Return the capsule, with a virtual device as its device."""
+    """Set the device of a DLPack capsule to virtual device `index`, and return the capsule."""
     device = None if index is None else _device_of(capsule)
     if device is not None:
         device.device_type, device.device_id = CUDA, index

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 
 class Transaction:
-    """A transaction over the passes of a step. There is one instance for the whole run, and the memory of its copies is
-    reused."""
+    """Saves the training state before the passes of a step, and restores the state after a failure. There is one
+    instance for the whole run, and the memory of its copies is reused."""
 
     def __init__(
         self, model: nn.Module, parameters: Callable[[], Iterable[nn.Parameter]], device: torch.device
@@ -67,7 +67,7 @@ class Transaction:
         self._random = self._random_at_savepoint = None
 
     def rollback(self) -> None:
-        """Restore the state at `begin()`. Earlier gradients stay set aside for the next attempt."""
+        """Restore the state that was saved by `begin()`. Earlier gradients stay set aside for the next attempt."""
         assert self._random is not None
         for parameter in self._trainable:
             parameter.grad = None
