@@ -107,7 +107,7 @@ class OtherProcesses(Annotation):
 
 @dataclass(frozen=True)
 class HistoryUnavailable(Annotation):
-    """A note that the CUDA allocator records no history, so only memory totals per step are known."""
+    """The event that the CUDA allocator cannot record its history, so only memory totals per step are known."""
 
     reason: str
 

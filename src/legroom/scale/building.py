@@ -108,8 +108,8 @@ class Builder:
     # --- choice of the strategy
 
     def _applicable(self, strategy: str) -> str:
-        """Return the given strategy, or `single` if there is only one device. The same script can therefore run on
-        one device."""
+        """Return the given strategy, or `single` if there is only one device. A script for several devices can
+        therefore also run on one device."""
         launched, size = self.devices.world.launched, self.devices.world.size
         device_count = len(self.devices.devices)
         if strategy in ("dp", "split") and size > 1:

@@ -221,8 +221,8 @@ class Parallel:
 
 
 def _strategy_name(strategy: str) -> str:
-    """Return the strategy of the command line (`legroom launch --strategy`). Without this option, return the strategy
-    of the script."""
+    """Return the strategy of the command line (`legroom launch --strategy`). If the option is not given, return the
+    strategy that the script sets."""
     override = os.environ.get("LEGROOM_STRATEGY", "")
     for name, source in ((strategy, "strategy="), (override or "auto", "LEGROOM_STRATEGY=")):
         if name not in NAMES:

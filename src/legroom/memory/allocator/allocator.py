@@ -3,8 +3,8 @@ failures.
 
 The simulation follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 step by step, in Python and without a
 GPU. With the addresses at which CUDA placed the segments, the simulation reproduces recorded histories address by
-address. Without these addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA graphs and
-private pools are not simulated, because a virtual GPU does not support them.
+address. Without the segment addresses, the simulation reproduces the peaks of allocated and reserved memory. CUDA
+graphs and private pools are not simulated, because a virtual GPU does not support them.
 
 `malloc` and `free` proceed in these steps:
 

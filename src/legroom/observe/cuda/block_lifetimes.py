@@ -210,8 +210,8 @@ class ModuleLines:
 def locate_backward_blocks(
     passes: Sequence[Sequence[tuple[BlockLifetime, bool]]], lines: ModuleLines
 ) -> None:
-    """Assign modules and lines to the blocks that the autograd engine allocated. Each pass lists its allocations
-    (False) and frees (True).
+    """Assign modules and lines to the blocks that the autograd engine allocated. `passes` contains the blocks of each
+    backward pass. A block is paired with False when it is allocated, and with True when it is freed.
     """
     for events in passes:
         coming: CodeLocation | None = None

@@ -22,7 +22,7 @@ OnRoot = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], str, str], None]
 
 
 class ModuleMarkers:
-    """Marks the path of the innermost running module. Compiled code is not affected."""
+    """Marks the path of the innermost running module. Modules inside compiled code are not marked."""
 
     def __init__(self, markers: Markers, on_root: OnRoot, activity_outside: Callable[[], str]) -> None:
         """`on_root` is called when a root module starts. `activity_outside()` returns the activity after the root
@@ -44,8 +44,8 @@ class ModuleMarkers:
         self._replacement: Callable[..., Any] | None = None
 
     def attach(self) -> None:
-        """Start marking modules. Without torch's private method, modules, forward passes and inputs are not
-        recognized.
+        """Start marking modules. If torch's private method `_call_impl` is missing, modules, forward passes and inputs
+        are not recognized.
         """
         original = getattr(nn.Module, "_call_impl", None)
         if original is not None:

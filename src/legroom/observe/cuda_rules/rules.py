@@ -96,8 +96,8 @@ class CudaRules:
     ) -> Iterator[None]:
         """Within the block, composite operations take CUDA's path for tensors on a virtual device.
 
-        If `with_data` is set, the tensors have data, and only paths that compute results are installed. The other paths
-        only infer shapes.
+        If `with_data` is set, the tensors have data. In this case, implementations that only infer shapes are not
+        installed.
         """
         with Overrides(is_on_device) as overrides, contextlib.ExitStack() as entered:
             temporaries.install(overrides)
@@ -128,8 +128,8 @@ class FakeTensorChecks:
     """Makes libraries that check for fake tensors behave as on a GPU.
 
     If transformers finds a fake tensor, it assumes that a graph is traced, and builds attention masks that it skips in
-    real runs. Even an all-ones mask allocates a matrix of queries × keys per batch. Within the block, the check in
-    transformers returns False.
+    real runs. Even a mask of ones allocates a matrix with one value for each query and key. Within the block, the check
+    in transformers returns False.
     """
 
     def __init__(self) -> None:

@@ -2,10 +2,10 @@
 program.
 
 Python's garbage collector finds the referrers of an object. Each step backwards requires one pass over all tracked
-objects, in C, but a path has only a few steps. A path ends at a name (see `python_names`), unless the named object
-cannot grow. In that case, the search continues with the referrers of the object. For example, a function that is
-created in every iteration (a hook, a deferred report) does not grow, but is stored in an object that grows. The search
-calls no method of the user's objects and keeps no reference to them.
+objects, in C, but a path has only a few steps. A reference path ends at a named object (see `python_names`), unless the
+named object cannot grow. In that case, the search continues with the referrers of the object. For example, a function
+that is created in every iteration (a hook, a deferred report) does not grow, but is stored in an object that grows. The
+search calls no method of the user's objects and keeps no reference to them.
 """
 
 import asyncio
@@ -241,9 +241,9 @@ class _Search:
         return None
 
     def _unrooted(self, target: Any) -> HolderPath:
-        """Return the path if no name references the target: an object in a reference cycle, or nothing in Python. The
-        result contains the user's object that is closest to the target, and the attribute or variable that closes the
-        cycle.
+        """Return the reference path of a target that no name references. Such a target is in a reference cycle, or no
+        Python object references it. The result contains the user's object that is closest to the target, and the
+        attribute or variable that closes the cycle.
         """
         candidates = [
             item
@@ -372,13 +372,13 @@ def _suspended(generator: Any, child: Any) -> Root | None:
 
 
 def _task_result_in(item: Any, level: list[Any]) -> Any:
-    """Return the member of `level` that is the result of a finished task."""
+    """Return the object in `level` that is the result of a finished task."""
     result = item._result if issubclass(type(item), asyncio.Future) else None
     return next((each for each in level if each is result), None) if result is not None else None
 
 
 def _referenced_in(referrer: Any, level: list[Any]) -> Any:
-    """Return the member of `level` that `referrer` references."""
+    """Return the object in `level` that `referrer` references."""
     if len(level) == 1:
         return level[0]
     wanted = {id(item): item for item in level}

@@ -467,8 +467,8 @@ class TracingProcess:
         return used
 
     def _end_validation(self, outcome: str, error: str) -> None:
-        """Keep the validation in the trace if it used the device. An error in the validation does not affect the result
-        for the training."""
+        """End the traced validation. Keep its events in the trace if the validation allocated device memory. An error
+        in the validation does not affect the result for the training."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         start = self._validation_starts
         if any(type(event) is Alloc for event in self.trace.events[start:]):

@@ -102,8 +102,8 @@ def without_advice(error: CheckpointError) -> str:
 def best_checkpoint(
     checkpoints: Iterable[CheckpointInfo], metric: str, *, higher: bool
 ) -> CheckpointInfo | None:
-    """Return the checkpoint with the best metric, or None if no checkpoint has the metric. If several checkpoints are
-    equal, return the newest."""
+    """Return the checkpoint with the best metric, or None if no checkpoint has the metric. If several checkpoints have
+    the same value, return the newest of them."""
     with_metric = [info for info in checkpoints if not math.isnan(info.metrics.get(metric, math.nan))]
     sign = 1 if higher else -1
     return max(with_metric, key=lambda info: (sign * info.metrics[metric], info.serial), default=None)

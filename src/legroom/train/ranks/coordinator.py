@@ -53,8 +53,8 @@ _instance_numbers = itertools.count()
 def ranks_for(model: nn.Module, *, timeout: float = TIMEOUT) -> "DistributedRanks | None":
     """Return the coordinator of the ranks that share this model, or None if only one process has the model.
 
-    Every rank with the model must call this function. `timeout` is the time in seconds to wait for another rank before
-    raising RankMissing.
+    Every rank that shares the model must call this function. `timeout` is the time in seconds to wait for another rank
+    before raising RankMissing.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None

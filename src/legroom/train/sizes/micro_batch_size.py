@@ -1,5 +1,5 @@
 """Chooses the micro-batch size. A failure leads to a smaller size, and successful steps lead to gradually larger
-sizes. Each choice has a reason.
+sizes. Each chosen size is returned with the reason for the choice.
 
 A `MicroBatchSizer` only makes decisions. The inputs are the sizes that succeeded or failed and their times. The
 output is a size. A `MicroBatchSizer` reads no clock and draws no random numbers, so ranks with the same inputs choose

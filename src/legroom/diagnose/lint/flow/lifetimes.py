@@ -188,7 +188,7 @@ def object_survives(program: Program, site: CallSite) -> bool:
 def _survives_call(
     program: Program, site: CallSite, path: str | None, seen: frozenset[Function] = frozenset()
 ) -> bool:
-    """Return True if an argument of a caller survives the caller's next step."""
+    """Return True if the value that a caller passes is still alive after the caller's next step."""
     if path is None or site.caller in seen:
         return False
     for loop in reversed(site.loops):

@@ -1,1 +1,1 @@
-"""The parts of PyTorch that a virtual GPU replaces. Each part has its own module."""
+"""Replacements for the parts of PyTorch that a virtual GPU changes, in one module per part."""

@@ -261,7 +261,7 @@ class Stream(GenericStream):
 
 
 class ExternalStream(Stream):
-    """A stream that a different library created. A virtual GPU cannot use such a stream."""
+    """A stream that a different library created. A virtual GPU cannot use a stream from a different library."""
 
     original: Any = torch.cuda.ExternalStream
 

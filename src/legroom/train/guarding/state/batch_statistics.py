@@ -28,8 +28,8 @@ class _Sums:
 
 @contextlib.contextmanager
 def whole_batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Run the micro-batches of one batch inside the block. At the end of the block, the layers have the statistics of
-    the whole batch."""
+    """Run the micro-batches of one batch inside the block. At the end of the block, the running statistics of the
+    normalization layers are updated for the whole batch."""
     layers = [
         module
         for module in model.modules()
