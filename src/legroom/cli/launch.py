@@ -73,7 +73,7 @@ def launch(
         typer.Option(
             "--rendezvous",
             metavar="HOST:PORT",
-            help="Host and free port of one of the machines. All machines connect to this address.",
+            help="Host name and free port of one machine. All machines connect to this address.",
             show_default=False,
         ),
     ] = None,
