@@ -385,6 +385,9 @@ def _contains_gradients(program: Program, expression: cst.BaseExpression) -> boo
     return expression.attr.value == "data" and _contains_gradients(program, expression.value)
 
 
+_WHOLE_MODEL = {"named_parameters", "parameters", "state_dict"}
+
+
 def _collected_models(program: Program, store: StoreFact) -> Iterator[Problem]:
     """Find stores such as `history.append(copy.deepcopy(model.state_dict()))` in every step."""
     if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
@@ -412,6 +415,18 @@ def _collected_models(program: Program, store: StoreFact) -> Iterator[Problem]:
 
 
 def _copies_model(program: Program, node: cst.CSTNode) -> bool:
+    """Return True for `deepcopy(model)`, `deepcopy(model.state_dict())` and `[p.clone() for p in model.parameters()]`."""
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.DictComp)):
+        made: cst.BaseExpression | None = node.value if isinstance(node, cst.DictComp) else node.elt
+        methods = set[str | None]()
+        while isinstance(made, cst.Call):
+            methods.add(method_name(made))
+            made = receiver(made)
+        reads = {method_name(each) for each in walk(node.for_in.iter) if isinstance(each, cst.Call)}
+        is_parameter = isinstance(made, cst.Name) or (
+            isinstance(made, cst.Attribute) and made.attr.value == "data"
+        )
+        return is_parameter and bool(reads & _WHOLE_MODEL) and "clone" in methods and methods <= _SAME_SIZE
     if not isinstance(node, cst.Call) or not is_call_of(node, "deepcopy") or not node.args:
         return False
     given = node.args[0].value

@@ -33,7 +33,7 @@ import libcst as cst
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.lifetimes import is_innermost_step_loop, survives
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, positional, receiver
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, positional, receiver, root
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG118"
@@ -44,16 +44,31 @@ def check(program: Program) -> Iterator[Problem]:
         name = call.name or ""
         if not name.startswith("torch.optim.") or not last_name(name)[:1].isupper() or "lr_scheduler" in name:
             continue
-        loop = call.loops[-1] if call.loops else None
-        if loop is None or not loop.backward or _is_conditional(program, call):
-            continue
-        model = _model(call)
-        if model is not None and is_innermost_step_loop(program, loop) and survives(program, model, loop):
+        if not _is_conditional(program, call) and _is_created_in_step(program, call, _model(call)):
             yield Problem(
                 node=call.node,
                 message=f"`{last_name(name)}` is created in every step, so its state is discarded and allocated again",
                 help="Create the optimizer once before the loop, and change its learning rate with a scheduler",
             )
+
+
+def _is_created_in_step(program: Program, call: CallFact, model: str | None) -> bool:
+    """Return True if each step creates an optimizer for a model that survives the step."""
+    if model is None:
+        return False
+    if call.loops:
+        loop = call.loops[-1]
+        return loop.backward and is_innermost_step_loop(program, loop) and survives(program, model, loop)
+    function = call.function
+    return (
+        function.backward
+        and not function.owns(model)
+        and (root(model) not in function.parameters or root(model) == "self")
+        and any(
+            bool(site.loops) and is_innermost_step_loop(program, site.loops[-1])
+            for site in function.call_sites
+        )
+    )
 
 
 def _model(call: CallFact) -> str | None:
@@ -66,7 +81,7 @@ def _model(call: CallFact) -> str | None:
 
 def _is_conditional(program: Program, call: CallFact) -> bool:
     for each in program.ancestors(call.node):
-        if isinstance(each, (cst.For, cst.While)):
+        if isinstance(each, (cst.For, cst.While, cst.FunctionDef)):
             return False
         if isinstance(each, (cst.If, cst.ExceptHandler)):
             return True

@@ -1,8 +1,8 @@
 """LG305: A dataset moves samples to the GPU in worker processes
 
 ## What it detects
-The rule checks for `.cuda()` or `.to("cuda")` in the `__getitem__` method of a dataset, if the file creates a
-`DataLoader` with `num_workers`.
+The rule checks for `.cuda()` or `.to("cuda")` in the `__getitem__` method of a dataset or in a `collate_fn`, if the file
+creates a `DataLoader` with `num_workers`.
 
 ## Why this is a problem
 Each worker process that uses CUDA creates its own CUDA context, which uses several hundred MiB of GPU memory. The
@@ -35,7 +35,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import dotted, keyword, last_name, positional, string_value, walk
 from legroom.diagnose.lint.rule import Problem
@@ -46,8 +46,9 @@ CODE = "LG305"
 def check(program: Program) -> Iterator[Problem]:
     if not any(_has_workers(call) for call in program.calls):
         return
+    loading = _loading_functions(program)
     for call in program.calls:
-        if call.function.name != "__getitem__" or not _is_dataset(program, call.function.class_name):
+        if call.function not in loading:
             continue
         if call.method == "cuda" or (call.method == "to" and is_gpu(program, call.node)):
             yield Problem(
@@ -55,6 +56,25 @@ def check(program: Program) -> Iterator[Problem]:
                 message="The dataset uses the GPU in worker processes, and each worker creates its own CUDA context",
                 help="Return tensors in host memory, and move each batch to the GPU in the training loop",
             )
+
+
+def _loading_functions(program: Program) -> set[Function]:
+    """Return the functions that run in workers: `__getitem__` of datasets, `collate_fn`, and functions that they call."""
+    loading = {
+        function
+        for function in program.functions.values()
+        if function.name == "__getitem__" and _is_dataset(program, function.class_name)
+    }
+    for call in program.calls:
+        given = keyword(call.node, "collate_fn") if _has_workers(call) else None
+        function = program.function_named(dotted(given.value) or "", call.function) if given else None
+        if function is not None:
+            loading.add(function)
+    for _ in range(3):
+        loading |= {
+            call.local for call in program.calls if call.local is not None and call.function in loading
+        }
+    return {function for function in loading if function.name != "__init__"}
 
 
 def _has_workers(call: CallFact) -> bool:
