@@ -146,7 +146,7 @@ class Program:
 
     def function_named(self, name: str, scope: Function) -> Function | None:
         """Return the function that a plain name refers to in a scope."""
-        current: Function | None = scope
+        current: Function | None = scope if name else None
         while current is not None:
             found = self.functions.get(f"{current.qualified_name}.{name}" if current.qualified_name else name)
             if found is not None and found.class_name is None:
