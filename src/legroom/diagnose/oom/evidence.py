@@ -231,15 +231,23 @@ class Evidence:
     @cached_property
     def missing(self) -> int:
         """The number of bytes by which the whole step exceeds the device, as far as it is known."""
+        if self.oom.phase is Phase.OPTIMIZER:
+            return max(self.shortfall, self.oom.allocated + self._rest_of_optimizer_step - self.budget)
         later = self.missing_state
         if self.oom.phase is Phase.FORWARD or (self.oom.phase is Phase.BACKWARD and self._starts_backward):
             later += self.scaling - self.scaling_so_far
-        elif self.oom.phase is Phase.OPTIMIZER:
-            temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
-            temporaries = max(self.optimizer_temporaries - bytes_of(temporary), 0)
-            # With several optimizers, the state of the next one is allocated after the temporaries are freed.
-            later = max(later, temporaries) if len(self.optimizers) > 1 else later + temporaries
         return max(self.shortfall, self.oom.allocated + self.oom.requested + later - self.budget)
+
+    @property
+    def _rest_of_optimizer_step(self) -> int:
+        """The number of bytes that the optimizer step still needs, including the request."""
+        temporary = [each for each in self.live(Category.TEMPORARY) if each.phase is Phase.OPTIMIZER]
+        temporaries = max(self.optimizer_temporaries - bytes_of(temporary), 0)
+        if not self.missing_state:
+            return max(self.oom.requested, temporaries)
+        state = max(self.oom.requested, self.missing_state)
+        # With several optimizers, the state of the next one is allocated after the temporaries are freed.
+        return max(state, temporaries) if len(self.optimizers) > 1 else state + temporaries
 
     @property
     def _starts_backward(self) -> bool:

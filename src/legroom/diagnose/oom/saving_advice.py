@@ -135,7 +135,8 @@ def others_on_device(evidence: Evidence) -> Iterator[Finding]:
 def optimizer_state_does_not_fit(evidence: Evidence) -> Iterator[Finding]:
     """Report memory that no batch size changes: weights, gradients and optimizer state that do not fit together."""
     oom = evidence.oom
-    in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0
+    creates_state = not evidence.optimizers or evidence.missing_state > 0
+    in_first_optimizer_step = oom.phase is Phase.OPTIMIZER and oom.step == 0 and creates_state
     too_large = bool(evidence.optimizers) and evidence.trains and evidence.fixed > evidence.budget * 0.95
     if not (in_first_optimizer_step or too_large):
         return

@@ -853,3 +853,14 @@ def test_smaller_batch_and_less_state_are_suggested_together(make_run):
     command, comment = next_command(run)
     assert command.endswith("train.py --batch-size 16")
     assert "after changing the code" in comment
+
+
+def test_temporaries_of_the_first_step_are_not_called_state(make_run):
+    run = make_run(capacity=900)
+    run.alloc(200, PARAMETER)
+    run.alloc(200, GRADIENT)
+    run.phase = Phase.OPTIMIZER
+    run.alloc(400, STATE)
+    run.oom(200, op="aten._foreach_sqrt")
+    add_optimizer(run, "Adam", trainable=200, state=400, temporary=200)
+    assert list(run.advice()) == ["LG606"]
