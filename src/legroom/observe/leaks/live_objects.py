@@ -6,7 +6,6 @@ address may be reused.
 """
 
 import gc
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress
@@ -76,37 +75,39 @@ class StorageTracker:
     def update(
         self, tensors: Iterable[torch.Tensor], excluded: set[int], scan: int
     ) -> dict[int, list[torch.Tensor]]:
-        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen. If
-        several tensors share a storage, the tensor with the most references is returned, because the base of a view may
-        be referenced only by the view.
-        """
+        """Return the live tensors, one per storage, grouped by the scan in which their storage was first seen."""
         before, self._known = self._known, {}
         by_first_scan: dict[int, list[torch.Tensor]] = {}
-        positions: dict[int, tuple[list[torch.Tensor], int]] = {}
         for tensor in tensors:
             storage = storage_of(tensor)
             if storage is None:
                 continue
             key = storage._cdata
-            if key in excluded:
-                continue
-            if key in self._known:
-                group, position = positions[key]
-                if sys.getrefcount(tensor) > sys.getrefcount(group[position]):
-                    group[position] = tensor
+            if key in self._known or key in excluded:
                 continue
             known = before.get(key)
             if known is None or known[0]() is not storage:
                 known = (weakref.ref(storage), scan)
             self._known[key] = known
-            group = by_first_scan.setdefault(known[1], [])
-            positions[key] = group, len(group)
-            group.append(tensor)
+            by_first_scan.setdefault(known[1], []).append(tensor)
         return by_first_scan
 
     @property
     def count(self) -> int:
         return len(self._known)
+
+
+def other_views(tensors: Iterable[torch.Tensor], of: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """Return the other tensors with the same storages as the tensors `of`, each with the `id` of that tensor. The base of
+    a view may be referenced only by the view, so the holder may reference another tensor than the one that was found.
+    """
+    ids = {id(each) for each in of}
+    by_storage = {storage._cdata: id(each) for each in of if (storage := storage_of(each)) is not None}
+    return [
+        (each, by_storage[storage._cdata])
+        for each in tensors
+        if id(each) not in ids and (storage := storage_of(each)) is not None and storage._cdata in by_storage
+    ]
 
 
 def gradients_and_optimizer_state(

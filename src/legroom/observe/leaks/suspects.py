@@ -25,7 +25,7 @@ from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
 from legroom.observe.source.files import built_at, function_at, is_in_loop
 from legroom.observe.source.statements import StoringStatement
-from legroom.observe.source.storing_lines import NameUsage, find_usage, is_passed_in_loop
+from legroom.observe.source.storing_lines import NameUsage, find_usage, is_passed_in_loop, is_training_data
 from legroom.observe.source.user_files import is_user_file
 
 MAX_SEARCHES = 4
@@ -309,6 +309,13 @@ def is_collectable(holder: FoundHolder) -> bool:
     """Return whether the garbage collector will free the tensors, because a reference cycle without a name retains
     them."""
     return holder.path.how == "cycle" and gc.isenabled() and gc.get_threshold()[0] > 0
+
+
+def is_prepared_for_training(holder: FoundHolder) -> bool:
+    """Return whether the program later trains with the tensors, for example with features that it computes once."""
+    path, usage, _ = holder
+    statement = next(iter(_candidates(path, usage)), None)
+    return statement is not None and is_training_data(path.stored_as, statement.file, statement.line)
 
 
 def is_sequence(holder: FoundHolder) -> bool:

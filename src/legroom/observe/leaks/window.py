@@ -26,6 +26,7 @@ from legroom.observe.leaks.live_objects import (
     StorageTracker,
     find_live_objects,
     gradients_and_optimizer_state,
+    other_views,
     trained_parameters_and_buffers,
 )
 from legroom.observe.leaks.named_sizes import NamedTensor, named_sizes
@@ -41,6 +42,7 @@ from legroom.observe.leaks.suspects import (
     is_collectable,
     is_fed_back,
     is_local_to_call,
+    is_prepared_for_training,
     is_sequence,
     is_temporary,
     make_suspects,
@@ -83,6 +85,9 @@ class _Observations:
     accumulated: Targets = field(default_factory=list)
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of each tensor that one iteration left alive to its number of bytes."""
+    views: dict[int, int] = field(default_factory=dict)
+    """Maps the `id` of a tensor in `accumulated` to the `id` of the tensor in `accumulated_sizes` with the same
+    storage."""
     accumulates_on_host: bool = False
     """Whether no accumulated tensor is on a device, although other tensors are on a device."""
     with_graph: frozenset[int] = frozenset()
@@ -225,13 +230,18 @@ class ScanWindow:
         if generations and all(generations):
             sample = [tensor for generation in generations[1:] for tensor in _sample(generation)]
             if relevant:
+                views = other_views(tensors, sample)
                 seen = replace(
                     seen,
-                    accumulated=_weak(sample),
+                    accumulated=_weak([*sample, *(view for view, _ in views)]),
                     accumulates_on_host=any(map(self._on_device, tensors))
                     and not any(map(self._on_device, sample)),
                     accumulated_sizes={id(tensor): _bytes_of(tensor) for tensor in generations[1]},
-                    with_graph=frozenset(id(tensor) for tensor, _ in with_graph(sample)),
+                    views={id(view): found for view, found in views},
+                    created_in={id(view): created_in[found] for view, found in views} | created_in,
+                    with_graph=frozenset(
+                        id(tensor) for tensor, _ in with_graph([*sample, *(view for view, _ in views)])
+                    ),
                     nodes_of_iteration=len(graph.nodes.get(iteration - 2, ())),
                 )
         return seen
@@ -348,6 +358,8 @@ class ScanWindow:
         found = [each for each in found if not is_collectable(each)]
         if seen.accumulates_on_host and max(seen.accumulated_sizes.values(), default=0) <= NUMBER_BYTES:
             return []
+        if not self._iterations.trains:
+            found = [each for each in found if not is_prepared_for_training(each)]
         if self._iterations.by_model_calls:
             found = [each for each in found if can_accumulate(each) and not is_sequence(each)]
         if self._rare:
@@ -357,6 +369,7 @@ class ScanWindow:
             sizes = seen.accumulated_sizes
             if len(found) > 1:  # count only the tensors in each holder
                 within = {each.target, *each.path.contents}
+                within |= {found for view, found in seen.views.items() if view in within}
                 sizes = {key: size for key, size in sizes.items() if key in within}
             has_graph = each.target in seen.with_graph
             suspects += make_suspects(

@@ -28,6 +28,7 @@ from legroom.observe.source.files import (
 )
 from legroom.observe.source.reader import NameReader, is_storing_call
 from legroom.observe.source.statements import Occurrence, PassedArgument, StoringStatement
+from legroom.observe.source.syntax import called_name
 
 
 class NameUsage(NamedTuple):
@@ -187,6 +188,21 @@ def is_passed_in_loop(name: str, file: str, line: int) -> bool:
             continue
         values = [*node.args, *(each.value for each in node.keywords)]
         if any(_last_name(each) == name for each in values) and not is_storing_call(node):
+            return True
+    return False
+
+
+def is_training_data(name: str, file: str, line: int) -> bool:
+    """Return whether a loop that does not contain the line trains with the items of a variable: `for features in bank:
+    ... loss.backward()`."""
+    tree = tree_of(file)
+    for loop in ast.walk(tree) if tree is not None else ():
+        if not isinstance(loop, LOOPS) or loop.lineno < line <= (loop.end_lineno or 0):
+            continue
+        inner = list(ast.walk(loop))
+        if any(called_name(each) == "backward" for each in inner) and any(
+            isinstance(each, ast.Name | ast.Attribute) and _last_name(each) == name for each in inner
+        ):
             return True
     return False
 
