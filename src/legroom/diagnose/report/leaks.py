@@ -26,15 +26,17 @@ def latest_leaks(annotations: Iterable[Annotation]) -> list[DetectedLeak]:
 def leaks_from(
     detected: Sequence[DetectedLeak], measured: Sequence[Leak], steps: int, device: int
 ) -> list[Leak]:
-    """Return the detected leaks with advice. `measured` is the growth according to the ledger. `steps` is the number of
-    steps in the run."""
-    leaks = [_leak(each, steps, device) for each in detected]
+    """Return the detected leaks with advice. A leak without a name is returned only if no other leak has a name, because
+    both are probably the same. `measured` is the growth according to the ledger. `steps` is the number of steps in the
+    run."""
+    named = [each for each in detected if each.name]
+    leaks = [_leak(each, steps, device) for each in named or detected]
     if len(leaks) == 1 and measured:
         (leak,) = leaks
         per_step = sum(each.bytes_per_step for each in measured)
         if per_step > leak.bytes_per_step:
             size = sum(each.bytes for each in measured)
-            path = holder_path(replace(detected[0], bytes_per_step=per_step))
+            path = holder_path(replace((named or detected)[0], bytes_per_step=per_step))
             leaks = [replace(leak, bytes=size, bytes_per_step=per_step, holder=path)]
     return sorted(leaks, key=lambda leak: -leak.bytes_per_step)
 

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from legroom.observe.holders.python_names import CONTAINERS, Root, attributes_of, file_of, key_of
-from legroom.observe.source.files import line_of_function
+from legroom.observe.source.files import line_of_cache
 from legroom.observe.source.storing_lines import class_limits_itself
 from legroom.observe.source.user_files import is_user_file
 
@@ -34,6 +34,10 @@ GENERATORS = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _UNBOUNDED_SIZE = 1025
 """A cache with at least this `maxsize` is treated as unbounded."""
+_SPARSE = 1.3
+"""A size limits consecutive keys if it is at least this many times as large as their number. A counter is not."""
+_MAX_SLOTS = 10_000_000
+"""Larger keys are not indices, but addresses or hash values."""
 _MIN_ITERATIONS_IN_ATTRIBUTES = 3
 """The attributes of an object are treated as a container if they contain tensors of this many iterations."""
 
@@ -113,6 +117,9 @@ class HolderPath(NamedTuple):
     """
     has_small_limit: bool = False
     """Whether the container itself limits its length to a small number of items (`deque(maxlen=100)`)."""
+    fills_slots: bool = False
+    """Whether the container has fewer items than indices that it may use, as a cache of a dataset has in the first
+    epoch."""
     contains_tokens: bool = False
     """Whether all items are integer tensors with one element, such as the tokens of a generated text."""
 
@@ -157,7 +164,7 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         if isinstance(item, _lru_cache_wrapper):
             code = getattr(item.__wrapped__, "__code__", None)
             if isinstance(code, CodeType):
-                how, line = "cache", line_of_function(code.co_filename, code.co_name, code.co_firstlineno)
+                how, line = "cache", line_of_cache(code.co_filename, code.co_name, code.co_firstlineno)
                 named = StoredName(code.co_name, code.co_name, False, code.co_filename, code.co_name)
                 cache = item
                 candidates.clear()
@@ -202,7 +209,8 @@ def describe_path(root: Root, chain: list[Any], created_in: Mapping[int, int]) -
         tuple(reversed(names)), frozenset(_contents(container)) if container is not None else frozenset(),
         id(container) if container is not None else 0, isinstance(container, dict | set | frozenset) or (cache is not None and _has_keys_by_value(cache)),
         growing.iterations if growing is not None else 0, tuple(keys), (), best.classes, _is_inside_bounded(growing, candidates), _has_models(container),
-        any(type(each).__module__ == "itertools" for each in chain), _has_small_limit(container), _has_tokens(container),
+        any(type(each).__module__ == "itertools" for each in chain), _has_small_limit(container),
+        _fills_slots(container, chain), _has_tokens(container),
     )  # fmt: skip
 
 
@@ -280,6 +288,23 @@ def _is_state_dict(value: Any) -> bool:
 
 def _has_small_limit(container: Any) -> bool:
     return isinstance(container, deque) and (container.maxlen or _UNBOUNDED_SIZE) < _UNBOUNDED_SIZE
+
+
+def _fills_slots(container: Any, chain: list[Any]) -> bool:
+    """Return whether the keys of a dict are indices of a larger range: indices in random order with gaps, or indices below a
+    size that the object with the dict knows."""
+    if not isinstance(container, dict) or not container or not all(type(key) is int for key in container):
+        return False
+    highest, enough = max(container) + 1, _SPARSE * len(container)
+    if len(container) < highest < _MAX_SLOTS and list(container) != sorted(container):
+        return True
+    for item in chain:
+        attributes = attributes_of(item) or {}
+        if any(value is container for value in attributes.values()):
+            sizes = [value for value in attributes.values() if type(value) is int]
+            sizes += [len(value) for value in attributes.values() if isinstance(value, list | tuple)]
+            return any(enough <= size < _MAX_SLOTS and highest <= size for size in sizes)
+    return False
 
 
 def _has_tokens(container: Any) -> bool:

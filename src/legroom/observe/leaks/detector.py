@@ -355,9 +355,10 @@ def _is_limited(suspect: Suspect, line: Frame) -> bool:
     """Return whether the source limits the length of the container in which this line stores tensors. The container is
     identified by its name at this line.
     """
+    if suspect.exceeds_limit:
+        return False
     found = usage_at_line(line.file, line.line)
-    limited = found.limited and not suspect.exceeds_limit
-    return limited or (found.emptied and suspect.leak.kind != "graph")
+    return found.limited or (found.emptied and suspect.leak.kind != "graph")
 
 
 def _with_line(leak: DetectedLeak, line: Frame) -> DetectedLeak:

@@ -21,6 +21,8 @@ class NamedTensor(NamedTuple):
     is_attribute: bool
     file: str
     function: str
+    owner: int = 0
+    """The `id` of the object that has the attribute; 0 for a variable."""
 
 
 def named_sizes(
@@ -91,5 +93,5 @@ def _tensors_within(named: NamedTensor, value: Any, depth: int) -> Iterator[tupl
         if isinstance(groups, dict):
             for key, item in list(groups.items()):
                 if isinstance(key, str):
-                    inner = NamedTensor(f"{named.name}.{key}", key, True, file, "")
+                    inner = NamedTensor(f"{named.name}.{key}", key, True, file, "", id(value))
                     yield from _tensors_within(inner, item, depth - 1)

@@ -7,6 +7,7 @@ end. A cache that checks for a key before it stores a value may stop growing.
 """
 
 import gc
+import inspect
 import sys
 import time
 import weakref
@@ -20,7 +21,7 @@ import torch
 from legroom.memory.annotations import DetectedLeak, LeakHolder, LeakKind
 from legroom.observe.holders.descriptions import NO_HOLDER, HolderPath, StoredName
 from legroom.observe.holders.paths import find_path, held_by_python
-from legroom.observe.holders.python_names import Variables
+from legroom.observe.holders.python_names import Variables, locals_of
 from legroom.observe.leaks.named_sizes import NamedTensor
 from legroom.observe.source import storing_lines
 from legroom.observe.source.files import built_at, function_at, is_in_loop
@@ -154,7 +155,8 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
         return
     if kind != "graph" and any(each.repeats_keys for each in usage.statements):
         return
-    if (limited and not carries_graph) or (usage.emptied and kind != "graph"):
+    outgrows = usage.drains and not path.bounded and path.length >= MANY_ITEMS
+    if ((limited and not carries_graph) or (usage.emptied and kind != "graph")) and not outgrows:
         return
     how = _how(path, usage)
     candidates = _candidates(path, usage)
@@ -182,16 +184,20 @@ def make_suspects(holder: FoundHolder, *, kind: LeakKind, **figures: Any) -> Ite
         **figures,
     )
     is_cache = path.how == "cache" or (usage.checks_membership and how in ("container", "closure"))
+    if is_cache and path.fills_slots and kind != "graph":
+        return
     # A dict of bounded queues grows up to the number of its keys.
     filling = (is_cache and path.is_mapping) or path.inside_bounded
     stops = statement is not None and statement.below_limit and bool(path.container)
+    if stops and kind != "graph":
+        return
     yield Suspect(
         leak,
-        filling or stops or usage.emptied,
+        filling or stops or usage.emptied or (usage.limited and outgrows),
         path.length,
         path.container if uncertain and traceable else 0,
         replaced=path.length < MIN_ITERATIONS,
-        exceeds_limit=exceeds_limit,
+        exceeds_limit=exceeds_limit or outgrows,
     )
 
 
@@ -230,7 +236,7 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
         if (renamed := _by_user_name(path)) is not None:
             return renamed
         if path.length >= MANY_ITEMS:  # the library can remove items, but the program does not
-            return path, storing_lines.NO_USAGE
+            return path, _feeding_calls(path)
     if path.how == "variable" or (path.how == "container" and path.length < MIN_ITERATIONS):
         # The container is too small to accumulate tensors. Find a name on the path that is computed from itself (`node
         # = Node(state, node)`, `meters["loss"].total`).
@@ -243,10 +249,17 @@ def _with_source(path: HolderPath) -> tuple[HolderPath, NameUsage]:
             found = _usage_of(alias)
             if any(not each.replaces for each in found.statements):
                 return path._replace(name=alias.name, stored_as=alias.stored_as, file=alias.file), found
-    if not usage.shrinks and not usage.statements and path.names:
-        root = path.names[-1]
-        usage = storing_lines.find_feeding_calls(root.name, root.file, root.function, path.line)
+    if not usage.shrinks and not usage.statements:
+        usage = _feeding_calls(path)
     return path, usage
+
+
+def _feeding_calls(path: HolderPath) -> NameUsage:
+    """Return the calls of methods that pass values to the object at the root of the path."""
+    if not path.names:
+        return storing_lines.NO_USAGE
+    root = path.names[-1]
+    return storing_lines.find_feeding_calls(root.name, root.file, root.function, path.line)
 
 
 def _usage_of(name: StoredName, line: int = 0) -> NameUsage:
@@ -337,6 +350,25 @@ def is_fed_back(
     if named.is_attribute and usage.may_reset:
         return True
     return statement is not None and is_passed_in_loop(named.stored_as, statement.file, statement.line)
+
+
+def is_owned_by_call(owner: int) -> bool:
+    """Return whether an object is the value of a local variable of a function that is called, directly or indirectly, from
+    a loop. An argument belongs to the caller."""
+    frame: FrameType | None = sys._getframe(1)
+    inside = False
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            if inside and is_in_loop(code.co_filename, frame.f_lineno or 0):
+                return True
+            if code.co_flags & inspect.CO_OPTIMIZED:
+                arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                inside = inside or any(
+                    id(value) == owner and name not in arguments for name, value in locals_of(frame)
+                )
+        frame = frame.f_back if code.co_name != "<module>" else None
+    return False
 
 
 def is_local_to_call(root: StoredName | NamedTensor) -> bool:

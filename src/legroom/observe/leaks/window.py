@@ -42,6 +42,7 @@ from legroom.observe.leaks.suspects import (
     is_collectable,
     is_fed_back,
     is_local_to_call,
+    is_owned_by_call,
     is_prepared_for_training,
     is_sequence,
     is_temporary,
@@ -60,6 +61,8 @@ of one accumulated step may share a graph.
 TENSOR_SCANS = 2
 """The number of scans, after the first scan, whose new storages must all be alive."""
 LARGER_SCANS = 4
+RENEWED_SCANS = 3
+"""The number of scans in which the number of new storages must rise."""
 RARE_SCANS = 3
 """The number of rare scans whose new storages must be alive and in one container."""
 MAX_ENSEMBLE = 8
@@ -85,6 +88,8 @@ class _Observations:
     accumulated: Targets = field(default_factory=list)
     accumulated_sizes: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of each tensor that one iteration left alive to its number of bytes."""
+    renews: bool = False
+    """Whether each iteration replaces all tensors in `accumulated` by more tensors."""
     views: dict[int, int] = field(default_factory=dict)
     """Maps the `id` of a tensor in `accumulated` to the `id` of the tensor in `accumulated_sizes` with the same
     storage."""
@@ -131,6 +136,8 @@ class ScanWindow:
         self._returned: set[tuple[object, ...]] = set()
         self._storages = StorageTracker()
         self._counts: list[int] = []
+        self._new_counts: list[int] = []
+        """The number of new storages in each scan."""
         self._sizes: dict[NamedTensor, list[int]] = {}
         self._lengths: dict[tuple[str, str | None], int] = {}
         """Maps the name and file of a holder to its length when it was first found."""
@@ -177,6 +184,7 @@ class ScanWindow:
             expected |= trained_parameters_and_buffers(live.modules, self._iterations.trained)
         by_first_scan = self._storages.update(tensors, expected, self.scans)
         self._counts.append(self._storages.count)
+        self._new_counts.append(len(by_first_scan.get(self.scans, [])))
         retained = graph.iterations(iteration)
         newest = by_first_scan.get(self.scans - 1, [])
         self.adds = bool(newest) and self.scans > 2
@@ -193,7 +201,12 @@ class ScanWindow:
         created_in |= {
             id(tensor): created for tensor, node in held if (created := graph.iteration_of(node)) is not None
         }
-        seen = _Observations(suspicious=len(retained) >= 2 or accumulating, created_in=created_in)
+        new_counts = self._new_counts[1:]  # all storages are new in the first scan
+        renews = relevant and _rises(new_counts, RENEWED_SCANS)
+        may_renew = relevant and _rises(new_counts, 2) and self._count_rises(3)
+        seen = _Observations(
+            suspicious=len(retained) >= 2 or accumulating or may_renew, created_in=created_in
+        )
         if self._is_retained(retained, iteration, evaluating):
             when = [(tensor, graph.iteration_of(node)) for tensor, node in held]
             old = [
@@ -227,6 +240,15 @@ class ScanWindow:
         generations = self._generations(by_first_scan)
         if not self._iterations.trains:
             generations = [[tensor for tensor in each if self._on_device(tensor)] for each in generations]
+        if renews and not (generations and all(generations)):
+            sample = _sample([each for each in by_first_scan[self.scans] if self._on_device(each)])
+            added = sample[: new_counts[-1] - new_counts[-2]]
+            seen = replace(
+                seen,
+                accumulated=_weak(sample),
+                accumulated_sizes={id(tensor): _bytes_of(tensor) for tensor in added},
+                renews=True,
+            )
         if generations and all(generations):
             sample = [tensor for generation in generations[1:] for tensor in _sample(generation)]
             if relevant:
@@ -284,8 +306,7 @@ class ScanWindow:
         return self._numbers.count >= ITERATIONS_BEFORE_FIRST_STEP
 
     def _count_rises(self, scans: int) -> bool:
-        last = self._counts[-scans:]
-        return len(last) == scans and all(a < b for a, b in pairwise(last))
+        return _rises(self._counts, scans)
 
     def _record_sizes(self) -> None:
         sizes = named_sizes(
@@ -364,6 +385,8 @@ class ScanWindow:
             found = [each for each in found if can_accumulate(each) and not is_sequence(each)]
         if self._rare:
             found = [each for each in found if self._has_grown(each) and not _is_ensemble(each)]
+        if seen.renews:  # such as the results of hooks that are registered again in each iteration
+            found = [each for each in found if self._is_longer(each) and not each.path.contains_models]
         suspects: list[Suspect] = []
         for each in found:
             sizes = seen.accumulated_sizes
@@ -391,6 +414,13 @@ class ScanWindow:
         before = self._lengths.setdefault((path.name, path.file), path.length)
         return path.iterations >= RARE_SCANS or (not path.iterations and path.length > before)
 
+    def _is_longer(self, holder: FoundHolder) -> bool:
+        """Return whether a container is longer than when it was first found."""
+        path = holder.path
+        return bool(path.container) and path.length > self._lengths.setdefault(
+            (path.name, path.file), path.length
+        )
+
     def _find_larger(self, seen: _Observations, iteration: int) -> list[Suspect]:
         suspects = []
         for named, series in self._sizes.items():
@@ -411,7 +441,7 @@ class ScanWindow:
             restarts = usage.resets or any(
                 each.replaces and each.in_loop and not each.only_if_missing for each in usage.statements
             )
-            if not named.is_attribute and is_local_to_call(named):
+            if is_owned_by_call(named.owner) if named.is_attribute else is_local_to_call(named):
                 continue
             calls = self._iterations.by_model_calls
             if calls and statement is not None and is_fed_back(named, usage, statement):
@@ -424,8 +454,14 @@ class ScanWindow:
                     steps=len(series),
                 )  # fmt: skip
                 # A user's function may limit the size internally. In that case, the growth ends soon.
-                suspects.append(Suspect(leak, calls or not statement.concatenates, iteration))
+                suspects.append(Suspect(leak, calls or not statement.concatenates, series[-1]))
         return suspects
+
+
+def _rises(counts: list[int], scans: int) -> bool:
+    """Return whether the count rose in each of the last scans."""
+    last = counts[-scans:]
+    return len(last) == scans and all(a < b for a, b in pairwise(last))
 
 
 def _is_ensemble(holder: FoundHolder) -> bool:

@@ -131,14 +131,16 @@ def related_classes_at(file: str, line: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def line_of_function(file: str, name: str, first: int) -> int:
-    """Return the line of `def name` for a function, given its first line including decorators."""
+def line_of_cache(file: str, name: str, first: int) -> int:
+    """Return the line of the decorator that caches a function, or of `def name` if there is none. `first` is the first line
+    of the function, including decorators."""
     tree = tree_of(file)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             lines = [node.lineno, *(each.lineno for each in node.decorator_list)]
             if min(lines) == first:
-                return node.lineno
+                caches = (each.lineno for each in node.decorator_list if "cache" in ast.dump(each))
+                return next(caches, node.lineno)
     return first
 
 

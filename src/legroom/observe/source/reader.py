@@ -336,7 +336,7 @@ class NameReader:
             if each.arg and self._named.is_it(each.value)
         ]
         if called in self._removing_methods and (of_name or first_is_name):
-            self.removals.append(self._occurrence)
+            self.removals.append(self._occurrence._replace(removes_one=called != "clear"))
         elif called in _STORING_METHODS and (of_name or first_is_name):
             values = node.args[1:] if first_is_name and not of_name else node.args
             self._store(node, values, keys=literal_keys(owner))

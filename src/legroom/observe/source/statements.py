@@ -47,6 +47,8 @@ class Occurrence(NamedTuple):
 
     function: str
     in_loop: bool
+    removes_one: bool = False
+    """Whether the use removes a single item, as `pop` does."""
 
 
 class PassedArgument(NamedTuple):

@@ -45,6 +45,8 @@ class NameUsage(NamedTuple):
     """Whether the code checks if the object contains a key, so the object is a cache."""
     looks_up: bool = False
     """Whether items are read with `get` while other items are added. The `get` of a queue removes the item."""
+    drains: bool = False
+    """Whether items are removed only one by one, and the length is not checked. Such a container may grow nevertheless."""
     may_reset: bool = False
     """Whether a function other than a constructor assigns an empty value."""
 
@@ -322,6 +324,11 @@ def _combine(
     resets = that_run(each for reader in readers for each in reader.resets)
     emptying = {each.function for each in (*removals, *resets, *limits)} - {""}
     checks = [check for reader in readers for check in reader.length_checks]
+    repeatedly_reset = any(
+        each.in_loop
+        or (outlives_calls and each.function in calls.repeated and each.function not in CONSTRUCTORS)
+        for each in resets
+    )
     return NameUsage(
         statements,
         limited=bool(limits)
@@ -331,12 +338,9 @@ def _combine(
             calls.reached_from(check.functions) & emptying for check in checks if that_run([check.occurrence])
         ),
         emptied=bool(removals),
-        resets=any(
-            each.in_loop
-            or (outlives_calls and each.function in calls.repeated and each.function not in CONSTRUCTORS)
-            for each in resets
-        ),
+        resets=repeatedly_reset,
         checks_membership=any(reader.checks_membership for reader in readers),
         looks_up=bool(during_loop(each for reader in readers for each in reader.lookups)),
+        drains=not (limits or checks or repeatedly_reset) and all(each.removes_one for each in removals),
         may_reset=any(each.function not in ("", *CONSTRUCTORS) for each in resets),
     )

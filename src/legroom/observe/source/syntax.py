@@ -121,9 +121,7 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Mod) and is_counter(node.target):
             return True
         if isinstance(node, ast.Assign) and any(map(is_counter, node.targets)):
-            if any(
-                isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod) for each in ast.walk(node.value)
-            ):
+            if _is_remainder(node.value):
                 return True
         elif isinstance(node, ast.If):
             for each in node.body:
@@ -134,6 +132,13 @@ def wraps_around(index: ast.expr | None, scope: ast.AST) -> bool:
                 ):
                     return True
     return False
+
+
+def _is_remainder(value: ast.expr) -> bool:
+    """Return whether a value is `a % b`, or a sum or product with it. `f(a % b)` is not."""
+    if not isinstance(value, ast.BinOp):
+        return False
+    return isinstance(value.op, ast.Mod) or _is_remainder(value.left) or _is_remainder(value.right)
 
 
 def is_consumed(part: ast.Subscript, scope: ast.AST) -> bool:
