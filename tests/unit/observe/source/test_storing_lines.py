@@ -361,3 +361,21 @@ def test_a_list_subclass_that_limits_itself(tmp_path: Path) -> None:
     )
     assert storing_lines.class_limits_itself(str(file), "Short")
     assert not storing_lines.class_limits_itself(str(file), "Long")
+
+
+def test_a_remainder_inside_a_call_does_not_make_a_key_repeat(read) -> None:
+    source = "kept = {{}}\nfor i in range(90):\n    key = {}\n    kept[key] = i\n"
+    assert not read(source.format("Document(i % 30)"), "kept").limited
+    assert not read(source.format('f"user{i}" if i % 4 else "guest"'), "kept").limited
+    assert read(source.format("1 + i % 30"), "kept").limited
+
+
+def test_a_container_whose_items_are_only_removed_one_by_one_drains(read) -> None:
+    source = "kept = {{}}\ndef add(i, x):\n    kept[i] = x\ndef take(i):\n    return kept.{}\nfor i in data:\n    add(i, i)\n    take(i)\n"
+    assert read(source.format("pop(i)"), "kept").drains
+    assert not read(source.format("clear()"), "kept").drains
+
+
+def test_items_that_are_removed_once_after_the_loop_are_not_removed_in_the_loop(read) -> None:
+    source = "kept = []\ndef add(x):\n    kept.append(x)\ndef end():\n    kept.clear()\nfor i in data:\n    add(i)\nend()\n"
+    assert not read(source, "kept").emptied
