@@ -208,13 +208,15 @@ def _on_rank(rank: int | None) -> str:
 
 def _oom_summary(report: RunReport, oom: OomReport) -> str:
     event = oom.event
-    on_device = f" on {report.device.title}" if report.device and len(report.devices) > 1 else ""
+    on_device = _on_rank(report.rank)
+    if not on_device and report.device and len(report.devices) > 1:
+        on_device = f" on {report.device.title}"
     where = f", at {format_frame(event.frame)}" if event.frame else ""
     block = ""
     if oom.free >= event.requested:  # without the block size, the numbers would not explain the failure
         block = f" (a block of {format_size(oom.block)})"
     return (
-        f"Out of memory{on_device}{_on_rank(report.rank)} at step {event.step} {format_phase(event.phase)}{where}. "
+        f"Out of memory{on_device} at step {event.step} {format_phase(event.phase)}{where}. "
         f"Tried to allocate {format_size(event.requested)}{block}; {format_size(oom.free)} of "
         f"{format_size(event.capacity)} free."
     )

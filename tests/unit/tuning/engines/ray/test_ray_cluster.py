@@ -60,7 +60,7 @@ def test_an_invalid_address_is_an_error(address: str) -> None:
 
 
 def test_the_ray_client_is_rejected_with_an_alternative() -> None:
-    with pytest.raises(UsageError, match="Run the command on a machine of the cluster"):
+    with pytest.raises(UsageError, match="Run the command on a cluster node"):
         with connected("ray://host:10001", processors=1):
             raise AssertionError("there is a cluster")
 
