@@ -206,10 +206,10 @@ def check_run(trial: Trial, done: Outcome, reference: dict[str, Any]) -> str:
     if done.code != 0 or document is None:
         if reference["code"] not in (0, None) and reference["error"] == done.last_line:
             return f"python fails too: {done.last_line}"
-        if "CUDA" in reference["error"]:
-            return f"fails; python needs a GPU to compare: {done.last_line}"
         if reference["code"] is None and done.code is None:
             return "python needs too long too"
+        if "CUDA" in reference["error"]:
+            return f"fails; python needs a GPU to compare: {done.last_line}"
         return f"wrong: {done.last_line}"
     if trial.program.gpu != (document["peak_allocated_bytes"] > 0):
         return f"wrong: peak of {document['peak_allocated_bytes']} bytes"
