@@ -31,9 +31,9 @@ from typing import Any
 from bench.first_contact.programs import PROGRAMS, Program
 from bench.first_contact.public_programs import LARGE, Change, Outcome, Trial, program_key
 from bench.lib.command_line import command_line
-from bench.lib.table import print_table
+from bench.lib.table import markdown_table, print_table
+from legroom.units import KiB, MiB
 
-KiB, MiB = 1 << 10, 1 << 20
 MIN_PEAK = 100 * MiB
 """Programs with a smaller peak are skipped: the allocator reserves 20 MiB at once, which is little only on a larger GPU."""
 HEADER = ("program", "GPU", "advice", "result", "how")
@@ -308,16 +308,8 @@ def totals(rows: Sequence[Row]) -> list[list[str]]:
     return lines
 
 
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"| {' | '.join(header)} |",
-        "|---" * len(header) + "|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-    ]
-
-
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
-    return [[row.program, row.gpu, row.code, row.result, row.how.replace("|", "/")] for row in rows]
+    return [[row.program, row.gpu, row.code, row.result, row.how] for row in rows]
 
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
@@ -329,7 +321,7 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
     lines = [
         "# Followed advice", "",
         f"{datetime.date.today()}, virtual GPUs. `python -m bench.first_contact.followed_advice --help` explains the results.", "",
-        *_markdown(("advice", *RESULTS, "fits, of those applied"), totals(merged)), "", *_markdown(HEADER, _cells(merged)),
+        *markdown_table(("advice", *RESULTS, "fits, of those applied"), totals(merged)), "", *markdown_table(HEADER, _cells(merged)),
     ]  # fmt: skip
     path.with_suffix(".md").write_text("\n".join(lines) + "\n")
 

@@ -16,9 +16,9 @@ from typing import Any
 from bench.first_contact.programs import PROGRAMS, Program
 from bench.first_contact.public_programs import ROUNDING, Trial, program_key
 from bench.lib.command_line import command_line
-from bench.lib.table import print_table
+from bench.lib.table import markdown_table, print_table
+from legroom.units import MiB
 
-MiB = 1 << 20
 HEADER = ("program", "measured MiB", "predicted MiB", "error", "reserved / safe MiB", "result")
 
 
@@ -96,15 +96,8 @@ def main(argv: list[str]) -> int:
     total = "{} right, {} wrong, {} refused, {} not measured".format(*counts)
     print(total)
     if options.write:
-        lines = [
-            "# Public programs on a GPU",
-            "",
-            total + ".",
-            "",
-            f"| {' | '.join(HEADER)} |",
-            "|---" * len(HEADER) + "|",
-        ]
-        options.write.write_text("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n")
+        lines = ["# Public programs on a GPU", "", total + ".", "", *markdown_table(HEADER, rows)]
+        options.write.write_text("\n".join(lines) + "\n")
     return 0
 
 

@@ -37,9 +37,9 @@ from typing import Any
 
 from bench.first_contact.programs import OMITTED, PROGRAMS, Program
 from bench.lib.command_line import command_line
-from bench.lib.table import print_table
+from bench.lib.table import markdown_table, print_table
+from legroom.units import KiB, MiB
 
-KiB, MiB = 1 << 10, 1 << 20
 LARGE = "24GiB"
 WORKSPACES = 64 * MiB
 """An upper bound for the workspaces of cuBLAS and cuDNN in these programs. `launch --dry-run` does not report
@@ -368,8 +368,7 @@ def _write(path: Path, rows: dict[str, dict[str, Any]], torch: str) -> None:
         "# Public programs", "",
         f"{datetime.date.today()}, torch {torch}, without a GPU. `python -m bench.first_contact.public_programs --help` explains the columns.",
         "", *(f"- {line}" for line in totals(rows)), "",
-        "| program | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|",
-        *("| " + " | ".join([name, *(row[column].replace("|", "/") for column in COLUMNS)]) + " |" for name, row in rows.items()),
+        *markdown_table(("program", *COLUMNS), [[name, *(row[column] for column in COLUMNS)] for name, row in rows.items()]),
         "", f"Without a row: {', '.join(name for name in map(program_key, PROGRAMS) if name not in rows) or 'none'}.",
         "", "Not tried:", "", *(f"- {programs}: {why}" for programs, why in OMITTED.items()),
     ]  # fmt: skip

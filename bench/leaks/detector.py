@@ -51,7 +51,7 @@ def main() -> None:
     options = parser.parse_args()
     if (options.folder / "manifest.json").exists():
         gpu = None if options.real_gpu else options.gpu or "4GiB"
-        score_folder(options.folder, gpu=gpu, names=options.names, output=options.json)
+        score_folder(options.folder, gpu=gpu, jobs=options.jobs, names=options.names, output=options.json)
         return
     torch.set_num_threads(1)
     if options.one is not None:

@@ -2,7 +2,7 @@
 
 The manifest is `manifest.json` in the folder, a list of `{"file", "leak", "lines"}`. `lines` are the lines that are correct
 in a report. Each program runs under `legroom run` in its own process. On a virtual GPU, this process is a fork, so that
-torch is imported only once.
+torch is imported only once. On a real GPU, several programs run at the same time.
 """
 
 import importlib
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,19 +52,21 @@ def _warm_up() -> None:
     torch.optim.Adam([parameter]).step()
 
 
-def score_folder(folder: Path, *, gpu: str | None, names: bool, output: Path | None) -> None:
-    """Run all programs of a folder and print the score. `gpu` is the size of the virtual GPU; None uses the GPUs of this
-    machine."""
+def score_folder(folder: Path, *, gpu: str | None, jobs: int, names: bool, output: Path | None) -> None:
+    """Run all programs of a folder and print the score. `gpu` is the size of the virtual GPU. If it is None, the GPUs of
+    this machine are used, and `jobs` programs run at the same time."""
     manifest = json.loads((folder / "manifest.json").read_text())
     torch.set_num_threads(1)
     if gpu is not None:
         _warm_up()
     scores = []
-    for number, entry in enumerate(manifest):
-        scores.append(_run(folder, entry, gpu))
-        print(f"\r{number + 1} of {len(manifest)}", end="", file=sys.stderr, flush=True)
-        if output is not None:
-            output.write_text(json.dumps([each._asdict() for each in scores], indent=1))
+    with ThreadPoolExecutor(jobs) as pool:
+        run_all = pool.map if gpu is None else map  # forks start in the main thread
+        for score in run_all(lambda entry: _run(folder, entry, gpu), manifest):
+            scores.append(score)
+            print(f"\r{len(scores)} of {len(manifest)}", end="", file=sys.stderr, flush=True)
+            if output is not None:
+                output.write_text(json.dumps([each._asdict() for each in scores], indent=1))
     leaking, healthy = [each for each in scores if each.leak], [each for each in scores if not each.leak]
     print_table(
         f"{folder.name}, {f'virtual GPU of {gpu}' if gpu else 'GPUs of this machine'}",

@@ -22,6 +22,12 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
     print(flush=True)
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table. A `|` in a cell is replaced by `/`."""
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return [f"| {' | '.join(header)} |", "|---" * len(header) + "|", *lines]
+
+
 def percentile(errors: Sequence[float], share: float) -> float:
     """Return the quantile `share` of the absolute errors."""
     ordered = sorted(map(abs, errors))

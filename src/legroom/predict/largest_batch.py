@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.predict import uncertainty
 from legroom.predict.extrapolate import extrapolation
 from legroom.predict.fit import replay, safety_margin
 from legroom.predict.requests import ReplayPeaks
 from legroom.predict.tracing.script import OutOfTime
 from legroom.predict.tracing.trace import Trace
-from legroom.units import MiB
 
 MAX_BATCH = 1 << 20
 """The maximum batch size that is tried."""
@@ -27,9 +27,6 @@ LIKELY_MARGIN = 0.01
 """The search tries a size that exceeds the linear prediction by this fraction, to find an upper bound."""
 MAX_FACTOR = 64
 """The next size is at most this many times the largest size that fits."""
-
-SEGMENT = 20 * MiB
-"""The allocator reserves memory in segments of this size, which limits the precision of predictions."""
 
 
 @dataclass(slots=True)
@@ -178,7 +175,7 @@ class _Searcher:
         tolerance = self._bytes_per_sample() * max(self._multiple_of / 4, self.low * TOLERANCE)
         return (
             abs(traced.allocated - predicted.allocated) <= tolerance
-            and abs(traced.reserved - predicted.reserved) <= tolerance + SEGMENT
+            and abs(traced.reserved - predicted.reserved) <= tolerance + LARGE_SEGMENT
         )
 
     def _bytes_per_sample(self) -> float:

@@ -11,14 +11,11 @@ from legroom.diagnose.oom.recognize import classify
 from legroom.diagnose.report.device_memory import budget_of, free_at
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.findings import Finding
+from legroom.memory.allocator.settings import LARGE_SEGMENT
 from legroom.memory.annotations import Annotation, LiveOptimizer, ProgramState
 from legroom.memory.events import Alloc, Category, Frame, Holder, Oom, Phase, Step
 from legroom.memory.state import State
 from legroom.observe.source.batch_setting import BatchSetting
-from legroom.units import MiB
-
-SEGMENT = 20 * MiB
-"""PyTorch reserves memory for requests of 1 to 10 MiB in segments of this size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +163,7 @@ class Evidence:
     def unusable(self) -> int:
         """The number of bytes that are expected to be reserved but unused: the fragments at the failure, or at least the
         unused part of the last segment."""
-        return max(self.oom.fragmented, min(SEGMENT, self.budget // 10))
+        return max(self.oom.fragmented, min(LARGE_SEGMENT, self.budget // 10))
 
     @cached_property
     def optimizer_temporaries(self) -> int:

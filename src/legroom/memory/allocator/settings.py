@@ -30,6 +30,9 @@ MIN_BLOCK_SIZE: Final = 512
 
 MIN_LARGE_ALLOC: Final = 10 * MiB
 
+LARGE_SEGMENT: Final = 20 * MiB
+"""By default, torch reserves memory for requests from 1 to 10 MiB in segments of this size."""
+
 _IGNORED_KEYS: Final = frozenset(
     {
         "graph_capture_record_stream_reuse",
@@ -75,7 +78,7 @@ class AllocatorSettings:
     this release.
     """
     expandable_segments: bool = False
-    large_segment_size: int = 20 * MiB
+    large_segment_size: int = LARGE_SEGMENT
     """The segment size for requests from 1 to 10 MiB, and the page size of large expandable segments."""
     per_process_memory_fraction: float = 1.0
     backend: str = "native"

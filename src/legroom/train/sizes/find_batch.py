@@ -169,10 +169,11 @@ class _Search:
             return self._within(self._second_size())
         capacity = self.trials.capacity()
         if len(logged) < 2:
-            predicted, certain = self._predict_from_peaks(capacity), False
+            predicted, certain, is_far = self._predict_from_peaks(capacity), False, False
         else:
             extrapolation = Extrapolation(logged[-2], logged[-1], self.trials.settings)
-            certain = extrapolation.matched and logged[-1].size <= FAR * logged[-2].size
+            certain = extrapolation.matched
+            is_far = logged[-1].size > FAR * logged[-2].size
             slack = 0 if extrapolation.is_exact(capacity) else max(2 * MiB, capacity // 500)
             if failed:  # the prediction was wrong: leave a margin
                 slack = capacity // 20 if logged[-1].size < 0.9 * self.fails else capacity // 50
@@ -186,9 +187,8 @@ class _Search:
             return None
         if failed and self.trials.count >= REGULAR_TRIALS:
             return self._within(min(predicted, (self.fits + self.fails) // 2))
-        is_far = len(logged) >= 2 and logged[-1].size > FAR * logged[-2].size
-        near = self.fits >= NEAR * predicted and not is_far
-        return self._within(predicted if certain or near else int(predicted * LAST_FRACTION))
+        reliable = not is_far and (certain or self.fits >= NEAR * predicted)
+        return self._within(predicted if reliable else int(predicted * LAST_FRACTION))
 
     def _second_size(self) -> int:
         """Return a size that fits according to the warm-up and the first size, or a safe size after a failure."""

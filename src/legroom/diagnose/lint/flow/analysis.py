@@ -99,7 +99,7 @@ class _Walker(Assignments):
         *,
         first: bool,
     ) -> None:
-        super().__init__(program, function, recording=True)
+        super().__init__(program, function)
         self.model_input = TENSOR if first else GRAPH
         self.returns: Value | None = None
         self.yields: Value | None = None

@@ -46,8 +46,8 @@ _PARAMETER_METHODS = {"parameters", "named_parameters"}
 class Assignments(FactRecorder):
     """Tracks the values of names. A subclass walks through the statements."""
 
-    def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
-        super().__init__(program, function, recording=recording)
+    def __init__(self, program: Program, function: Function) -> None:
+        super().__init__(program, function)
         if function.names_in_backward is None:
             runs_backward = program.mentions("backward", "manual_backward", "grad")
             function.names_in_backward = _names_in_backward(function) if runs_backward else frozenset()

@@ -69,11 +69,11 @@ _REMOVING_METHODS = {
 
 
 class FactRecorder(Expressions):
-    """Records facts while `recording` is set. A subclass walks through the statements."""
+    """Records facts, except while an expression is evaluated silently. A subclass walks through the statements."""
 
-    def __init__(self, program: Program, function: Function, *, recording: bool) -> None:
+    def __init__(self, program: Program, function: Function) -> None:
         super().__init__(program, function)
-        self.recording = recording
+        self.recording = True
         self.loops: tuple[LoopFact, ...] = ()
         self.handler: cst.ExceptHandler | None = None
         self.contexts: tuple[str, ...] = ()

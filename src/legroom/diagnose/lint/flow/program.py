@@ -154,6 +154,10 @@ class Program:
             current = current.outer
         return None
 
+    def assigned(self, path: str | None) -> list[cst.BaseExpression]:
+        """Return the expressions that are stored in a name or attribute, in order."""
+        return [each.expression for each in self.stores if each.target == path]
+
     def value(self, node: cst.CSTNode) -> Value:
         return self.values.get(node, UNKNOWN)
 

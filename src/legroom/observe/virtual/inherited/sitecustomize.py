@@ -6,44 +6,25 @@ environment of the process, the process has no virtual GPUs.
 """
 
 import importlib
-import importlib.util
 import os
 import sys
-from importlib.machinery import ModuleSpec
-from typing import Any
 
 
-class _AfterTorch:
-    """An import hook that finds torch as usual, and enters the virtual GPUs once torch is loaded."""
+def _enter_after_torch() -> None:
+    """Enter the virtual GPUs once torch is loaded."""
+    try:
+        from legroom.observe.torch_import import TorchImport
+    except ImportError:
+        return
 
-    def __init__(self) -> None:
-        self._searching = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != "torch" or self._searching:
-            return None
-        self._searching = True
+    def enter() -> None:
         try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is None or spec.loader is None:
-            return spec
-        loader: Any = spec.loader
-        load = loader.exec_module
+            from legroom.observe.virtual.gpu import enter_inherited
+        except ImportError:
+            return
+        enter_inherited()
 
-        def exec_module(module: Any) -> None:
-            if self in sys.meta_path:  # only now: a library may look for torch without importing it
-                sys.meta_path.remove(self)
-            load(module)
-            try:
-                from legroom.observe.virtual.gpu import enter_inherited
-            except ImportError:
-                return
-            enter_inherited()
-
-        loader.exec_module = exec_module
-        return spec
+    TorchImport(enter).install()
 
 
 def _import_next() -> None:
@@ -60,5 +41,5 @@ def _import_next() -> None:
 
 
 if os.environ.get("LEGROOM_VIRTUAL_GPUS"):
-    sys.meta_path.insert(0, _AfterTorch())
+    _enter_after_torch()
 _import_next()

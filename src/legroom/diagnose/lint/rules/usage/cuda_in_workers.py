@@ -93,7 +93,7 @@ def is_gpu(program: Program, call: cst.Call) -> bool:
     """Return True if the device is a GPU in every run: `"cuda"`, or a name that is assigned `torch.device("cuda")`."""
     given = positional(call)[0].value if positional(call) else None
     path = dotted(given) if given is not None else None
-    made = [each.expression for each in program.stores if path is not None and each.target == path]
+    made = program.assigned(path)
     return given is not None and (
         _names_gpu(given) or (bool(made) and all(_names_gpu(each) for each in made))
     )

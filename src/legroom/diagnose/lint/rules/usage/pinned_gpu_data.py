@@ -58,7 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
 def _tensors(program: Program, dataset: cst.BaseExpression) -> list[cst.BaseExpression]:
     """Return the arguments of the `TensorDataset`, which may be assigned to a name first."""
     path = dotted(dataset)
-    made = [each.expression for each in program.stores if path is not None and each.target == path]
+    made = program.assigned(path)
     found = made[-1] if made else dataset
     if isinstance(found, cst.Call) and is_call_of(found, "TensorDataset"):
         return [each.value for each in positional(found)]
@@ -68,7 +68,7 @@ def _tensors(program: Program, dataset: cst.BaseExpression) -> list[cst.BaseExpr
 def _is_on_gpu(program: Program, tensor: cst.BaseExpression) -> bool:
     """Return True if the last assignment of a tensor, or the argument itself, moves it to the GPU."""
     path = path_of(tensor)
-    made = [each.expression for each in program.stores if path is not None and each.target == path]
+    made = program.assigned(path)
     moved = made[-1] if made else tensor
     if not isinstance(moved, cst.Call):
         return False

@@ -50,7 +50,7 @@ def check(program: Program) -> Iterator[Problem]:
             message="A DataLoader with a sampler and `shuffle=True` raises a ValueError",
             help="Remove `shuffle=True`, because the sampler determines the order",
             edits=(remove_argument(program, call.node, shuffle),),
-            safe=isinstance(sampler.value, cst.Call) or bool(_assigned(program, dotted(sampler.value))),
+            safe=isinstance(sampler.value, cst.Call) or bool(program.assigned(dotted(sampler.value))),
         )
 
 
@@ -61,8 +61,4 @@ def _may_be_none(program: Program, sampler: cst.BaseExpression) -> bool:
         return not isinstance(sampler, cst.Call)
     if path == "None" or any(path in each.parameters for each in program.functions.values()):
         return True
-    return not all(isinstance(each, cst.Call) for each in _assigned(program, path))
-
-
-def _assigned(program: Program, path: str | None) -> list[cst.BaseExpression]:
-    return [each.expression for each in program.stores if each.target == path]
+    return not all(isinstance(each, cst.Call) for each in program.assigned(path))

@@ -1,0 +1,43 @@
+"""Calls a function when a program imports torch."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+
+class TorchImport:
+    """An import hook that finds torch as usual, and calls `loaded` once torch is loaded."""
+
+    def __init__(self, loaded: Callable[[], None]) -> None:
+        self._loaded = loaded
+        self._searching = False
+
+    def install(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != "torch" or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        load = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            self.remove()  # only now: a library may look for torch without importing it
+            load(module)
+            self._loaded()
+
+        loader.exec_module = exec_module
+        return spec
