@@ -1,6 +1,6 @@
 """Runs difficult programs many times, with python and with Legroom, and counts the runs that end as with python.
 
-    python -m bench.first_contact.repeated_runs [--times 100] [--jobs 2] [--full FOLDER]
+    python -m bench.first_contact.repeated_runs [--times 100] [--jobs 2] [--full FOLDER] [--only NAME ...]
 
 The programs train in four threads, run in a folder without disk space, and allocate more memory than the GPU or the
 host has. With python, all programs exit with code 0 and print "done". A run counts if it does the same within two
@@ -101,9 +101,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--full", type=Path)
+    parser.add_argument("--only", nargs="*", choices=[each.name for each in KINDS])
     options = parser.parse_args(argv)
     rows = []
     for kind in KINDS:
+        if options.only and kind.name not in options.only:
+            continue
         if kind.full and options.full is None:
             rows.append([kind.name, "", "skipped: give --full FOLDER", ""])
             continue
