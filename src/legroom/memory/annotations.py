@@ -175,7 +175,7 @@ class DetectedLeak(Annotation):
 
     @property
     def identity(self) -> tuple[str, str | None, int | None]:
-        """A key that is equal if the same leak is detected again with newer numbers."""
+        """A key that stays the same when the same leak is detected again with newer numbers."""
         return self.name, self.file, self.line
 
 

@@ -57,7 +57,7 @@ class Frame(NamedTuple):
 
 
 class Alloc(NamedTuple):
-    """The event that a storage was allocated."""
+    """An event that records that a storage was allocated."""
 
     time: float
     """Seconds since the run started."""
@@ -84,7 +84,7 @@ class Alloc(NamedTuple):
 
 
 class Free(NamedTuple):
-    """The event that a storage was freed."""
+    """An event that records that a storage was freed."""
 
     time: float
     id: int

@@ -77,7 +77,7 @@ def fits(trace: UncertainTrace, capacity: int, settings: AllocatorSettings | Non
 
 
 def version_margin(differing: Mapping[str, str]) -> float:
-    """Return the fraction of the peak that the safe bound adds because installed versions differ from `RULES_VERSION`.
+    """Return the margin, as a fraction of the peak, for installed versions that differ from `RULES_VERSION`.
 
     `differing` maps each library to its installed version.
     """

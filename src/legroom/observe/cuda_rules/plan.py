@@ -62,8 +62,8 @@ MemoryStep = OutputAlloc | ScratchAlloc | ScratchFree | PersistentAlloc | Output
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The allocations and frees of one operation, as a list of steps. Results that no step allocates are allocated
-    before the first step."""
+    """The allocations and frees of one operation, as a list of steps. If no step allocates a result, the
+    result is allocated before the first step."""
 
     steps: Sequence[MemoryStep] = ()
     notes: tuple[str, ...] = ()

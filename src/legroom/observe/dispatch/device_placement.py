@@ -58,7 +58,7 @@ class DevicePlacement:
         return known.device
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Return the key of a tensor's storage and its allocated bytes, or None for the host."""
+        """Return the key and the allocated bytes of a tensor's storage, or None if the tensor is in host memory."""
         storage = storage_of(tensor)
         known = self.live.get(storage._cdata) if storage is not None else None
         return None if known is None or known.block is None else (storage._cdata, known.block.size)

@@ -510,7 +510,7 @@ class Recorder:
         )
 
     def measure(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Return the key of a tensor's storage and its allocated bytes, or None for the host."""
+        """Return the key and the allocated bytes of a tensor's storage, or None if the tensor is in host memory."""
         return self.placement.measure(tensor)
 
     def emit(self, event: Event) -> None:

@@ -125,7 +125,7 @@ class TensorReads:
         return _unpickled, (value, device, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
     def with_numbers(self, data: Any) -> Any:
-        """Replace tensors without data in nested lists by numbers. `torch.tensor` reads such lists in C++, where no
+        """In nested lists, replace tensors that have no data with numbers. `torch.tensor` reads such lists in C++, where no
         mode applies.
         """
         if self._fake_tensors is None or type(data) not in (list, tuple):

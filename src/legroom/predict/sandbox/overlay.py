@@ -365,5 +365,5 @@ def _path_of(descriptor: int) -> str:
 
     command = getattr(fcntl, "F_GETPATH", None)
     if command is None:
-        raise OSError(errno.ENOTSUP, "this system does not provide the path of an open directory")
+        raise OSError(errno.ENOTSUP, "the path of an open directory cannot be determined on this system")
     return os.fsdecode(fcntl.fcntl(descriptor, command, b"\0" * 1024).rstrip(b"\0"))

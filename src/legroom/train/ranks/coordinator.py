@@ -384,7 +384,7 @@ class DistributedRanks:
         try:
             dist.all_reduce(tensor, op=operation, group=self._host_group)
         except RuntimeError as error:
-            raise self._missing_ranks("an exchange between ranks failed") from error
+            raise self._missing_ranks("communication between ranks failed") from error
         return tensor.tolist()
 
     def _missing_ranks(self, occasion: str) -> RankMissing:

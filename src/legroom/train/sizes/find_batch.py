@@ -1,8 +1,8 @@
 """Implements `legroom.find_batch`, which finds the largest batch size of a training step on the current GPU by
 running the step.
 
-A small size is run after a warm-up at half that size, while the allocation requests are logged. From the requests of
-two sizes, the requests at any size are predicted and replayed in the allocator with the available capacity
+A small size is run after a warm-up at half that size, while the allocation requests are logged. The requests of
+two batch sizes are extrapolated to any other batch size and replayed in the allocator with the available capacity
 (`extrapolation`). A size somewhat below the prediction is run. The log of this run improves the prediction, and then
 the predicted size is run. If memory grows regularly with the batch size, the search causes no failure and runs three sizes. If a size fails, or if
 the last log shows that a larger size fits, the search continues from the sizes that fit.

@@ -159,7 +159,9 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     study = content.pop("study", {})
     if not isinstance(study, dict):
-        raise UsageError(f'{path}: [study] must be a table. Example: `metric = "loss"`.')
+        raise UsageError(
+            f'{path}: `study` must be a table: `[study]` on a line of its own, then for example `metric = "loss"`.'
+        )
     return content, study
 
 

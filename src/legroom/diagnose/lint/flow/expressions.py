@@ -186,7 +186,7 @@ class Expressions:
         )
 
     def _is_library(self, path: str | None) -> bool:
-        """Return True if a path starts with an imported module, so `requests.head` is not a model."""
+        """Return True if a path starts with an imported module. `requests.head` is such a path, and therefore not a model."""
         first = root(path or "")
         known = self.names.get(first, UNKNOWN) if first in self.names else guess_from_name(first)
         return first in self.program.imports.full_names and known.kind is ValueKind.UNKNOWN

@@ -118,7 +118,7 @@ class Program:
         )
 
     def inherits(self, name: str, base: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Return True if a class of this file is derived from another class."""
+        """Return True if the class `name` of this file is derived from the class `base`."""
         known = self.classes.get(name)
         if known is None or name in seen:
             return False

@@ -68,7 +68,7 @@ def _problem(node: cst.CSTNode, function: Function, retained: str) -> Problem:
     return Problem(
         node=node,
         message=f"The cache of `{function.name}` retains {retained}",
-        help="Use a dict with plain keys and clear the dict regularly, or register a buffer",
+        help="Use a dict whose keys are not tensors and clear the dict regularly, or register a buffer",
     )
 
 

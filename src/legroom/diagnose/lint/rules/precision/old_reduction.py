@@ -6,8 +6,8 @@ The rule checks for losses of `torch.nn` with the argument `size_average=` or `r
 This rule is off by default. Enable it with `--select LG405` or `--select ALL`.
 
 ## Why this is a problem
-`reduction=` replaces `size_average=` and `reduce=`. PyTorch issues a warning for the old arguments and will remove
-these arguments.
+`reduction=` replaces `size_average=` and `reduce=`. The old arguments are deprecated: PyTorch issues a
+warning and will remove them.
 
 ## Example
 ```python

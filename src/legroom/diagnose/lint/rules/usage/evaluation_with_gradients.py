@@ -41,7 +41,8 @@ torch.no_grad():`. The fix is safe if three conditions are met, because the resu
 
 - The file creates the model from layers of `torch.nn`, and the model computes no gradients itself.
 - The evaluation neither returns nor prints a tensor with a graph.
-- The file uses neither attention modules nor `torch.compile`, which run other kernels without gradients.
+- The file uses neither attention modules nor `torch.compile`, because both use different kernels when gradients are
+  disabled.
 
 If a condition is not met, the fix is unsafe.
 """
