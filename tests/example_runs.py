@@ -138,7 +138,7 @@ class Run:
     def source(self, lines: dict[int, str]) -> None:
         self.events += to_annotations({TRAIN: lines}, 0.0)
 
-    def report(self) -> RunReport:
+    def capture(self, *, truncated: bool = False) -> Capture:
         header = {
             "options": ["--gpu", "1000MiB"],
             "target": ["train.py"],
@@ -147,10 +147,12 @@ class Run:
                 {"index": 0, "name": "Legroom virtual GPU 0", "kind": "virtual", "capacity": self.capacity}
             ],
         }
-        capture = Capture(
-            path=Path("run.legroom"), run=header, events=self.events, truncated=False, dropped=0
+        return Capture(
+            path=Path("run.legroom"), run=header, events=self.events, truncated=truncated, dropped=0
         )
-        return report_from_capture(capture, path="run.legroom")
+
+    def report(self) -> RunReport:
+        return report_from_capture(self.capture(), path="run.legroom")
 
     def advice(self) -> dict[str, Finding]:
         """The findings by code, most useful first."""

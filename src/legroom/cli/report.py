@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from legroom.cli.options import Format, FormatOption
+from legroom.errors import UsageError
 
 
 def report(
@@ -21,9 +22,29 @@ def report(
             show_default=False,
         ),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="PAGE",
+            help="Write the report as a web page: one file with a timeline, live memory by module and line, and an allocator map.",
+            show_default=False,
+        ),
+    ] = None,
+    no_source: Annotated[bool, typer.Option("--no-source", help="Omit lines of code from the page.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Show the report of a recorded run: the peak or the failure, what used the memory, and what to change."""
+    if html is not None:
+        if compare is not None:
+            raise UsageError(
+                "--html and --compare cannot be combined. Use `legroom diff BEFORE AFTER --html PAGE`."
+            )
+        return _write_page(file, html, with_source=not no_source, force=force, open_page=open_page)
+    if force or open_page or no_source:
+        raise UsageError("--force, --open and --no-source require --html PAGE.")
     from legroom.diagnose.report.run_report import report_from_capture
     from legroom.memory.capture.capture import read_capture
     from legroom.memory.compare import compare_captures
@@ -48,4 +69,16 @@ def report(
     else:
         compared = render_comparison(difference, before=str(compare), runs=(before, result))
         print_to(sys.stdout, render_report(result), compared)
+    return 0
+
+
+def _write_page(file: Path, html: Path, *, with_source: bool, force: bool, open_page: bool) -> int:
+    from legroom.diagnose.report.run_figures import figures_from_capture
+    from legroom.memory.capture.capture import read_capture
+    from legroom.show.common.html_page import check_new, show_page, write_new
+    from legroom.show.report.html_report.page_writer import page
+
+    check_new(html, force=force)
+    figures = figures_from_capture(read_capture(file), path=str(file))
+    show_page(write_new(html, page(figures, with_source=with_source), force=force), open_page=open_page)
     return 0

@@ -133,3 +133,29 @@ def test_an_invalid_capture_is_rejected_in_one_line(capture, tmp_path, capfd, sp
 def test_a_comparison_with_a_missing_capture_is_rejected(capture, capfd):
     assert main(["report", capture("a.legroom"), "--compare", "missing.legroom"]) == 2
     assert capfd.readouterr() == ("", "legroom: missing.legroom does not exist. Check the path.\n")
+
+
+def test_a_page(capture, tmp_path, capfd):
+    words = ["report", capture("a.legroom"), "--html", "a.html"]
+    assert main(words) == 0
+    assert capfd.readouterr().out.startswith("Wrote a.html (")
+    (tmp_path / "a.html").write_text("mine")
+    assert main(words) == 2
+    assert capfd.readouterr().err.startswith("legroom: a.html exists. Add --force to overwrite the file")
+    assert (tmp_path / "a.html").read_text() == "mine"
+    assert main([*words, "--force", "--no-source"]) == 0
+    assert "Memory of train.py" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--html", "missing/a.html"], "Cannot write missing/a.html: No such file or directory."),
+        (["--html", ".", "--force"], "Cannot write .: Is a directory."),
+        (["--open"], "--force, --open and --no-source require --html PAGE."),
+        (["--html", "a.html", "--compare", "a.legroom"], "--html and --compare cannot be combined."),
+    ],
+)
+def test_a_page_that_cannot_be_written(capture, capfd, words, message):
+    assert main(["report", capture("a.legroom"), *words]) == 2
+    assert capfd.readouterr().err.startswith(f"legroom: {message}")

@@ -59,6 +59,17 @@ def render_oom(report: RunReport) -> RenderableType:
     return Group(*_oom_parts(report, report.oom))
 
 
+def format_verdict(report: RunReport) -> str:
+    """Return the first sentences of the report: how the run ended, the peak or the failed request, and the line."""
+    if report.oom is not None:
+        return (
+            _oom_summary(report, report.oom)
+            if report.failed_with_oom
+            else f"{_summary(report)} {_caught_summary(report, report.oom)}"
+        )
+    return _summary(report)
+
+
 def render_footer(report: RunReport, *, warning: str = "") -> RenderableType:
     """Return the path of the capture and the next commands."""
     return Group(*_footer_parts(report, warning))

@@ -6,15 +6,13 @@ of kilobytes instead of megabytes, needs no network, supports light and dark the
 and tables are plain HTML, readable without scripts.
 """
 
-import json
 import math
 from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from legroom.errors import UsageError
+from legroom.show.common.html_page import fill_template
 from legroom.show.tune.html_report.tables import (
     best_section,
     facts,
@@ -45,11 +43,13 @@ def write_page(study: StudyFigures, path: Path) -> Path:
 
 def page(study: StudyFigures) -> str:
     """Return the HTML of the page."""
-    return Template(_part("page.html")).substitute(
+    return fill_template(
+        __package__,
+        style="page.css",
+        scripts=_SCRIPTS,
+        data=_data(study),
         title=escape(study.title),
         metric=escape(study.metric),
-        style=_part("page.css"),
-        script="\n".join(_part(name) for name in _SCRIPTS),
         lead=escape(lead(study)),
         facts=facts(study),
         best=best_section(study),
@@ -58,13 +58,12 @@ def page(study: StudyFigures) -> str:
         memory_legend=memory_legend(study),
         failures=failure_table(study),
         trials=trials_table(study),
-        data=_embedded(study),
     )
 
 
-def _embedded(study: StudyFigures) -> str:
-    """Return the data of the charts as JSON. `<` is escaped, so that no value can close the script element."""
-    content = {
+def _data(study: StudyFigures) -> dict[str, Any]:
+    """Return the data of the charts."""
+    return {
         "metric": study.metric,
         "mode": study.mode,
         "capacities": list(study.capacities),
@@ -74,7 +73,6 @@ def _embedded(study: StudyFigures) -> str:
         ],
         "trials": [_trial(trial) for trial in study.trials],
     }
-    return json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _trial(trial: TrialFigures) -> dict[str, Any]:
@@ -102,7 +100,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ", ".join(str(_plain(each)) for each in value)
     return getattr(value, "__name__", type(value).__name__)
-
-
-def _part(name: str) -> str:
-    return (files(__package__) / "page" / name).read_text(encoding="utf-8")

@@ -55,20 +55,3 @@ for (const row of rows) {
   row.addEventListener("focus", () => pinned === null && point(Number(row.dataset.trial)));
   row.addEventListener("blur", () => pinned === null && point(null));
 }
-
-// A click on a heading sorts the table; numbers are sorted by value.
-document.querySelectorAll("th button").forEach((button) => button.addEventListener("click", (event) => {
-  event.stopPropagation();
-  const heading = button.parentElement, body = heading.closest("table").tBodies[0], column = heading.cellIndex;
-  const down = heading.getAttribute("aria-sort") === "ascending";
-  heading.parentElement.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
-  heading.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const key = (row) => { const text = row.cells[column].dataset.sort ?? row.cells[column].textContent; return text === "" ? NaN : Number.isNaN(Number(text)) ? text : Number(text); };
-  const missing = (value) => typeof value === "number" && Number.isNaN(value);
-  const order = (a, b) => { // rows without a value stay at the end
-    if (missing(a) || missing(b)) return missing(a) - missing(b);
-    const sign = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
-    return down ? -sign : sign;
-  };
-  body.append(...[...body.rows].sort((a, b) => order(key(a), key(b))));
-}));

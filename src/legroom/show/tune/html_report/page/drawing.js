@@ -23,13 +23,6 @@ function figure(value) {
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2).replace("e+", "e") : String(Number(value.toPrecision(4)));
 }
 
-function size(bytes) {
-  if (bytes === null) return "–";
-  for (const [unit, name, digits] of [[2 ** 40, "TiB", 2], [2 ** 30, "GiB", 2], [2 ** 20, "MiB", 1], [2 ** 10, "KiB", 1]])
-    if (bytes >= unit) return `${(bytes / unit).toFixed(digits)} ${name}`;
-  return `${bytes} B`;
-}
-
 // A scale maps a value to a coordinate; `ticks` are the labeled values.
 function numbers(values, from, to, log) {
   let [low, high] = extent(values);

@@ -1,0 +1,169 @@
+"""The data of a run's HTML report: the report, the memory over time, and the live memory at selected moments.
+
+Everything is aggregated here, so that the page of a run with millions of events is small.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from legroom.diagnose.report.run_report import RunReport, report_from_capture
+from legroom.errors import UsageError
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.annotations import DetectedLeak
+from legroom.memory.capture.capture import Capture
+from legroom.memory.columns import Columns, History, final_categories, history_of
+from legroom.memory.events import Oom, Phase, Step
+from legroom.memory.layout import Layout, layout_after
+from legroom.memory.moments import LiveSites, Site, live_sites
+
+MAX_MOMENTS = 160
+"""The maximum number of steps, and of equal parts of the run, whose highest point is a selectable moment."""
+MAX_OOMS = 20
+"""The maximum number of out-of-memory errors. A script that catches errors may have thousands."""
+MAX_SITES = 300_000
+"""The maximum number of sites in all moments together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectableMoment:
+    """A moment of the run that can be selected in the page."""
+
+    label: str
+    """`peak`, `out of memory`, or "" for any other moment."""
+    step: int
+    phase: Phase
+    live: LiveSites
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """A run as the page shows it."""
+
+    report: RunReport
+    history: History | None
+    """The memory of the report's device over time, or None if no memory was used."""
+    sites: list[Site]
+    moments: list[SelectableMoment]
+    main: int
+    """The position in `moments` of the out-of-memory error that ended the run, or of the peak."""
+    layout: Layout | None
+    """The segments and blocks at the main moment, or None for host memory."""
+    ooms: list[Oom]
+    leaks: list[DetectedLeak]
+    """The first report of each detected leak."""
+
+
+def figures_from_capture(capture: Capture, *, path: str | None = None) -> RunFigures:
+    """Return the data of the page of a recorded run."""
+    report = report_from_capture(capture, path=path)
+    device = report.device
+    events = capture.events
+    tags = final_categories(events)
+    history = history_of(events, device.index, tags) if device is not None and report.peak else None
+    if device is None or history is None or not len(history.levels[0]):
+        return RunFigures(
+            report=report, history=None, sites=[], moments=[], main=0, layout=None, ooms=[], leaks=[]
+        )
+    ooms = {
+        index: event
+        for index, event in enumerate(events)
+        if isinstance(event, Oom) and event.device == device.index
+    }
+    ooms = dict(list(ooms.items())[-MAX_OOMS:])
+    peak = _highest(history.levels[0], range(len(history.levels[0])))
+    special = {peak: "peak"} | dict.fromkeys(ooms, "out of memory")
+    chosen = sorted({*special, *_step_peaks(history, report.history), *_highest_points(history)})
+    sites, live = live_sites(events, device.index, tags, chosen)
+    live = _within_budget(live, special)
+    ends = [step.time for step in report.history]
+    moments = [
+        SelectableMoment(
+            label=special.get(each.index, ""),
+            step=_step_at(each.time, ends, report.history),
+            phase=_phase_at(each.time, history),
+            live=each,
+        )
+        for each in live
+    ]
+    failed_at = next(
+        (index for index, event in ooms.items() if report.oom and event is report.oom.event), None
+    )
+    main_index = failed_at if failed_at is not None and report.failed_with_oom else peak
+    first_reports: dict[object, DetectedLeak] = {}
+    for event in events:
+        if isinstance(event, DetectedLeak):
+            first_reports.setdefault(event.identity, event)
+    return RunFigures(
+        report=report,
+        history=history,
+        sites=sites,
+        moments=moments,
+        main=next(position for position, each in enumerate(live) if each.index == main_index),
+        layout=(
+            layout_after(events, main_index, device.index, tags, _settings(capture.run))
+            if device.kind != "host"
+            else None
+        ),
+        ooms=list(ooms.values()),
+        leaks=list(first_reports.values()),
+    )
+
+
+def _highest(columns: Columns, positions: Sequence[int]) -> int:
+    """Return the number of the event at the highest point of the columns at `positions`."""
+    return columns.indices[max(positions, key=lambda position: sum(columns.sums[position]))]
+
+
+def _highest_points(history: History) -> Iterator[int]:
+    """Yield the highest points of equal parts of the run."""
+    columns = history.levels[0]
+    size = max(1, -(-len(columns) // MAX_MOMENTS))
+    for start in range(0, len(columns), size):
+        yield _highest(columns, range(start, min(start + size, len(columns))))
+
+
+def _step_peaks(history: History, steps: Sequence[Step]) -> Iterator[int]:
+    """Yield the highest points of steps. In a long run, only some steps are included."""
+    columns = history.levels[0]
+    every = max(1, -(-len(steps) // MAX_MOMENTS))
+    for step in steps[::every]:
+        inside = range(
+            bisect_left(columns.times, step.time - step.seconds), bisect_left(columns.times, step.time)
+        )
+        if inside:
+            yield _highest(columns, inside)
+
+
+def _within_budget(live: list[LiveSites], special: dict[int, str]) -> list[LiveSites]:
+    """Drop every second ordinary moment until the moments are small enough for the page."""
+    while sum(len(each.sites) for each in live) > MAX_SITES and len(live) > len(special):
+        live = [each for position, each in enumerate(live) if position % 2 or each.index in special]
+    return live
+
+
+def _step_at(time: float, ends: Sequence[float], steps: Sequence[Step]) -> int:
+    position = bisect_left(ends, time)
+    if position < len(steps):
+        return steps[position].step
+    return steps[-1].step + 1 if steps else 0
+
+
+def _phase_at(time: float, history: History) -> Phase:
+    position = bisect_left(history.phases, time, key=lambda change: change[0])
+    if position < len(history.phases) and history.phases[position][0] == time:
+        position += 1
+    return history.phases[position - 1][1] if position else Phase.OTHER
+
+
+def _settings(run: dict[str, Any]) -> AllocatorSettings | None:
+    """Return the allocator settings of the run. The file may be untrusted, so invalid settings are ignored."""
+    text, torch_version = run.get("allocator"), run.get("torch")
+    version = torch_version if isinstance(torch_version, str) else None
+    try:
+        return AllocatorSettings.from_environment(
+            {"PYTORCH_CUDA_ALLOC_CONF": text} if isinstance(text, str) and text else {}, version
+        )
+    except (UsageError, ValueError):
+        return None

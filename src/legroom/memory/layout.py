@@ -1,0 +1,86 @@
+"""The segments and blocks of a device at one moment of a run.
+
+A capture does not contain addresses. The layout is computed by the simulated allocator from the same requests. If the
+result differs from the recorded reserved memory, for example after dropped events, `is_exact` is False.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from legroom.memory.allocator.allocator import Allocator
+from legroom.memory.allocator.blocks import Block
+from legroom.memory.allocator.settings import AllocatorSettings
+from legroom.memory.events import Alloc, Category, Event, Free, SegmentChange
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOutBlock:
+    """A block of a segment. `alloc` is its storage, or None if the block is free."""
+
+    size: int
+    alloc: Alloc | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOutSegment:
+    """A segment with its blocks in the order of their addresses."""
+
+    size: int
+    is_small: bool
+    """Whether the segment contains only blocks of up to 1 MiB."""
+    stream: int
+    blocks: tuple[LaidOutBlock, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The segments of a device, in the order of their addresses."""
+
+    segments: tuple[LaidOutSegment, ...]
+    reserved: int
+    is_exact: bool
+    """Whether the reserved memory equals the recorded reserved memory."""
+
+
+def layout_after(
+    events: Sequence[Event],
+    index: int,
+    device: int,
+    tags: Mapping[int, Category],
+    settings: AllocatorSettings | None = None,
+) -> Layout:
+    """Return the layout of `device` after event number `index`."""
+    allocator = Allocator(settings=settings)
+    blocks: dict[int, tuple[Block, Alloc]] = {}
+    recorded = 0
+    for event in events[: index + 1]:
+        if isinstance(event, Alloc):
+            if event[4] == device and event[3] > 0:
+                old = blocks.pop(event[1], None)
+                if old is not None:
+                    allocator.free(old[0])
+                blocks[event[1]] = allocator.malloc(event[2] or event[3], event[5]), event
+        elif isinstance(event, Free):
+            freed = blocks.pop(event[1], None)
+            if freed is not None:
+                allocator.free(freed[0])
+        elif isinstance(event, SegmentChange) and event.device == device:
+            recorded += event.bytes
+            if event.bytes < 0 and allocator.reserved > recorded:
+                allocator.empty_cache()
+    owners = {
+        block.address: alloc._replace(category=tags.get(alloc.id, alloc.category))
+        for block, alloc in blocks.values()
+    }
+    segments = tuple(
+        LaidOutSegment(
+            size=segment["total_size"],
+            is_small=segment["segment_type"] == "small",
+            stream=segment["stream"],
+            blocks=tuple(
+                LaidOutBlock(each["size"], owners.get(each["address"])) for each in segment["blocks"]
+            ),
+        )
+        for segment in allocator.segments()
+    )
+    return Layout(segments=segments, reserved=allocator.reserved, is_exact=allocator.reserved == recorded)

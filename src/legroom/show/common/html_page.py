@@ -1,0 +1,72 @@
+"""Parts that all HTML pages share: the style, the data embedded in a page, and writing the file.
+
+A page is a single file that makes no network requests. A page contains text from captures and from the user's code,
+which may be hostile. Text is escaped in HTML, and embedded data cannot close its script element.
+"""
+
+import json
+import webbrowser
+from base64 import b64encode
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+from zlib import compress
+
+from legroom.errors import UsageError
+from legroom.show.common.formatting import clean
+from legroom.units import format_size
+
+
+def fill_template(package: str, *, style: str, scripts: tuple[str, ...], data: Any, **parts: str) -> str:
+    """Return the page `page/page.html` of a package. `style` and `scripts` are files in the same folder. `data` has JSON
+    types. `parts` are HTML."""
+    return Template(_read(package, "page.html")).substitute(
+        style=_read(__package__, "base.css") + _read(package, style),
+        script="\n".join([_read(__package__, "base.js"), *(_read(package, name) for name in scripts)]),
+        data=embedded_json(data),
+        **parts,
+    )
+
+
+def embedded_json(value: Any) -> str:
+    """Return JSON for a script element. `<` is escaped, so that no value can close the element."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def compressed(data: bytes) -> str:
+    """Return binary data as text. The function `unpacked` in `base.js` reads it."""
+    return b64encode(compress(data, 6)).decode()
+
+
+def check_new(path: Path, *, force: bool) -> None:
+    """Raise UsageError if the file exists and `force` is False. Reading a large capture first would waste time."""
+    if not force and path.exists():
+        raise UsageError(f"{path} exists. Add --force to overwrite the file, or choose another path.")
+
+
+def show_page(path: Path, *, open_page: bool) -> None:
+    """Print the path of a page, and open the page if requested."""
+    print(f"Wrote {clean(str(path))} ({format_size(path.stat().st_size)}).", flush=True)
+    if open_page and not webbrowser.open(path.resolve().as_uri()):
+        raise UsageError(f"No browser found. Open {path} in a browser.")
+
+
+def write_new(path: Path, text: str, *, force: bool) -> Path:
+    """Write a page. Raises UsageError if the file exists and `force` is False, or if the file cannot be written."""
+    check_new(path, force=force)
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(
+            f"{path} exists. Add --force to overwrite the file, or choose another path."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from None
+    return path
+
+
+def _read(package: str | None, name: str) -> str:
+    assert package is not None
+    return (files(package) / "page" / name).read_text(encoding="utf-8")

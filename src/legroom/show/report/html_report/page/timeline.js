@@ -1,0 +1,320 @@
+// The timeline: stacked columns on a canvas. The data has several resolutions, so a frame draws a few thousand columns at most.
+const run = JSON.parse(document.getElementById("run").textContent);
+if (!run.levels) return; // no memory was used
+const UNIT = 512;
+const byId = (id) => document.getElementById(id);
+const seconds = (time) => (time < 100 ? `${time.toFixed(time < 10 ? 3 : 2)} s` : time < 3600 ? `${Math.floor(time / 60)} min ${(time % 60).toFixed(0)} s` : `${(time / 3600).toFixed(2)} h`);
+
+const levels = await Promise.all(run.levels.map(async (level) => ({
+  size: level.size, times: await unpacked(level.times, Float64Array), sums: await unpacked(level.sums, Uint32Array), reserved: await unpacked(level.reserved, Uint32Array),
+})));
+const phases = { times: await unpacked(run.phases.times, Float64Array), kinds: await unpacked(run.phases.kinds, Uint32Array) };
+const steps = { ends: await unpacked(run.steps.ends, Float64Array), numbers: await unpacked(run.steps.numbers, Uint32Array) };
+const kinds = run.categories.length;
+for (const level of levels) {
+  level.totals = new Float64Array(level.size);
+  for (let kind = 0; kind < kinds; kind++) for (let at = 0; at < level.size; at++) level.totals[at] += level.sums[kind * level.size + at];
+}
+const coarse = levels[levels.length - 1];
+const highest = Math.max(coarse.totals.reduce((a, b) => Math.max(a, b), 0), coarse.reserved.reduce((a, b) => Math.max(a, b), 0)) * UNIT;
+const used = run.categories.map((_, kind) => coarse.sums.subarray(kind * coarse.size, (kind + 1) * coarse.size).some((value) => value > 0));
+const end = Math.max(run.end, run.begin + 1e-6), shortest = Math.max((end - run.begin) / 1e6, 1e-6);
+
+let style, palette;
+function readColors() {
+  style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  palette = { kinds: run.categories.map((_, kind) => color(`--c${kind}`)), phases: [0, 1, 2, 3].map((kind) => color(`--p${kind}`)) };
+  for (const name of ["ground", "ink", "faint", "rule", "accent", "bad", "leak", "grey"]) palette[name] = color(`--${name}`);
+}
+readColors();
+
+// Fits a canvas to its element and returns a context that draws in CSS pixels.
+function prepare(canvas, height) {
+  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth;
+  height ??= canvas.clientHeight;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  return { context, width, height };
+}
+
+function stripes(context, color) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const pen = tile.getContext("2d");
+  pen.strokeStyle = color;
+  pen.lineWidth = 1.5;
+  pen.beginPath();
+  for (const shift of [-8, 0, 8]) { pen.moveTo(shift, 8); pen.lineTo(shift + 8, 0); }
+  pen.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+const chart = byId("timeline").querySelector("canvas"), tip = byId("timeline").querySelector(".tip");
+const view = { from: run.begin, to: end };
+const EDGE = { left: 66, right: 8, top: 20, bottom: 40 };
+let chosen = null, cursor = null, plot = null, frame = 0; // `chosen` is the position of the selected moment
+const toCapacity = byId("to-capacity");
+toCapacity.checked = run.capacity > 0 && highest > run.capacity / 4;
+toCapacity.parentElement.hidden = !run.capacity;
+
+const drawSoon = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
+const xOf = (time) => EDGE.left + ((time - view.from) / (view.to - view.from)) * plot.width;
+const timeAt = (x) => view.from + ((x - EDGE.left) / plot.width) * (view.to - view.from);
+const stepAt = (time) => { const at = Math.max(after(steps.ends, time), 0); return at < steps.ends.length ? steps.numbers[at] : steps.ends.length ? steps.numbers[at - 1] + 1 : 0; };
+const phaseAt = (time) => { const at = after(phases.times, time) - 1; return at < 0 ? 3 : phases.kinds[at]; };
+
+// The coarsest level with at least two columns per pixel, or the finest level.
+function levelFor(from, to) {
+  for (let number = levels.length - 1; number > 0; number--) {
+    const level = levels[number];
+    if (after(level.times, to) - after(level.times, from) >= 2 * plot.width) return level;
+  }
+  return levels[0];
+}
+
+function draw() {
+  const { context, width, height } = prepare(chart);
+  plot = { width: width - EDGE.left - EDGE.right, height: height - EDGE.top - EDGE.bottom };
+  const top = toCapacity.checked ? Math.max(run.capacity, highest) : highest * 1.06;
+  const yOf = (bytes) => EDGE.top + plot.height * (1 - bytes / top);
+  drawGrid(context, top, yOf);
+  context.save();
+  context.beginPath();
+  context.rect(EDGE.left, 0, plot.width, height - 20);
+  context.clip();
+  drawColumns(context, yOf);
+  drawGaps(context);
+  if (run.capacity && run.capacity <= top) drawLine(context, EDGE.left, yOf(run.capacity), EDGE.left + plot.width, yOf(run.capacity), palette.bad, [6, 4]);
+  drawPhases(context, EDGE.top + plot.height + 3);
+  drawMarks(context);
+  context.restore();
+  if (run.capacity && run.capacity <= top) {
+    context.fillStyle = palette.bad;
+    context.textAlign = "left";
+    context.fillText(`capacity ${size(run.capacity)}`, EDGE.left + 5, yOf(run.capacity) + 14);
+  }
+  drawSteps(context, height);
+}
+
+function drawLine(context, x1, y1, x2, y2, color, dash = []) {
+  context.strokeStyle = color;
+  context.setLineDash(dash);
+  context.beginPath();
+  context.moveTo(x1, y1);
+  context.lineTo(x2, y2);
+  context.stroke();
+  context.setLineDash([]);
+}
+
+function drawGrid(context, top, yOf) {
+  const rough = top / 5, power = 2 ** Math.floor(Math.log2(rough)), gap = rough / power > 1.5 ? power * 2 : power;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (let value = 0; value <= top; value += gap) {
+    drawLine(context, EDGE.left, yOf(value), EDGE.left + plot.width, yOf(value), palette.rule);
+    context.fillStyle = palette.faint;
+    context.fillText(size(value).replace(/\.00?(?= )/, ""), EDGE.left - 6, yOf(value));
+  }
+  context.textBaseline = "alphabetic";
+}
+
+// One column per pixel: of several columns in a pixel, the highest is drawn.
+function drawColumns(context, yOf) {
+  const level = levelFor(view.from, view.to), { times, totals, reserved } = level;
+  const first = Math.max(after(times, view.from) - 1, 0), last = after(times, view.to);
+  const line = [];
+  let at = first;
+  while (at < last) {
+    const x = Math.floor(Math.max(xOf(times[at]), EDGE.left - 1));
+    let best = at, most = reserved[at], next = at + 1;
+    while (next < last && xOf(times[next]) < x + 1) {
+      if (totals[next] > totals[best]) best = next;
+      if (reserved[next] > most) most = reserved[next];
+      next++;
+    }
+    const right = next < level.size ? Math.max(Math.floor(xOf(times[next])), x + 1) : xOf(end);
+    let bytes = 0, low = yOf(0);
+    for (let kind = 0; kind < kinds; kind++) {
+      const value = level.sums[kind * level.size + best] * UNIT;
+      if (!value) continue;
+      bytes += value;
+      const high = yOf(bytes);
+      context.fillStyle = palette.kinds[kind];
+      context.fillRect(x, high, right - x, low - high);
+      low = high;
+    }
+    line.push([x, right, yOf(most * UNIT)]);
+    at = next;
+  }
+  context.strokeStyle = palette.ink;
+  context.lineWidth = 1.5;
+  context.beginPath();
+  for (const [left, right, y] of line) { context.lineTo(left, y); context.lineTo(right, y); }
+  context.stroke();
+  context.lineWidth = 1;
+}
+
+function drawGaps(context) {
+  for (const [from, to] of run.gaps) {
+    if (to < view.from || from > view.to) continue;
+    const x = xOf(from), wide = Math.max(xOf(to) - x, 3);
+    context.fillStyle = palette.ground;
+    context.fillRect(x, EDGE.top, wide, plot.height);
+    context.fillStyle = stripes(context, palette.grey);
+    context.fillRect(x, EDGE.top, wide, plot.height);
+  }
+}
+
+function drawPhases(context, y) {
+  const first = Math.max(after(phases.times, view.from) - 1, 0), last = after(phases.times, view.to);
+  if (last - first > plot.width / 2) {
+    context.fillStyle = palette.faint;
+    context.textAlign = "left";
+    context.fillText("Zoom in to see the phases.", EDGE.left, y + 11);
+    return;
+  }
+  for (let at = first; at < last; at++) {
+    const x = Math.max(xOf(phases.times[at]), EDGE.left), right = at + 1 < phases.times.length ? xOf(phases.times[at + 1]) : xOf(end);
+    context.fillStyle = palette.phases[phases.kinds[at]];
+    context.fillRect(x, y, Math.max(right - x, 0.5), 10);
+  }
+}
+
+function drawMarks(context) {
+  context.textAlign = "left";
+  for (const { time, kind } of run.marks) {
+    if (time < view.from || time > view.to) continue;
+    const x = xOf(time), color = kind === "oom" ? palette.bad : palette.leak;
+    drawLine(context, x, EDGE.top, x, EDGE.top + plot.height, color, kind === "oom" ? [] : [3, 3]);
+    context.fillStyle = color;
+    context.textAlign = x > EDGE.left + plot.width - 110 ? "right" : "left";
+    context.fillText(kind === "oom" ? "▲ out of memory" : "◆ leak", x + (context.textAlign === "right" ? 4 : -4), 13);
+  }
+  if (chosen !== null) {
+    const x = xOf(run.moments[chosen].time);
+    drawLine(context, x, EDGE.top, x, EDGE.top + plot.height, palette.ink, [2, 2]);
+    context.fillStyle = palette.ink;
+    context.beginPath();
+    context.moveTo(x - 5, EDGE.top - 1);
+    context.lineTo(x + 5, EDGE.top - 1);
+    context.lineTo(x, EDGE.top + 6);
+    context.fill();
+  }
+  if (cursor !== null) drawLine(context, xOf(cursor), EDGE.top, xOf(cursor), EDGE.top + plot.height, palette.accent);
+}
+
+// Labels of steps, or of seconds if there are no steps.
+function drawSteps(context, height) {
+  context.fillStyle = palette.faint;
+  context.textAlign = "center";
+  const y = height - 8;
+  const label = (text, x) => { if (x > EDGE.left - 2 && x < EDGE.left + plot.width - 12) context.fillText(text, Math.max(x, EDGE.left + 20), y); };
+  if (!steps.ends.length) {
+    for (let part = 0; part <= 4; part++) { const time = view.from + ((view.to - view.from) * part) / 4.2; label(seconds(time), xOf(time)); }
+    return;
+  }
+  const first = after(steps.ends, view.from), last = after(steps.ends, view.to);
+  const every = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b).find((each) => (last - first + 1) / each <= plot.width / 64) ?? 1;
+  for (let at = first; at <= last; at++) {
+    const number = at < steps.numbers.length ? steps.numbers[at] : steps.numbers[at - 1] + 1, start = at ? steps.ends[at - 1] : run.begin;
+    if (number % every) continue;
+    const x = xOf(Math.max(start, view.from));
+    if (start >= view.from) drawLine(context, x, EDGE.top + plot.height, x, height - 20, palette.faint);
+    label(`step ${number}`, x);
+  }
+}
+
+function describe(time) {
+  const { times, sums, reserved, totals, size: length } = levelFor(view.from, view.to);
+  const at = Math.min(Math.max(after(times, time) - 1, 0), length - 1);
+  const parts = run.categories.map((name, kind) => [name, sums[kind * length + at] * UNIT, kind]).filter(([, bytes]) => bytes).sort((a, b) => b[1] - a[1]);
+  const mark = run.marks.find((each) => Math.abs(xOf(each.time) - xOf(time)) < 5);
+  return { head: `Step ${stepAt(time)}, ${run.phaseNames[phaseAt(time)]}, ${seconds(time - run.begin)}`, mark: mark?.text, total: `${size(totals[at] * UNIT)} allocated, ${size(reserved[at] * UNIT)} reserved`, parts };
+}
+
+function point(time, speak = false) {
+  cursor = time === null ? null : Math.min(Math.max(time, run.begin), end);
+  tip.hidden = cursor === null;
+  drawSoon();
+  if (cursor === null) return;
+  const { head, mark, total, parts } = describe(cursor);
+  tip.replaceChildren(element("strong", { textContent: head }), ...(mark ? [element("strong", { textContent: mark, style: "color: var(--bad)" })] : []), element("div", { textContent: total }),
+    ...parts.map(([name, bytes, kind]) => element("div", {}, element("i", { className: `swatch c${kind}` }), `${name}: ${size(bytes)}`)));
+  const x = xOf(cursor), wide = tip.offsetWidth;
+  tip.style.left = `${x + 14 + wide > chart.clientWidth ? Math.max(x - wide - 14, 0) : x + 14}px`;
+  if (speak) byId("timeline-live").textContent = [head, mark, total, ...parts.map(([name, bytes]) => `${name} ${size(bytes)}`)].filter(Boolean).join(", ");
+}
+
+function show(from, to) {
+  const length = Math.min(Math.max(to - from, shortest), end - run.begin);
+  view.from = Math.min(Math.max(from, run.begin), end - length);
+  view.to = view.from + length;
+  drawSoon();
+}
+const zoom = (factor, around = cursor ?? (view.from + view.to) / 2) => show(around - (around - view.from) * factor, around + (view.to - around) * factor);
+const pan = (share) => show(view.from + share * (view.to - view.from), view.to + share * (view.to - view.from));
+
+byId("zoom-in").onclick = () => zoom(0.5);
+byId("zoom-out").onclick = () => zoom(2);
+byId("zoom-all").onclick = () => show(run.begin, end);
+byId("zoom-step").hidden = !steps.ends.length;
+byId("zoom-step").onclick = () => {
+  const at = Math.min(after(steps.ends, cursor ?? run.moments[chosen].time - 1e-9), steps.ends.length);
+  const from = at ? steps.ends[at - 1] : run.begin, to = at < steps.ends.length ? steps.ends[at] : end;
+  show(from - (to - from) * 0.05, to + (to - from) * 0.05);
+};
+toCapacity.onchange = drawSoon;
+
+const pointers = new Map();
+let dragged = 0;
+chart.addEventListener("pointerdown", (event) => { pointers.set(event.pointerId, event.offsetX); dragged = 0; chart.setPointerCapture(event.pointerId); });
+chart.addEventListener("pointermove", (event) => {
+  const before = pointers.get(event.pointerId);
+  if (before === undefined) { point(timeAt(event.offsetX)); return; }
+  dragged += Math.abs(event.offsetX - before);
+  const other = [...pointers].find(([id]) => id !== event.pointerId);
+  if (other) { // two fingers zoom
+    const apart = Math.abs(before - other[1]), now = Math.abs(event.offsetX - other[1]);
+    if (apart > 8 && now > 8) zoom(apart / now, timeAt((event.offsetX + other[1]) / 2));
+  } else if (dragged > 3) { pan((before - event.offsetX) / plot.width); point(null); }
+  pointers.set(event.pointerId, event.offsetX);
+});
+chart.addEventListener("pointerup", (event) => {
+  pointers.delete(event.pointerId);
+  if (dragged <= 3) { point(timeAt(event.offsetX)); chooseNear(timeAt(event.offsetX)); }
+});
+chart.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
+chart.addEventListener("pointerleave", () => pointers.size || point(null));
+chart.addEventListener("dblclick", () => show(run.begin, end));
+chart.addEventListener("wheel", (event) => {
+  if (event.ctrlKey || event.metaKey) { event.preventDefault(); zoom(1.002 ** event.deltaY, timeAt(event.offsetX)); }
+  else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); pan(event.deltaX / plot.width); }
+}, { passive: false });
+chart.addEventListener("keydown", (event) => {
+  const by = ((view.to - view.from) / plot.width) * (event.shiftKey ? 40 : 4), now = cursor ?? Math.max(run.moments[chosen]?.time ?? view.from, view.from);
+  const moves = {
+    ArrowLeft: () => move(now - by), ArrowRight: () => move(now + by), Home: () => move(run.begin), End: () => move(end),
+    "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), "−": () => zoom(2), 0: () => show(run.begin, end), Enter: () => chooseNear(now), Escape: () => point(null),
+  };
+  const act = moves[event.key];
+  if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+  event.preventDefault();
+  act();
+});
+function move(time) {
+  const inside = Math.min(Math.max(time, run.begin), end);
+  if (inside < view.from) show(inside, inside + view.to - view.from);
+  if (inside > view.to) show(inside - (view.to - view.from), inside);
+  point(inside, true);
+}
+chart.addEventListener("blur", () => point(null));
+
+byId("legend").append(...run.categories.flatMap((name, kind) => (used[kind] ? [element("span", {}, element("i", { className: `swatch c${kind}` }), name)] : [])),
+  ...["forward", "backward", "optimizer"].map((name, kind) => element("span", {}, element("i", { className: "swatch", style: `height: .4rem; vertical-align: 2px; background: var(--p${kind})` }), name)));
