@@ -36,7 +36,8 @@ def _find_untrack() -> Callable[[Any], object]:
 
 untrack = _find_untrack()
 """`untrack(value)` excludes an object from the garbage collector. The collector then neither visits the object nor
-frees its cycles.
+frees its cycles. Do not exclude weak references that have a callback: the collector moves them between its lists, which
+crashes the interpreter if they are not in one.
 
 A program with a million live tensors has several objects of the recorder per tensor. The collector would visit all of
 these objects."""

@@ -33,7 +33,6 @@ from torch.utils._python_dispatch import (
 
 from legroom.memory.allocator.allocator import AllocationFailed
 from legroom.memory.events import Category, Event, Phase, Sink, discard
-from legroom.memory.garbage_collection import untrack
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
@@ -379,7 +378,6 @@ class Recorder:
         if nbytes is None:
             nbytes = storage.nbytes()
         live = LiveStorage(storage, self._on_expired)
-        untrack(live)
         live.key = key
         live.device = device
         live.nbytes = nbytes

@@ -65,7 +65,7 @@ def test_the_function_of_an_operation_dispatches_to_it_alone_with_the_same_resul
     with Dispatched() as mode:
         torch.manual_seed(0)
         result = fast(*args, **kwargs)
-    assert mode.funcs == [func]
+    assert set(mode.funcs) == {func}  # torch 2.6 and 2.8 dispatch `detach` twice
     torch.manual_seed(0)
     expected = func(*again, **kwargs)
     if "empty" not in call[0]:

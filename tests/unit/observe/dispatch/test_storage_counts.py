@@ -36,3 +36,14 @@ def test_memory_counts_while_a_tensor_uses_it_even_if_the_storage_was_garbage() 
         assert torch.cuda.memory_allocated() == 4 << 20
         del tensor
         assert torch.cuda.memory_allocated() == 0
+
+
+def test_a_storage_in_a_garbage_cycle_is_freed() -> None:
+    with VirtualGPU("1GiB"):
+        for _ in range(3):
+            tensor = torch.ones(1 << 20, device="cuda")
+            cycle: list[Any] = [tensor.untyped_storage()]
+            cycle.append(cycle)
+            del tensor, cycle
+            gc.collect()
+            assert torch.cuda.memory_allocated() == 0

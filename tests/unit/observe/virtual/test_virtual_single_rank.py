@@ -1,11 +1,13 @@
 """A rank that is traced alone: the world has its full size, without other ranks."""
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from legroom import VirtualGPU
@@ -77,6 +79,10 @@ def test_a_sharded_model_allocates_its_shard_only() -> None:
     )  # and at most one temporary, never full tensors
 
 
+@pytest.mark.skipif(
+    "LOCAL_RANK" not in inspect.getsource(device_mesh),
+    reason="this torch does not read LOCAL_RANK for a mesh",
+)
 def test_a_sharded_model_is_on_the_gpu_of_the_local_rank(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
