@@ -62,6 +62,7 @@ map.addEventListener("keydown", (event) => {
 
 const drawAll = () => { draw(); drawIcicle(); drawMap(); };
 drawAll();
-new ResizeObserver(drawAll).observe(document.body);
+let width = document.body.clientWidth;
+new ResizeObserver(() => { if (width !== document.body.clientWidth) { width = document.body.clientWidth; drawAll(); } }).observe(document.body);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); drawAll(); });
 document.documentElement.dataset.ready = "true";

@@ -14,12 +14,12 @@ picker.append(...run.moments.map((moment, at) => ({ moment, at })).sort((a, b) =
   .map(({ moment, at }) => element("option", { value: at, textContent: momentName(moment) })));
 
 const PATHS = {
-  module: (site) => [...(site.module ? site.module.split(".") : ["no module"]), site.location],
-  line: (site) => [site.file, site.method || "module level", site.location],
+  module: (site) => [...(site.module ? site.module.split(".") : ["no module"]), site.location, run.categories[site.kind]],
+  line: (site) => [site.file, site.method || "module level", site.location, run.categories[site.kind]],
   category: (site) => [run.categories[site.kind], site.location, site.module || "no module"],
 };
 
-// A tree whose nodes have the bytes of each category. A node with a single child of the same size keeps its own row.
+// A tree whose nodes have the bytes of each category.
 function build(moment, grouping) {
   const top = { name: "allocated", bytes: 0, count: 0, kinds: {}, children: new Map(), parent: null, sites: [] };
   for (let at = moment.start; at < moment.start + moment.size; at++) {
@@ -50,7 +50,7 @@ function drawIcicle() {
   for (let node = focus.parent; node; node = node.parent) ancestors.unshift(node);
   ancestors.forEach((node, row) => cells.push(cell(node, 0, 1, row, text)));
   const place = (node, left, width, row) => {
-    if (width * box.clientWidth < 1.5) return;
+    if (width * box.clientWidth < 1.5 && node !== focus) return;
     depth = Math.max(depth, row + 1);
     cells.push(cell(node, left, width, row, text));
     let x = left;
@@ -62,12 +62,14 @@ function drawIcicle() {
   };
   place(focus, 0, 1, ancestors.length);
   box.style.height = `${Math.max(depth, ancestors.length + 1) * ROW}px`;
+  const focused = box.contains(document.activeElement) ? document.activeElement.node : null;
   box.replaceChildren(...cells);
+  cells.find((each) => each.node === focused)?.focus();
   (cells[ancestors.length] ?? cells[0]).tabIndex = 0;
   byId("icicle-reset").hidden = focus === root;
   const found = text ? root.sites.filter((site) => matches(site, text)) : [];
   const bytes = found.reduce((sum, site) => sum + sizeOf(site), 0);
-  byId("search-text").textContent = text ? `${found.length} ${found.length === 1 ? "line matches" : "lines match"}: ${size(bytes)} of ${size(root.bytes)}${root.bytes ? ` (${Math.round((100 * bytes) / root.bytes)}%)` : ""}.` : "";
+  byId("search-text").textContent = text ? `${found.length} ${found.length === 1 ? "entry matches" : "entries match"}: ${size(bytes)} of ${size(root.bytes)}${root.bytes ? ` (${Math.round((100 * bytes) / root.bytes)}%)` : ""}.` : "";
 }
 
 let sizesNow = new Map();
@@ -82,7 +84,7 @@ function cell(node, left, width, row, text) {
   made.setAttribute("aria-level", row + 1);
   made.setAttribute("aria-label", `${node.name}: ${size(node.bytes)}, ${share.toFixed(1)}% of allocated memory`);
   made.node = node;
-  made.onclick = () => { focus = inner ? node : focus; drawIcicle(); [...box.children].find((each) => each.node === node)?.focus(); };
+  made.onclick = () => { focus = inner ? node : focus; made.focus(); drawIcicle(); };
   made.onfocus = made.onpointerenter = () => detail(node);
   return made;
 }
@@ -107,7 +109,7 @@ function choose(at) {
   picker.value = at;
   const name = moment.label === "peak" ? "At the peak" : moment.label ? "When memory ran out" : "At the selected moment";
   byId("moment-text").textContent = `${name} (step ${moment.step} ${run.phaseNames[moment.phase]}, ${seconds(moment.time - run.begin)}), ${size(root.bytes)} was allocated. The width is the size of the memory. Click to enlarge.`;
-  byId("icicle-detail").textContent = "";
+  byId("icicle-detail").textContent = "Point at an entry, or move to it with the arrow keys, to see its size and source line.";
   byId("earlier").disabled = at === 0;
   byId("later").disabled = at === run.moments.length - 1;
   drawIcicle();

@@ -98,7 +98,7 @@ function draw() {
   if (run.capacity && run.capacity <= top) {
     context.fillStyle = palette.bad;
     context.textAlign = "left";
-    context.fillText(`capacity ${size(run.capacity)}`, EDGE.left + 5, yOf(run.capacity) + 14);
+    outlined(context, `capacity ${size(run.capacity)}`, EDGE.left + 5, yOf(run.capacity) + 14);
   }
   drawSteps(context, height);
 }
@@ -111,6 +111,15 @@ function drawLine(context, x1, y1, x2, y2, color, dash = []) {
   context.lineTo(x2, y2);
   context.stroke();
   context.setLineDash([]);
+}
+
+function outlined(context, text, x, y) {
+  context.strokeStyle = palette.ground;
+  context.lineWidth = 4;
+  context.lineJoin = "round";
+  context.strokeText(text, x, y);
+  context.lineWidth = 1;
+  context.fillText(text, x, y);
 }
 
 function drawGrid(context, top, yOf) {
@@ -222,12 +231,16 @@ function drawSteps(context, height) {
   }
   const first = after(steps.ends, view.from), last = after(steps.ends, view.to);
   const every = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b).find((each) => (last - first + 1) / each <= plot.width / 64) ?? 1;
+  let free = -Infinity; // where the previous label ends
   for (let at = first; at <= last; at++) {
     const number = at < steps.numbers.length ? steps.numbers[at] : steps.numbers[at - 1] + 1, start = at ? steps.ends[at - 1] : run.begin;
     if (number % every) continue;
     const x = xOf(Math.max(start, view.from));
     if (start >= view.from) drawLine(context, x, EDGE.top + plot.height, x, height - 20, palette.faint);
+    const crowded = start < view.from && at < steps.ends.length && xOf(steps.ends[at]) - x < 60; // the next label is more useful
+    if (crowded || x < free) continue;
     label(`step ${number}`, x);
+    free = x + 60;
   }
 }
 
@@ -317,4 +330,4 @@ function move(time) {
 chart.addEventListener("blur", () => point(null));
 
 byId("legend").append(...run.categories.flatMap((name, kind) => (used[kind] ? [element("span", {}, element("i", { className: `swatch c${kind}` }), name)] : [])),
-  ...["forward", "backward", "optimizer"].map((name, kind) => element("span", {}, element("i", { className: "swatch", style: `height: .4rem; vertical-align: 2px; background: var(--p${kind})` }), name)));
+  element("span", { textContent: "Phases:" }), ...["forward", "backward", "optimizer"].map((name, kind) => element("span", {}, element("i", { className: "swatch", style: `height: .4rem; vertical-align: 2px; background: var(--p${kind})` }), name)));
