@@ -151,6 +151,9 @@ class PlannedSizes(MicroBatchSizer):
     def micro_batch(self, batch_size: int) -> int:
         return min(batch_size, self._now)
 
+    def may_retry(self, micro: int, failure: Any) -> bool:
+        return False
+
     def failed(self, batch_size: int, micro: int, failure: Any = None, **_figures: Any) -> int:
         return max(1, micro // 2)
 

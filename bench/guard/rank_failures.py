@@ -30,6 +30,7 @@ from bench.lib import rank_pool
 from bench.lib.command_line import command_line
 from bench.lib.rank_pool import Hang, RankPool
 from bench.lib.table import print_table
+from legroom.train.sizes.micro_batch_size import MicroBatchSizer
 
 ROWS, WIDTH, CLASSES = 8, 16, 4
 PHASES = ("forward", "backward", "optimizer")
@@ -106,6 +107,14 @@ def fail_many(kind: str, phase: str, rank: int, failures: int) -> RankReport:
     return report
 
 
+class HalvedSizes(MicroBatchSizer):
+    """Sizes that are halved after every failure. An injected failure looks like fragmented memory, after which the same
+    size would be tried again."""
+
+    def may_retry(self, micro: int, failure: Any) -> bool:
+        return False
+
+
 class Trial:
     """A model after two steps. All trials use the same state."""
 
@@ -113,17 +122,15 @@ class Trial:
         import legroom
 
         self.model, self.optimizer = build(kind)
-        self.guard = legroom.Guard(self.model, self.optimizer)
+        self.guard = legroom.Guard(self.model, self.optimizer, sizer=HalvedSizes())
         self._beginning = [tensor.clone() for tensor in self._tensors()]
 
     def begin(self) -> None:
         """Reset the state, except Guard's information about the ranks."""
-        from legroom.train.sizes.micro_batch_size import MicroBatchSizer
-
         for tensor, value in zip(self._tensors(), self._beginning, strict=True):
             tensor.copy_(value)
         self.optimizer.zero_grad()
-        self.guard.sizer = MicroBatchSizer()
+        self.guard.sizer = HalvedSizes()
         self.guard._ranks._agreed_passes = None
 
     def step(self, phase: str, place: int | None) -> bool:

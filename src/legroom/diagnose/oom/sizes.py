@@ -34,6 +34,23 @@ class ReportedSizes:
     others: int | None = None
     """Memory in use by other processes."""
 
+    @property
+    def limit(self) -> int | None:
+        """The number of bytes that PyTorch's allocator can reserve, or None if the message does not show it."""
+        limits = [size for size in (self.capacity, self.allowed) if size is not None]
+        reserved = self.allocated if self.reserved is None else self.reserved
+        if self.free is not None and reserved is not None:
+            limits.append(reserved + self.free)
+        return min(limits, default=None)
+
+    @property
+    def is_fragmented(self) -> bool:
+        """True if enough memory was free for the request. Such a request fails because no single block was large
+        enough."""
+        if self.requested is None or self.allocated is None or self.limit is None:
+            return False
+        return self.allocated + self.requested <= self.limit
+
 
 def parse_sizes(text: str) -> ReportedSizes:
     """Parse the sizes in the text of an error."""

@@ -21,7 +21,7 @@ from legroom.log import log
 from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
 from legroom.train.guarding.batches.weighting import spans
 from legroom.train.guarding.fallbacks import DoesNotFit
-from legroom.train.guarding.recovery import classify_failure, release_memory
+from legroom.train.guarding.recovery import classify_failure, release_memory, use_expandable_segments
 from legroom.train.guarding.state.random_state import RandomState
 from legroom.train.ranks.protocol import RankCoordinator, SingleProcess
 from legroom.train.sizes.micro_batch_size import MicroBatchSizer, even_split, micro_batch_sizes
@@ -78,8 +78,7 @@ class Evaluation:
                 release_memory()
                 ranks.complete_pending(failure)
                 largest = max(sizes)
-                smaller = self.sizer.failed(batch.batch_size, largest, failure) if largest > 1 else 0
-                retry_size = ranks.agree(failure, smaller)
+                retry_size = ranks.agree(failure, self._smaller(batch.batch_size, largest, failure))
             elif retry_size is None:
                 retry_size = ranks.agree(None, micro)
                 if retry_size is None:
@@ -161,8 +160,9 @@ class Evaluation:
                 continue
             release_memory()
             random_state.restore()
-            if size > 1:
-                micro = self.sizer.failed(batch.batch_size, size, failure)
+            smaller = self._smaller(batch.batch_size, size, failure)
+            if smaller:
+                micro = smaller
                 log.warning(
                     "Out of memory. Evaluating the batch of %d in micro-batches of %d.",
                     batch.batch_size,
@@ -181,6 +181,13 @@ class Evaluation:
             sizes.append(batch.batch_size - start)
         self.sizer.succeeded(batch.batch_size, max(sizes))
         return concatenate_results(results, sizes, self._batch_dim)
+
+    def _smaller(self, batch_size: int, size: int, failure: ErrorClassification) -> int:
+        """Return the size to try next, or 0 if a single sample does not fit."""
+        if self.sizer.may_retry(size, failure):
+            use_expandable_segments(self._device)
+            return size
+        return self.sizer.failed(batch_size, size, failure) if size > 1 else 0
 
     def _run_micro_batch(
         self, function: Callable[..., Any], batch: BatchArguments, start: int, stop: int, *, raise_oom: bool

@@ -41,7 +41,7 @@ from legroom.train.guarding.fallbacks import (
 )
 from legroom.train.guarding.optimizer_step import OptimizerStep
 from legroom.train.guarding.passes import LossFunction, Passes, checked_loss
-from legroom.train.guarding.recovery import classify_failure
+from legroom.train.guarding.recovery import classify_failure, use_expandable_segments
 from legroom.train.guarding.scaling import make_scaling
 from legroom.train.guarding.state.batch_statistics import whole_batch_statistics
 from legroom.train.guarding.state.transaction import Transaction, retry_after_release
@@ -49,6 +49,7 @@ from legroom.train.guarding.verification import GradientComparison, verify_gradi
 from legroom.train.ranks.protocol import RankCoordinator, SingleProcess
 from legroom.train.sizes.micro_batch_size import MicroBatchSizer, even_split, micro_batch_sizes
 from legroom.train.sizes.plan_cache import PlanCache
+from legroom.units import format_size
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -392,6 +393,15 @@ class Guard:
     def _smaller(
         self, batch_size: int, micro: int, failure: Any, phase: Literal["forward", "backward"]
     ) -> int:
+        if self.sizer.may_retry(micro, failure):
+            log.warning(
+                "Out of memory in the %s pass, although %s was free: memory is fragmented. Retrying with an empty "
+                "cache%s.",
+                phase,
+                format_size(failure.limit - failure.allocated),
+                " and expandable segments" if use_expandable_segments(self.device) else "",
+            )
+            return micro
         if self._coupling == "no-split":
             return 0
         smaller = self.sizer.failed(
@@ -407,7 +417,7 @@ class Guard:
     def _apply_fallback(self, batch_size: int, failure: Any, phase: str) -> int:
         """Activate the next fallback and return the micro-batch size to try next. Raises DoesNotFit if no fallback is
         left."""
-        min_samples, subject = self._min_samples(), self._smallest_unit()
+        subject = self._smallest_unit()
         if self._transaction.offload_earlier_gradients():
             log.warning(
                 "%s did not fit. Moving the gradients of earlier batches to host memory for this step.",
@@ -416,8 +426,7 @@ class Guard:
             return batch_size if self._coupling == "no-split" else 1
         if self._optimizer_step.reservation.release():
             log.warning("%s did not fit. No longer reserving memory for the optimizer state.", subject)
-            # Sizes that failed with the reservation may fit now.
-            self.sizer = MicroBatchSizer(max_size=self._max_micro_batch_size)
+            self.sizer.restart()
             return self._first_size(batch_size)
         fallback = self._fallbacks.activate_next()
         if fallback is None:
@@ -427,8 +436,10 @@ class Guard:
         log.warning("%s did not fit. Trying %s. %s", subject, fallback.name, fallback.cost)
         if self._coupling == "no-split":
             return batch_size
-        self.sizer = MicroBatchSizer(max_size=self._max_micro_batch_size)
-        self.sizer.set_size(min_samples, f"starting with the smallest size after activating {fallback.name}")
+        self.sizer.restart()
+        self.sizer.set_size(
+            self._min_samples(), f"starting with the smallest size after activating {fallback.name}"
+        )
         return 1
 
     def _smallest_unit(self) -> str:

@@ -1,6 +1,7 @@
 """Frees the memory of a failed attempt before the next attempt."""
 
 import gc
+import os
 import traceback
 
 import torch
@@ -29,6 +30,24 @@ def release_memory() -> None:
     """Collect reference cycles and release cached memory to the device."""
     gc.collect()
     empty_cache()
+
+
+def use_expandable_segments(device: torch.device) -> bool:
+    """Let the allocator create expandable segments from now on, which reduces fragmentation. Return False if they are
+    already in use, disabled by the user, or not supported.
+    """
+    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    names = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")
+    change = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
+    if device.type != "cuda" or change is None or "expandable_segments" in settings or "backend" in settings:
+        return False
+    try:
+        change(
+            f"{settings},expandable_segments:True".lstrip(",")
+        )  # a change resets all settings that it omits
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def empty_cache() -> None:

@@ -8,6 +8,9 @@ the same sizes.
 These rules always hold:
 
 - After a failure, the next size is smaller, down to 1. A size of 0 means that 1 failed too.
+- From the second failure of a step on, the next size is at most half the size that failed. A batch of n samples
+  therefore needs at most log2(n) + 3 attempts until 1 has failed.
+- If enough memory was free, but fragmented, the same size is tried once more, with an empty cache.
 - A size that failed is tried again only after a number of successful steps. This number quadruples with every failed attempt.
   Other processes may have freed memory in the meantime, but the size must not oscillate.
 - The fastest size that fits is used, because a larger size is not always faster. If the allocator has to
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
+from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.errors import UsageError
 from legroom.units import format_size
 
@@ -117,6 +121,10 @@ class MicroBatchSizer:
         """The sizes at which the allocator often frees its cache and for which the next smaller size was already tried."""
         self._change: _SizeChange | None = None
         self._successes = 0
+        self._failures = 0
+        """The number of failures since the last successful step."""
+        self._retried: set[int] = set()
+        """The sizes that were tried again with an empty cache."""
         self._wait = MIN_WAIT
         self._allocated_before: int | None = None
         self._capacity: int | None = None
@@ -151,11 +159,22 @@ class MicroBatchSizer:
 
     # ------------------------------------------------------------ inputs
 
+    def may_retry(self, micro: int, failure: ReportedSizes | None) -> bool:
+        """Return True if the same size should be tried again with an empty cache, because memory was fragmented.
+
+        The result is True at most once for each size, and only for the first failure of a step.
+        """
+        if failure is None or not failure.is_fragmented or self._failures or micro in self._retried:
+            return False
+        self._failures += 1
+        self._retried.add(micro)
+        return True
+
     def failed(
         self,
         batch_size: int,
         micro: int,
-        failure: Any = None,
+        failure: ReportedSizes | None = None,
         *,
         phase: Phase = "forward",
         allocated_before: int | None = None,
@@ -163,12 +182,12 @@ class MicroBatchSizer:
     ) -> int:
         """Record that a step with micro-batches of `micro` ran out of memory. Return the next size, or 0 if there is none.
 
-        `failure` may have `requested`, `free`, `allocated`, `reserved`, `allowed` and `capacity` in bytes.
-        `allocated_before` is the number of allocated bytes at the start of the step. `progress` is the finished
+        `failure` contains the sizes in the error message. `allocated_before` is the number of allocated bytes at the start of the step. `progress` is the finished
         fraction of the forward pass, if known.
         """
         change, self._change = self._change, None
         self._successes = 0
+        self._failures += 1
         self._failed_at = micro if self._failed_at is None else min(micro, self._failed_at)
         self._stats = {size: stats for size, stats in self._stats.items() if size < micro}
         if allocated_before is not None:
@@ -187,6 +206,8 @@ class MicroBatchSizer:
             )
         else:
             self._limit, reason = self._after_failure(micro, failure, phase, progress)
+            if self._failures > 1 and self._limit > micro // 2:
+                self._limit, reason = micro // 2, f"half the size, because {self._failures} attempts failed"
             self._choose(self._limit, reason)
         return self._even_size(batch_size)
 
@@ -207,6 +228,7 @@ class MicroBatchSizer:
         number of times that the allocator freed its cache to serve a request. `capacity` is the number of bytes that
         PyTorch can reserve on the device.
         """
+        self._failures = 0
         if capacity is not None:
             self._capacity = capacity
         if allocated_before is not None:
@@ -239,6 +261,17 @@ class MicroBatchSizer:
         if self._change is not None:
             self._compare_speeds(self._change)
 
+    def restart(self) -> None:
+        """Forget the sizes that failed, because steps need less memory from now on."""
+        self._limit = self._max_size
+        self._change = None
+        self._successes = 0
+        self._failed_at = None
+        self._stats.clear()
+        self._slower.clear()
+        self._compared_with_smaller.clear()
+        self._wait = MIN_WAIT
+
     def set_size(self, size: int, reason: str) -> None:
         """Use this micro-batch size for the following steps."""
         self._change = None
@@ -269,7 +302,7 @@ class MicroBatchSizer:
     # ------------------------------------------------------------ after a failure
 
     def _after_failure(
-        self, micro: int, failure: Any, phase: Phase, progress: float | None
+        self, micro: int, failure: ReportedSizes | None, phase: Phase, progress: float | None
     ) -> tuple[int, str]:
         predicted = self._predicted_max_size()
         if predicted is not None and 1 <= predicted < micro:
@@ -278,6 +311,8 @@ class MicroBatchSizer:
             return max(
                 1, micro // 2
             ), "the optimizer step did not fit, and smaller micro-batches leave more memory for the step"
+        if failure is not None and failure.is_fragmented:
+            return max(1, micro // 2), "half the size, because memory is fragmented"
         available, needed = self._memory_of_step(failure)
         if available is None or needed is None:
             return max(
@@ -290,21 +325,13 @@ class MicroBatchSizer:
             f"needed more than {format_size(needed)}{position}; {format_size(available)} available"
         )
 
-    def _memory_of_step(self, failure: Any) -> tuple[int | None, int | None]:
+    def _memory_of_step(self, failure: ReportedSizes | None) -> tuple[int | None, int | None]:
         """Return the memory available to the step, and the memory that the step needed when it failed. The two values
         exclude weights and other memory allocated before the step."""
-        requested, allocated = _int_attribute(failure, "requested"), _int_attribute(failure, "allocated")
-        free, reserved = _int_attribute(failure, "free"), _int_attribute(failure, "reserved")
-        if requested is None or allocated is None:
+        if failure is None or failure.requested is None or failure.allocated is None or failure.limit is None:
             return None, None
-        limits = (_int_attribute(failure, "capacity"), _int_attribute(failure, "allowed"))
-        bounds = [limit for limit in limits if limit is not None]
-        if free is not None:
-            bounds.append((reserved if reserved is not None else allocated) + free)
-        if not bounds:
-            return None, None
-        before = min(self._allocated_before or 0, allocated)
-        available, needed = min(bounds) - before, allocated + requested - before
+        before = min(self._allocated_before or 0, failure.allocated)
+        available, needed = failure.limit - before, failure.allocated + failure.requested - before
         return (available, needed) if available > 0 and needed > 0 else (None, None)
 
     # ------------------------------------------------------------ growing
@@ -421,8 +448,3 @@ class MicroBatchSizer:
     def _choose(self, size: int, reason: str) -> None:
         self.choices.append(SizeChoice(size, reason))
         del self.choices[:-MAX_HISTORY]
-
-
-def _int_attribute(failure: Any, name: str) -> int | None:
-    value = getattr(failure, name, None)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from legroom.diagnose.oom.sizes import ReportedSizes
 from legroom.errors import UsageError
 from legroom.train.sizes.micro_batch_size import MIN_WAIT, MicroBatchSizer, micro_batch_sizes
 from legroom.units import GiB, MiB
@@ -31,22 +32,13 @@ class Device:
         return (self.capacity - BEFORE) // self.per_sample
 
 
-@dataclass
-class Failure:
-    requested: int | None = None
-    free: int | None = None
-    allocated: int | None = None
-    reserved: int | None = None
-    capacity: int | None = None
-
-
 def step(sizer: MicroBatchSizer, device: Device, batch: int) -> list[int]:
     """Run one step with recovery. Returns the sizes that failed, with 0 last if a single sample does not fit."""
     failures: list[int] = []
     micro = sizer.micro_batch(batch)
     while device.peak(micro) > device.capacity:
         failures.append(micro)
-        failure = Failure(
+        failure = ReportedSizes(
             requested=device.per_sample * micro // 4,
             allocated=device.capacity - device.per_sample * micro // 8,
             free=device.per_sample * micro // 8,
@@ -131,13 +123,13 @@ class TestOnAnyDevice:
 class TestAfterAFailure:
     def test_a_failure_in_backward_determines_the_size(self) -> None:
         sizer = MicroBatchSizer()
-        failure = Failure(requested=1 * GiB, allocated=10 * GiB, reserved=10 * GiB, free=512 * MiB)
+        failure = ReportedSizes(requested=1 * GiB, allocated=10 * GiB, reserved=10 * GiB, free=512 * MiB)
         sizer.failed(64, 64, failure, phase="backward", allocated_before=2 * GiB)
         assert 55 < sizer.choice.size < 64  # 8.5 of 9 GiB are available, so half would be too small
         assert sizer.choice.reason == "needed more than 9.00 GiB; 8.50 GiB available"
 
     def test_the_progress_of_the_forward_pass_is_used(self) -> None:
-        failure = Failure(requested=1 * GiB, allocated=9 * GiB, free=0)
+        failure = ReportedSizes(requested=1 * GiB, allocated=9 * GiB, free=0)
         early, late = MicroBatchSizer(), MicroBatchSizer()
         early.failed(1000, 1000, failure, allocated_before=1 * GiB, progress=0.1)
         late.failed(1000, 1000, failure, allocated_before=1 * GiB, progress=0.9)
@@ -145,7 +137,7 @@ class TestAfterAFailure:
         assert 700 < late.choice.size < 900
 
     def test_a_limit_below_the_device_memory_is_respected(self) -> None:
-        failure = Failure(
+        failure = ReportedSizes(
             requested=1 * GiB, allocated=7 * GiB, reserved=7 * GiB, free=100 * GiB, capacity=8 * GiB
         )
         assert MicroBatchSizer().failed(64, 64, failure, phase="backward", allocated_before=0) < 64
@@ -154,6 +146,24 @@ class TestAfterAFailure:
         sizer = MicroBatchSizer()
         assert sizer.failed(64, 64) == 32
         assert "does not show how much" in sizer.choice.reason
+
+    def test_fragmented_memory_is_retried_once_and_then_halved(self) -> None:
+        sizer = MicroBatchSizer()
+        failure = ReportedSizes(requested=1 * GiB, allocated=2 * GiB, reserved=7 * GiB, free=0)
+        assert sizer.may_retry(64, failure)
+        assert not sizer.may_retry(64, failure)
+        assert sizer.failed(64, 64, failure) == 32
+        assert sizer.choice.reason == "half the size, because memory is fragmented"
+        sizer.succeeded(64, 32)
+        assert not sizer.may_retry(64, failure)
+        assert sizer.may_retry(32, failure)
+
+    def test_the_second_failure_of_a_step_halves_the_size(self) -> None:
+        sizer = MicroBatchSizer()
+        failure = ReportedSizes(requested=1 * GiB, allocated=10 * GiB, reserved=10 * GiB, free=512 * MiB)
+        first = sizer.failed(1024, 1024, failure, phase="backward", allocated_before=2 * GiB)
+        assert first == 512  # 963 samples fit, and two equal micro-batches have 512
+        assert sizer.failed(1024, 512, failure, phase="backward", allocated_before=2 * GiB) == 256
 
     def test_returns_zero_if_a_single_sample_fails(self) -> None:
         assert MicroBatchSizer().failed(64, 1) == 0
