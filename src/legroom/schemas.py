@@ -6,6 +6,7 @@ schema key.
 
 RUN = "legroom.run/1"
 """The schema of `legroom run` and `legroom report`."""
+DIFF = "legroom.diff/1"
 ESTIMATE = "legroom.estimate/1"
 LAUNCH = "legroom.launch/1"
 LAUNCH_PLAN = "legroom.launch-plan/1"

@@ -15,6 +15,7 @@ from typing import Annotated, cast
 import typer
 
 from legroom import __version__
+from legroom.cli.diff import diff
 from legroom.cli.doctor import doctor
 from legroom.cli.estimate import estimate
 from legroom.cli.explain import explain
@@ -134,6 +135,7 @@ app.command(
     options_metavar="[OPTIONS]",
 )(launch)
 app.command("report", cls=Command, short_help="Show the report of a recorded run.")(report)
+app.command("diff", cls=Command, short_help="Show what grew between two recorded runs.")(diff)
 app.command("lint", cls=Command, short_help="Find and fix memory bugs in Python code.")(lint)
 app.command("explain", cls=Command, short_help="Explain a CUDA or PyTorch error.")(explain)
 app.command("doctor", cls=Command, short_help="Check the driver, CUDA and PyTorch installation.")(doctor)

@@ -2,6 +2,7 @@
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +22,17 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="PAGE",
+        help="Write a web page: one file without network access.",
+        show_default=False,
+    ),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite an existing page.")]
+OpenOption = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),

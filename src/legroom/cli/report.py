@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from legroom.cli.options import Format, FormatOption
+from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption
 from legroom.errors import UsageError
 
 
@@ -22,18 +22,10 @@ def report(
             show_default=False,
         ),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html",
-            metavar="PAGE",
-            help="Write the report as a web page: one file with a timeline, live memory by module and line, and an allocator map.",
-            show_default=False,
-        ),
-    ] = None,
+    html: HtmlOption = None,
     no_source: Annotated[bool, typer.Option("--no-source", help="Omit lines of code from the page.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing page.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    force: ForceOption = False,
+    open_page: OpenOption = False,
     format: FormatOption = Format.TEXT,
 ) -> int:
     """Show the report of a recorded run: the peak or the failure, what used the memory, and what to change."""

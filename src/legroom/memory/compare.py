@@ -1,13 +1,16 @@
 """Compares the memory at two points of a run, or at the peaks of two runs.
 
-Lines are matched by file and line number. If the code was edited between two runs, line numbers differ, but categories
-and modules still match.
+Files are compared relative to the folder in which each run started, so the captures of two checkouts can be compared. If
+the code was edited between two runs, a line that moved is recognized by the same or a similar text. A capture contains
+the text of its most important lines.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import NamedTuple, TypeVar
 
+from legroom.memory.annotations import SourceLines
 from legroom.memory.capture.reader import Capture
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
@@ -36,20 +39,97 @@ class Difference:
 
 
 def compare(before: State, after: State) -> Difference:
-    """Return the changes from `before` to `after`."""
-    return Difference(
-        allocated=_change("allocated", before.allocated, after.allocated),
-        reserved=_change("reserved", before.reserved, after.reserved),
-        by_category=_changes(before.by_category(), after.by_category()),
-        by_line=_changes(_named(before.by_line()), _named(after.by_line())),
-        by_module=_changes(before.by_module(), after.by_module()),
-    )
+    """Return the changes from `before` to `after`. Lines are matched by file and line number."""
+    return _difference(before, after, _named(before.by_line()), _named(after.by_line()))
 
 
 def compare_captures(before: Capture, after: Capture, *, device: int = 0) -> Difference:
     """Return the changes between two runs, each at its peak of allocated memory."""
-    first, second = Ledger(before.events), Ledger(after.events)
-    return compare(first.at(first.peak(device).index, device), second.at(second.peak(device).index, device))
+    first, second = _at_peak(before, device), _at_peak(after, device)
+    lines_before, lines_after = _matched(_lines(first, before), _lines(second, after))
+    return _difference(first, second, _by_name(lines_before), _by_name(lines_after))
+
+
+def _at_peak(capture: Capture, device: int) -> State:
+    ledger = Ledger(capture.events)
+    return ledger.at(ledger.peak(device).index, device)
+
+
+def _difference(
+    before: State, after: State, lines_before: Mapping[str, int], lines_after: Mapping[str, int]
+) -> Difference:
+    return Difference(
+        allocated=_change("allocated", before.allocated, after.allocated),
+        reserved=_change("reserved", before.reserved, after.reserved),
+        by_category=_changes(before.by_category(), after.by_category()),
+        by_line=_changes(lines_before, lines_after),
+        by_module=_changes(before.by_module(), after.by_module()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of code: its file relative to the folder of the run, its number, its recorded text, and its memory."""
+
+    file: str
+    number: int
+    text: str | None
+    bytes: int
+
+
+def _lines(state: State, capture: Capture) -> list[_Line]:
+    folder = capture.run.get("folder")
+    prefix = f"{folder.rstrip('/')}/" if isinstance(folder, str) and folder else "\0"
+    texts = {
+        (source.file, number): text.strip()
+        for source in capture.events
+        if isinstance(source, SourceLines)
+        for number, text in source.lines
+    }
+    return [
+        _Line(frame.file.removeprefix(prefix), frame.line, texts.get((frame.file, frame.line)), size)
+        if frame
+        else _Line("", 0, None, size)
+        for frame, size in state.by_line().items()
+    ]
+
+
+def _matched(before: list[_Line], after: list[_Line]) -> tuple[list[_Line], list[_Line]]:
+    """Return both lists. A line of `before` that moved within its file has the number that it has in `after`."""
+    unchanged = {(line.file, line.number, line.text) for line in before} & {
+        (line.file, line.number, line.text) for line in after
+    }
+    candidates = [
+        line for line in after if line.text and (line.file, line.number, line.text) not in unchanged
+    ]
+    renumbered = []
+    edited = []
+    for line in sorted(before, key=lambda line: line.number):
+        if not line.text or (line.file, line.number, line.text) in unchanged:
+            renumbered.append(line)
+            continue
+        found = next((each for each in candidates if (each.file, each.text) == (line.file, line.text)), None)
+        if found is None:
+            edited.append(line)
+        else:
+            candidates.remove(found)
+            renumbered.append(replace(line, number=found.number))
+    for line in edited:
+        texts = [each.text for each in candidates if each.file == line.file and each.text]
+        close = get_close_matches(line.text or "", texts, n=1)
+        found = next((each for each in candidates if close and each.text == close[0]), None)
+        if found is not None:
+            candidates.remove(found)
+        renumbered.append(line if found is None else replace(line, number=found.number))
+    return renumbered, after
+
+
+def _by_name(lines: list[_Line]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for line in lines:
+        name = f"{line.file}:{line.number}" if line.file else ""
+        sums[name] = sums.get(name, 0) + line.bytes
+    return sums
 
 
 def _named(by_line: Mapping[Frame | None, int]) -> dict[str, int]:

@@ -159,3 +159,43 @@ def test_a_page(capture, tmp_path, capfd):
 def test_a_page_that_cannot_be_written(capture, capfd, words, message):
     assert main(["report", capture("a.legroom"), *words]) == 2
     assert capfd.readouterr().err.startswith(f"legroom: {message}")
+
+
+def test_a_diff(capture, tmp_path, capfd):
+    words = ["diff", capture("a.legroom", 8), capture("b.legroom", 12)]
+    assert main(words) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert shown.startswith(
+        "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB in b.legroom, mostly input."
+    )
+    assert main([*words, "--fail-over", "4MiB"]) == 0
+    assert "--fail-over" not in capfd.readouterr().out
+    assert main([*words, "--fail-over", "3MiB", "--html", "d.html"]) == 1
+    out = capfd.readouterr().out
+    assert "Peak memory increased by more than 3.0 MiB (--fail-over)." in out
+    assert "Wrote d.html (" in out
+    page = (tmp_path / "d.html").read_text()
+    assert "Peak memory increased by 4.0 MiB, from 8.0 MiB in a.legroom to 12.0 MiB in b.legroom" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert main([*words, "--html", "d.html"]) == 2
+    assert "d.html exists" in capfd.readouterr().err
+    assert main([*words, "--format", "json", "--fail-over", "3MiB"]) == 1
+    result = json.loads(capfd.readouterr().out)
+    assert (result["schema"], result["failed"]) == ("legroom.diff/1", True)
+    assert result["allocated"]["delta_bytes"] == 4 * MiB
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.legroom"], "missing.legroom does not exist. Check the path."),
+        (["a.legroom", "--fail-over", "much"], "`much` is not a valid size."),
+        (["a.legroom", "--open"], "--force and --open require --html PAGE."),
+        ([], "Missing argument 'AFTER'. See `legroom diff --help`."),
+    ],
+)
+def test_an_invalid_diff(capture, capfd, words, message):
+    assert main(["diff", capture("a.legroom"), *words]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"legroom: {message}")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from example_events import alloc
 
-from legroom.memory.capture.capture import CaptureWriter, read_capture
+from legroom.memory.annotations import SourceLines
+from legroom.memory.capture.capture import Capture, CaptureWriter, read_capture
 from legroom.memory.compare import Change, compare, compare_captures
 from legroom.memory.events import Category, Event, Frame, Free, SegmentChange, Tag
 from legroom.memory.ledger import Ledger
@@ -78,3 +79,27 @@ def test_captures_are_compared_at_their_peaks(tmp_path: Path) -> None:
     assert difference.allocated == Change("allocated", 400, 5400, 5000)
     assert difference.by_category[0] == Change("workspace", 0, 5000, 5000)
     assert compare_captures(before, after, device=1).allocated.delta == 0
+
+
+def test_lines_that_moved_are_matched_by_their_text() -> None:
+    def capture(folder: str, numbers: dict[int, tuple[str, int]]) -> Capture:
+        file = f"{folder}/model.py"
+        events: list[Event] = [
+            alloc(number, size, frame=Frame(file, number, "forward")) for number, (_, size) in numbers.items()
+        ]
+        lines = tuple((number, text) for number, (text, _) in numbers.items())
+        events.append(SourceLines(1.0, file, lines))
+        return Capture(path=Path("x"), run={"folder": folder}, events=events, truncated=False, dropped=0)
+
+    before = capture(
+        "/home/ada", {3: ("x = self.up(x)", 100), 4: ("y = torch.zeros(512)", 10), 5: ("z = a", 7)}
+    )
+    after = capture(
+        "/builds", {4: ("x = self.up(x)", 300), 6: ("y = torch.zeros(384)", 5), 5: ("other()", 9)}
+    )
+    difference = compare_captures(before, after)
+    assert difference.by_line == [
+        Change("model.py:4", 100, 300, 200),
+        Change("model.py:6", 10, 5, -5),
+        Change("model.py:5", 7, 9, 2),
+    ]

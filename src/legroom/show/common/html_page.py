@@ -10,7 +10,7 @@ from base64 import b64encode
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, TextIO
 from zlib import compress
 
 from legroom.errors import UsageError
@@ -45,9 +45,9 @@ def check_new(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path} exists. Add --force to overwrite the file, or choose another path.")
 
 
-def show_page(path: Path, *, open_page: bool) -> None:
-    """Print the path of a page, and open the page if requested."""
-    print(f"Wrote {clean(str(path))} ({format_size(path.stat().st_size)}).", flush=True)
+def show_page(path: Path, *, open_page: bool, file: TextIO | None = None) -> None:
+    """Print the path of a page to `file` or standard output, and open the page if requested."""
+    print(f"Wrote {clean(str(path))} ({format_size(path.stat().st_size)}).", file=file, flush=True)
     if open_page and not webbrowser.open(path.resolve().as_uri()):
         raise UsageError(f"No browser found. Open {path} in a browser.")
 

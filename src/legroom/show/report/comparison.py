@@ -14,34 +14,48 @@ from legroom.show.report.run_report import format_incomplete
 from legroom.units import format_size
 
 TOP_CHANGES = 8
+NEW_LINE = "\n"
 
 
 def render_comparison(
-    difference: Difference, *, before: str, runs: tuple[RunReport, RunReport] | None = None
+    difference: Difference,
+    *,
+    before: str,
+    after: str = "",
+    runs: tuple[RunReport, RunReport] | None = None,
 ) -> RenderableType:
-    """Render the comparison. `before` is the path of the older capture. `runs` are the older and the newer run; a run
-    that did not finish is named, because its peak may be too low."""
-    return Group(*_parts(difference, clean(before), runs))
+    """Render the comparison. `before` and `after` are the paths of the captures; without `after`, the newer run is the
+    one that was reported above. `runs` are the older and the newer run; a run that did not finish is named, because its
+    peak may be too low."""
+    return Group(*_parts(difference, clean(before), clean(after), runs))
 
 
 def _parts(
-    difference: Difference, before: str, runs: tuple[RunReport, RunReport] | None
+    difference: Difference, before: str, after: str, runs: tuple[RunReport, RunReport] | None
 ) -> Iterator[RenderableType]:
-    yield Text(f"\n{_summary(difference, before)}", style="bold")
-    for name, run in zip((before, "This run"), runs or (), strict=False):
-        how = format_incomplete(run)
-        if how:
-            yield Text(f"{name}: {how}. A complete run may have a higher peak.", style="yellow")
+    yield Text(f"{'' if after else NEW_LINE}{format_change(difference, before, after)}", style="bold")
+    for remark in incomplete_runs(runs or (), (before, after or "This run")):
+        yield Text(remark, style="yellow")
     yield Text("\nPeak memory by category", style="bold")
     yield _table([(change.what, change) for change in difference.by_category])
     changed = [change for change in difference.by_line if change.delta]
     if changed:
         yield Text("\nPeak memory by line", style="bold")
-        yield _table([(_line(change.what), change) for change in changed[:TOP_CHANGES]])
+        yield _table([(format_line(change.what), change) for change in changed[:TOP_CHANGES]])
 
 
-def _summary(difference: Difference, before: str) -> str:
+def incomplete_runs(runs: Sequence[RunReport], names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each run that did not finish."""
+    for name, run in zip(names, runs, strict=False):
+        how = format_incomplete(run)
+        if how:
+            yield f"{name}: {how}. A complete run may have a higher peak."
+
+
+def format_change(difference: Difference, before: str, after: str = "") -> str:
+    """Return the change of the peak in one sentence. `before` and `after` are the names of the captures."""
     peak = difference.allocated
+    where = f" in {after}" if after else ""
     if not peak.delta:
         return f"Peak memory is the same as in {before}: {format_size(peak.after)}."
     direction = "increased" if peak.delta > 0 else "decreased"
@@ -49,8 +63,13 @@ def _summary(difference: Difference, before: str) -> str:
     most = f", mostly {same_sign[0].what}" if same_sign else ""
     return (
         f"Peak memory {direction} by {format_size(abs(peak.delta))}, from {format_size(peak.before)} in {before} to "
-        f"{format_size(peak.after)}{most}."
+        f"{format_size(peak.after)}{where}{most}."
     )
+
+
+def format_limit(limit: int) -> str:
+    """Return a sentence about a peak that grew by more than `limit`."""
+    return f"\nPeak memory increased by more than {format_size(limit)} (--fail-over)."
 
 
 def _table(changes: Sequence[tuple[str, Change]]) -> Table:
@@ -66,7 +85,8 @@ def _table(changes: Sequence[tuple[str, Change]]) -> Table:
     return table
 
 
-def _line(what: str) -> str:
+def format_line(what: str) -> str:
+    """Format the line of a change, for example `train.py:31`."""
     file, _, line = what.rpartition(":")
     return format_location(file, int(line)) if file and line.isdecimal() else "unknown line"
 
@@ -74,17 +94,21 @@ def _line(what: str) -> str:
 def comparison_as_dict(difference: Difference, before: RunReport) -> dict[str, Any]:
     """Return the comparison for JSON output. `before` is the older run."""
     return {
-        "before": {
-            "exit_code": before.ending.exit_code,
-            "steps": before.steps,
-            "oom": before.failed_with_oom,
-            "truncated": before.truncated,
-        },
+        "before": run_as_dict(before),
         "allocated": _change_as_dict(difference.allocated),
         "reserved": _change_as_dict(difference.reserved),
         "by_category": [_change_as_dict(change) for change in difference.by_category],
         "by_line": [_change_as_dict(change) for change in difference.by_line],
         "by_module": [_change_as_dict(change) for change in difference.by_module],
+    }
+
+
+def run_as_dict(run: RunReport) -> dict[str, Any]:
+    return {
+        "exit_code": run.ending.exit_code,
+        "steps": run.steps,
+        "oom": run.failed_with_oom,
+        "truncated": run.truncated,
     }
 
 

@@ -9,7 +9,9 @@ from base64 import b64decode
 from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
 from legroom.memory.annotations import DetectedLeak
+from legroom.memory.compare import compare_captures
 from legroom.memory.events import Alloc, Category, Frame, Phase
+from legroom.show.report.html_diff.page_writer import page as diff_page
 from legroom.show.report.html_report.page_writer import page
 from legroom.units import MiB
 
@@ -155,3 +157,34 @@ def test_a_run_without_memory_has_no_charts() -> None:
     assert "No GPU memory was used." in text
     assert embedded(text) == {}
     assert '<section id="timeline-section" hidden>' in text
+
+
+def test_names_cannot_inject_html_into_a_comparison() -> None:
+    evil = "<script>alert(1)</script>\x1b[31m"
+    runs = [Run(), Run()]
+    for number, run in enumerate(runs):
+        run.alloc(8 + number, module=evil)
+        run.events.append(
+            Alloc(
+                0.1,
+                99,
+                number,
+                number,
+                0,
+                0,
+                Category.INPUT,
+                Phase.OTHER,
+                0,
+                evil,
+                Frame(evil, 3, evil),
+                evil,
+            )
+        )
+        run.end_step()
+        run.end_step()
+    difference = compare_captures(runs[0].capture(), runs[1].capture())
+    text = diff_page(difference, (runs[0].report(), runs[1].report()), names=(evil, evil))
+    assert "<script>alert" not in text
+    assert "\x1b" not in text
+    assert text.count("<polyline") == 2
+    assert "+1.0 MiB" in text

@@ -25,7 +25,7 @@ function readColors() {
   style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(name).trim();
   palette = { kinds: run.categories.map((_, kind) => color(`--c${kind}`)), phases: [0, 1, 2, 3].map((kind) => color(`--p${kind}`)) };
-  for (const name of ["ground", "ink", "faint", "rule", "accent", "bad", "leak", "grey"]) palette[name] = color(`--${name}`);
+  for (const name of ["ground", "ink", "faint", "rule", "accent", "bad", "warn", "grey"]) palette[name] = color(`--${name}`);
 }
 readColors();
 
@@ -200,7 +200,7 @@ function drawMarks(context) {
   context.textAlign = "left";
   for (const { time, kind } of run.marks) {
     if (time < view.from || time > view.to) continue;
-    const x = xOf(time), color = kind === "oom" ? palette.bad : palette.leak;
+    const x = xOf(time), color = kind === "oom" ? palette.bad : palette.warn;
     drawLine(context, x, EDGE.top, x, EDGE.top + plot.height, color, kind === "oom" ? [] : [3, 3]);
     context.fillStyle = color;
     context.textAlign = x > EDGE.left + plot.width - 110 ? "right" : "left";

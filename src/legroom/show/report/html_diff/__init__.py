@@ -1,0 +1,1 @@
+"""The comparison of two recorded runs as one HTML file."""
