@@ -42,6 +42,7 @@ TABLES = (
     "heldout_09",
     "heldout_10_search",
     "heldout_11",
+    "heldout_12",
 )
 MEMORY = ("oom", "disguised-oom", "host-oom")
 
@@ -49,23 +50,33 @@ CODES_OF_CLASS: dict[str, tuple[str, ...]] = {
     "device out of memory": ("LG700",),
     "host out of memory": ("LG702", "LG705"),
     "shared memory /dev/shm": ("LG703",),
-    "pinned memory": ("LG704",),
+    "pinned memory": ("LG704", "LG745"),
     "cublas/cudnn could not allocate or initialise (ambiguous)": ("LG701",),
     "device-side assert / index out of range": ("LG710", "LG712"),
-    "illegal memory access / launch failure": ("LG711", "LG728", "LG750"),
-    "device mismatch": ("LG713",),
+    "illegal memory access / launch failure": ("LG711", "LG725", "LG728", "LG750"),
+    "device mismatch": ("LG713", "LG745"),
     "shape mismatch": ("LG714", "LG715", "LG716"),
     "state dict / checkpoint": ("LG717", "LG781"),
     "dtype mismatch": ("LG718",),
-    "cudnn error": ("LG720",),
-    "driver / cuda installation / wrong build": ("LG722", "LG723", "LG724", "LG725", "LG726", "LG751"),
+    "cudnn error": ("LG701", "LG720", "LG726"),
+    "driver / cuda installation / wrong build": (
+        "LG721",
+        "LG722",
+        "LG723",
+        "LG724",
+        "LG725",
+        "LG726",
+        "LG751",
+    ),
     "nccl / distributed": ("LG706", "LG730", "LG731", "LG732", "LG733", "LG734"),
-    "data loader worker": ("LG727", "LG740", "LG741", "LG743", "LG744"),
+    "data loader worker": ("LG705", "LG727", "LG740", "LG741", "LG742", "LG743", "LG744", "LG745"),
     "amp / grad scaler": ("LG760", "LG761"),
     "autograd error (in-place, second backward, no grad)": ("LG770",),
     "disk full": ("LG780",),
-    "not a torch problem": ("", "LG707", "LG742", "LG782", "LG783", "LG790"),
+    "not a torch problem": ("", "LG707", "LG735", "LG742", "LG782", "LG783", "LG790"),
 }
+"""The codes that are right for a class. A code is in two classes if both describe it: a worker that the kernel killed
+(LG705) is about host memory and about a worker, a missing cuDNN library (LG726) about cuDNN and about the installation."""
 
 
 def score(table: Path) -> tuple[int, int, int, int, list[str]]:

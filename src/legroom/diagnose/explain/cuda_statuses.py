@@ -82,6 +82,9 @@ _NO_GPU = (
     CudaStatus(216, "DeviceAlreadyInUse", "exclusive-thread device already in use by a different thread"),
     CudaStatus(802, "SystemNotReady", "system not yet initialized"),
     CudaStatus(805, "MpsConnectionFailed", "MPS client failed to connect to the MPS control daemon"),
+    CudaStatus(807, "MpsServerNotReady", "the MPS server is not ready to accept new MPS client requests"),
+    CudaStatus(808, "MpsMaxClientsReached", "resources required to create MPS client have been exhausted"),
+    CudaStatus(809, "MpsMaxConnectionsReached", "resources required to support device connections"),
     CudaStatus(999, "Unknown", "unknown error"),
 )
 _LIBRARY = (
@@ -138,7 +141,7 @@ def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
     for status in statuses:
         driver = status.driver or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", status.name).upper()
         variants += [rf"(?:cuda|hip)Error{status.name}\b", rf"(?:CUDA|HIP)_ERROR_{driver}\b"]
-        message = re.sub(r"([().])", r"\\\1", status.message)
+        message = re.sub(r"([().])", r"\\\1", status.message).replace("CUDA-capable", "(?:CUDA|ROCm)-capable")
         variants.append(message if len(status.message.split()) >= _SPECIFIC_WORDS else _AFTER_CUDA + message)
     numbers = "|".join(sorted({str(status.number) for status in statuses}))
     variants += [rf"{prefix}(?:{numbers})\b(?![.%])" for prefix in _NUMBER_PREFIXES]

@@ -53,8 +53,8 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
     error, is marked as an error, or looks like an error."""
     lines = [without_prefix(line.rpartition("\r")[2].strip()) for line in text.split("\n")]
     ends = list(accumulate(not line.endswith("\v") for line in text.split("\n")))
-    warned = () if sum(map(bool, lines)) > _FEW_LINES else (_WARNING,)  # in a log, a warning is not the error
-    for pattern in (_RAISED_ANYWHERE, *warned, _MARKED, _ERROR_LIKE):
+    is_log = sum(map(bool, lines)) > _FEW_LINES  # in a log, a warning is not the error
+    for pattern in (_RAISED_ANYWHERE, *(() if is_log else (_QUALIFIED, _WARNING)), _MARKED, _ERROR_LIKE):
         for offset in reversed(range(len(lines))):
             match = pattern.search(lines[offset])
             if match is not None and not _is_informational(lines[offset], pattern):
@@ -125,6 +125,7 @@ _PREFIX = re.compile(
     r"|std(?:err|out) [FP](?=\s)"  # Kubernetes
     rf"|\[?{_TIME}\]?"
     rf"|\[?{_LEVEL}\]?(?: {_TIME}){{0,2}}(?: ?\[[\w.]+:\d+\]| \w+\.py:\d+\])"
+    r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\](?: \[\d+/\d+\])?"  # glog
     r"|- [\w.]+ -"
     r"|>(?=\s)"
     r"|E(?=\s{2})"  # pytest
@@ -138,10 +139,12 @@ _RAISED = re.compile(r"^((?:\w+\.)*[A-Z]\w*)(?:: ?(.*))?$")
 _RAISED_ANYWHERE = re.compile(
     rf"^(?:\S{{0,40}}\]:?\s*)?((?:{_NAME}|StopIteration))(?:: ?(?:.*))?$|(?!)", re.DOTALL
 )
+_QUALIFIED = re.compile(r"^((?:[a-z_]\w*\.)+[A-Z][A-Za-z]+): \S")
+"""Matches an exception class with its module. The class name may have any ending (`zipfile.BadZipFile`)."""
 _WARNING = re.compile(r"\b((?:\w+\.)*\w*Warning): \S")
 _NOTEBOOK_HEAD = re.compile(rf"^\s*({_NAME})\s{{4,}}$")
 _MARKED = re.compile(
-    r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?-i:ERROR|FATAL|CRITICAL)(?: ?[\]|:-]|\s)+\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal |runtime )?error:? +[A-Za-z'\"\[(<`]"
+    r"^(?:[\w./:,\[\]()| -]{0,80}?(?:\[| |\|))?(?-i:ERROR|FATAL|CRITICAL|\[E\])(?: ?[\]|:-]|\s)+(?:\d+: )?\s*[A-Za-z'\"\[(<`]|^(?:\S+: )?(?:fatal |runtime )?error:? +[A-Za-z'\"\[(<`]"
     r"|^panic: |panicked at |failed assertion |Check failed: |^terminate called after|^(?:unable|failed) to |^(?:could not|cannot) ",
     re.IGNORECASE,
 )

@@ -32,7 +32,7 @@ from legroom.diagnose.explain.python_errors import classify_python_error
 from legroom.diagnose.explain.rules import CAUSE_PATTERNS, memory_code
 from legroom.diagnose.explain.sizes import causes_from_sizes, summarize_shapes, summarize_sizes
 from legroom.diagnose.oom.known_messages import Certainty
-from legroom.diagnose.oom.recognize import ErrorClassification, classify
+from legroom.diagnose.oom.recognize import ErrorClassification, classify, is_low_on_memory
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.errors import UsageError
 
@@ -182,8 +182,10 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
         kind = "unknown"  # the memory error may have caused it
     if kind == "unknown":
         sentence = "Legroom does not recognize this error. The traceback shows where the error was raised."
-    elif isinstance(getattr(builtins, name, None), type):
-        sentence = f"{name} is {_PROGRAM_ERROR}"
+    elif name.endswith("Warning"):
+        sentence = "This is a warning, not an error. It is unrelated to memory."
+    elif isinstance(error := getattr(builtins, name, None), type):
+        sentence = f"{name} is {_SYSTEM_ERROR if issubclass(error, OSError) else _PROGRAM_ERROR}"
     else:
         sentence = (
             "This error is unrelated to memory, and Legroom has no explanation for it. The traceback shows where the "
@@ -202,6 +204,7 @@ def _explain_unknown(last: ErrorLine, line: int | None, earlier: EarlierError | 
 _PROGRAM_ERROR = (
     "a program error, not a memory error. Look at the last line of your own code in the traceback."
 )
+_SYSTEM_ERROR = "an error of the operating system (files, processes or network), not a memory error."
 _MEMORY_CODES = frozenset(f"LG70{number}" for number in range(8))
 
 
@@ -217,17 +220,23 @@ def _explain_match(match: LogMatch, line: int | None, earlier: EarlierError | No
     sizes = parse_sizes(match.around) if match.pattern is not None else ReportedSizes()
     certainty = match.pattern.certainty if match.pattern is not None else Certainty.NOT_MEMORY
     sure: ExplanationCertainty = "likely" if match.weak or certainty is Certainty.LIKELY else "sure"
+    if certainty in (Certainty.DISGUISED, Certainty.LIKELY) and is_low_on_memory(sizes):
+        return _build(
+            "LG700", "oom", "likely", match.text, sizes, reason=_LITTLE_FREE, line=line, earlier=earlier
+        )
     return _build(
         match.code,
         _KINDS[certainty],
         "unsure" if certainty is Certainty.DISGUISED else sure,
         match.text,
         sizes,
+        reason=match.pattern.reason if match.pattern is not None and match.code == "LG701" else "",
         line=line,
         earlier=earlier,
     )
 
 
+_LITTLE_FREE = "A GPU library failed while almost no GPU memory was free."
 _KINDS: dict[Certainty, ErrorKind] = {
     Certainty.SURE: "oom",
     Certainty.LIKELY: "disguised-oom",

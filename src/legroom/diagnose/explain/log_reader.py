@@ -170,6 +170,8 @@ class _Search:
             default=None,
         )
         error = self._cause_of(error) or error
+        if error is not None and error.code == _COMPILER:
+            error = _error_of_the_operation(error)
         if error is not None and _was_pinning(error):
             error = replace(error, code=memory_code(_PINNING), pattern=_PINNING)
         unknown = self._unknown(error, latest)
@@ -264,6 +266,20 @@ def _was_pinning(found: LogMatch) -> bool:
     return _PIN_CALL.search(before[max(before.rfind('File "'), 0) :]) is not None
 
 
+def _error_of_the_operation(found: LogMatch) -> LogMatch:
+    """Return the error of the operation that torch.compile could not trace. The operation fails without torch.compile
+    too, for example because of its shapes."""
+    match = _FAILED_OPERATION.search(found.around[found.around.find(found.text) :])
+    if match is None:
+        return found
+    message = shorten(match[1] or match[2])
+    _, code = classify_python_error(ErrorLine(line=found.line, kind="RuntimeError", text=message))
+    return replace(found, code=code, text=message, weak=True) if code else found
+
+
+_FAILED_OPERATION = re.compile(
+    r"Failed running call_\w+ [^\n]*:\s*\n(?:\w*Error: )?([^\n]+)|with fake tensors: call_\w+ [^\n]*: got \w+\(([^\n]+)\)"
+)
 _PIN_CALL = re.compile(r"\bin \w*pin_memory\b|\.pin_memory\(|torch\.\w+\([^\n]*\bpin_memory=True")
 _PINNING = next(each for each in MESSAGE_PATTERNS if each.certainty is Certainty.PINNED)
 
@@ -303,14 +319,16 @@ def _only_reports_exit(found: LogMatch, error: ErrorLine) -> bool:
 
 
 def _informativeness(found: LogMatch) -> int:
-    return _EXIT_CODES.index(found.code) if found.code in _EXIT_CODES else len(_EXIT_CODES)
+    return _EXIT_CODES.index(found.code) if found.weak and found.code in _EXIT_CODES else len(_EXIT_CODES)
 
 
 _NOT_ERRORS = ("NCCL INFO", "could not destroy", "this is not a failure")
 """Words of informational lines and of reports about the cleanup after an error."""
 _IN_WORKER = "LG741"
-_EXIT_CODES = ("LG734", "LG729")
-"""Codes of errors which only report that a process exited or crashed. Any other known error is more informative."""
+_COMPILER = "LG752"
+_EXIT_CODES = ("LG734", "LG735", "LG729")
+"""Codes of errors which only report that a process exited, was stopped or crashed. Any other known error is more
+informative."""
 _FAULTS = ("LG710", "LG711")
 _LIBRARIES = frozenset({"cuBLAS", "cuDNN", "cuSOLVER", "cuFFT", "cuSPARSE", "cuRAND"})
 _NCCL, _NCCL_CALL = "LG731", "LG706"

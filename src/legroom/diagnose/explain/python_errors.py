@@ -24,10 +24,12 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
         return "host-oom", "LG702"
     if name in _BY_CLASS:
         return _BY_CLASS[name]
-    if name.endswith("Warning"):
+    if code := _code_of_errno(text):
+        return "not-memory", code
+    if name.endswith("Warning") and (name != "UserWarning" or _MAY_BE_MEMORY.search(text)):
         return ("unknown" if _MAY_BE_MEMORY.search(text) else "not-memory"), ""
     if name in _CLEAR_CLASSES:
-        return "not-memory", _library_of(error)
+        return "not-memory", _code_of_type_error(name, text) or _library_of(error)
     if error.text.rstrip().endswith(f"{name}:") and not hasattr(builtins, name):
         return "unknown", ""  # only the name of a library's own class
     if _MAY_BE_MEMORY.search(text):
@@ -44,10 +46,23 @@ def is_uninformative(error: ErrorLine) -> bool:
 
 
 def _library_of(error: ErrorLine) -> str:
-    """Return the code of the page for the library that contains the last file of the traceback."""
+    """Return the code of the page for the library that contains the last file of the traceback, or that defines the
+    exception class."""
     frames = error.frames.replace("\\", "/")
     last = frames[frames.rfind("file ") :] if "file " in frames else frames[-400:]
-    return next((code for code, pattern in _LIBRARIES if pattern.search(last)), "")
+    module = f"/{error.kind.lower().rpartition('.')[0].replace('.', '/')}/"
+    return next((code for code, pattern in _LIBRARIES if pattern.search(last) or pattern.search(module)), "")
+
+
+def _code_of_errno(text: str) -> str:
+    """Return the code of the page for an error number of the operating system, if the message contains one."""
+    match = _ERRNO.search(text)
+    return _BY_ERRNO.get((match[1] or "errno").lower() + match[2], "") if match is not None else ""
+
+
+def _code_of_type_error(name: str, text: str) -> str:
+    """Return the code of the page for a TypeError about dtypes. Other messages of TypeErrors are about arguments."""
+    return "LG718" if name == "TypeError" and _DTYPE.search(text) else ""
 
 
 _BY_CLASS: dict[str, ErrorFamily] = {
@@ -68,6 +83,23 @@ _BY_CLASS: dict[str, ErrorFamily] = {
 }
 """Exception classes that have their own page. The page applies even if the log ends before the message."""
 
+_ERRNO = re.compile(r"\[(?:(errno|winerror) |.{0,20}\bos error )(\d+)\]", re.IGNORECASE)
+_BY_ERRNO = {
+    f"{system}{number}": code
+    for code, system, numbers in (
+        ("LG783", "errno", (1, 2, 5, 13, 20, 21, 30, 36, 107, 116)),
+        ("LG783", "winerror", (2, 3, 5, 32, 123, 206, 1314)),
+        ("LG780", "errno", (27, 28, 122)),
+        ("LG780", "winerror", (39, 112)),
+        ("LG742", "errno", (11, 23, 24)),
+        ("LG733", "errno", (98,)),
+    )
+    for number in numbers
+}
+"""Page codes of error numbers: files and permissions, full disks, limits of the process, and a port in use."""
+
+_DTYPE = re.compile(r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are", re.IGNORECASE)
+
 _HOST_LIBRARIES = ("ray.",)
 """Libraries whose OutOfMemoryError refers to host memory."""
 
@@ -75,10 +107,14 @@ _LIBRARIES = tuple(
     (code, re.compile(pattern))
     for code, pattern in (
         ("LG726", r"bitsandbytes/(?:cextension|cuda_setup|cuda_specs|diagnostics)"),
-        ("LG782", r"/(?:huggingface_hub|requests|urllib3|httpx|aiohttp|modelscope/hub)/|/urllib/request"),
-        ("LG783", r"/(?:datasets|pyarrow)/|/pil/|/json/decoder|/zipfile|/tarfile"),
-        ("LG752", r"/torch/_(?:dynamo|inductor|functorch)/|/triton/"),
+        (
+            "LG782",
+            r"/(?:huggingface_hub|requests|urllib3|httpx|aiohttp|botocore|modelscope/hub)/|/urllib/(?:request|error)|/http/client",
+        ),
+        ("LG783", r"/(?:datasets|pyarrow)/|/pil/|/json/decoder|/zipfile|/tarfile|/gzip"),
+        ("LG752", r"/torch/(?:_dynamo|_inductor|_functorch|_export|jit|fx/experimental)/|/triton/"),
         ("LG743", r"/multiprocessing/(?:spawn|reduction|popen)"),
+        ("LG740", r"/multiprocessing/connection|/torch/multiprocessing/reductions"),
         ("LG781", r"/torch/serialization|/safetensors/"),
         ("LG717", r"checkpoint/state_dict|/torch/distributed/(?:_shard/)?checkpoint/"),
         ("LG733", r"/torch/distributed/(?:rendezvous|distributed_c10d|elastic)"),
@@ -111,8 +147,8 @@ _MAY_BE_MEMORY = re.compile(
 )
 """Words that may refer to a lack of memory."""
 
-_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|rank|channels?|lengths?|features|elements|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
-_DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|invalid|incompatible|inconsistent|cannot|can't|could not|unable|different|wrong|divisible|larger|smaller|greater|exceeds?|but|support\w*|only|compatible|negative|empty|previously|one of)\b"
+_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|rank|channels?|lengths?|features?|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
+_DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|invalid|incompatible|inconsistent|cannot|can't|could not|unable|different|wrong|divisible|larger|smaller|greater|exceeds?|but|support\w*|only|compatible|negative|empty|previously|one of|too (?:many|few)|mis-?align\w*)\b"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
@@ -120,16 +156,23 @@ _FAMILIES = tuple(
         ("LG731", r"\bnccl\b"),
         ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
-        ("LG717", r"state_dict|Checkpoint(?:Exception|Error)|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
+        ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative"),
+        ("LG761", r"autocast|GradScaler|\bscaler\b|unscale_|mixed[- ]precision"),
+        ("LG717", r"state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|magic number|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
-        ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what) devices?\b|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
-        ("LG718", r"d-?type|scalar type|data ?type|\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)\b.{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)(?:Tensor)?\b"),
-        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)"),
-        ("LG760", r"\bnans?\b|\binf(?:inity)?\b|non-?finite|overflow|diverge"),
+        ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what|current) (?:devices?|GPU)\b|cpu tensor\?|type associated with device|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
+        ("LG732", r"DistributedDataParallel|\bDDP\b|\bFSDP\b|FlatParam"),
+        ("LG760", r"\bnans?\b|infinity|non-?finite|\boverflow|diverge"),
+        ("LG712", r"satisfy the constraint|is not in \["),
+        ("LG724", r"invalid device id|\bnum_gpus\b|accelerator.{0,40}(?:not |none is )available|backend found|requested .{0,20}\bgpus?\b|number of (?:required )?gpus|infer device type|no (?:visible |xpu |hip |rocm\S* )?(?:gpus?|devices?) (?:are |is |was )?(?:available|found|detected|devices)"),
+        ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar type|data ?type|\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)\b.{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)(?:Tensor)?\b"),
+        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)|exceeds dimension size|probabilit(?:y|ies)\b|n_sample|at most \d+, but|that is <= 0|non-?negative|\bbounds?\b"),
+        ("LG760", r"\binf\b"),
         ("LG770", r"requires?[_ ]grad|grad_fn|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
         ("LG716", _SIZE + r".{0,160}" + _DIFFERS + "|" + _DIFFERS + r".{0,160}" + _SIZE),
-        ("LG752", r"dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
+        ("LG734", r"broken pipe"),
+        ("LG752", r"\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
         ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
         ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib\w+\.so|\.dll|dylib)"),
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),

@@ -59,13 +59,13 @@ RULES: tuple[Rule, ...] = (
     _status("LG710"),
     _rule("LG710", r"Assertion `[^`\n]{1,200}[`'] failed[^\n]{0,20}$|Device-side assertion `|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
     _status("LG711"),
-    _rule("LG711", r"Memory access fault by GPU node|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
+    _rule("LG711", r"Memory access fault by GPU node|command buffer exited with error status|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
-    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed"),
+    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed|Critical Xid Error|_ERROR_DEVICE_LOST|HW Exception by GPU node"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
     _status("LG750"),
     # --- values and shapes
-    _rule("LG712", r"index out of range in self|alloc_cpu\(\) seems to have been called with negative number|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
+    _rule("LG712", r"index out of range in self|indices\[[\d,]+\] = -?\d+ is not in \[|alloc_cpu\(\) seems to have been called with negative number|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
     _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
     _rule("LG712", r"probability tensor contains either `?inf`?, `?nan`? or element < 0|cur_target >= 0 && cur_target < n_classes"),
     _rule(
@@ -77,38 +77,38 @@ RULES: tuple[Rule, ...] = (
         r"|Expected [^\n]{0,40}input to conv\dd|calculated padded input size per channel|running_mean should contain \d+ elements|expected \d+D(?: or \d+D)? input \(got \d+D input\)",
     ),
     _rule("LG715", r"Given (?:transposed=\w+|groups=\d+), (?:expected )?weight of size|expected \d-dimensional input for \d-dimensional weight|Given input size: \([^\n]{1,40}\)\. Calculated output size"),
-    _rule("LG744", r"collate.{0,600}stack expects each tensor to be equal size"),
+    _rule("LG744", r"collate.{0,600}stack expects each tensor to be equal size|each element in list of batch should be of equal size"),
     _rule(
         "LG716", r"Sizes of tensors must match except in dimension|The size of tensor a \(\d+\) must match the size of tensor b|must match the existing size \(\d+\)"
         r"|stack expects each tensor to be equal size|Expected input batch_size \(\d+\) to match target batch_size|normalized_shape=|input\.size\(-1\) must be equal to input_size",
     ),
     _rule("LG716", r"Expected target size\b|Using a target size \([^\n]{0,60}\) that is different to the input size|Expected more than 1 value per channel when training|shape mismatch: (?:value|indexing) tensor"),
     _rule("LG716", r"Dimension out of range \(expected to be in range of|Target size \([^\n]{0,60}\) must be the same as input size|batch1 dim \d must match batch2|multi-target not supported"),
-    _rule("LG717", r"Error\(s\) in loading state_dict|(?:unexpected|missing) keys? [^\n]{0,200} in (?:source )?state_dict|While copying the parameter named|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param"),
+    _rule("LG717", r"Error\(s\) in loading state_dict|(?:unexpected|missing) keys? [^\n]{0,200} in (?:source )?state_dict|While copying the parameter named|(?:Missing|Unexpected) key\(s\) in state_dict|size mismatch for \S+: copying a param|ignore_mismatched_sizes|Trying to set a tensor of shape"),
     # --- devices and data types
     _rule(
         "LG713", r"Expected all tensors to be on the same device|Placeholder storage has not been allocated on|should be the same or input should be a MKLDNN tensor|Expected object of (?:device|backend) type|to have the same device as tensor for argument"
         r"|Input and (?:parameter|hidden) tensors are not at the same device|Expected a 'cuda' device type for generator|module must have its parameters and buffers on device",
     ),
-    _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device|only dense CPU tensors can be pinned"),
-    _rule("LG713", r"Input type \(torch\.(?:cuda\.)?\w+\) and weight type \(torch\.(?:cuda\.)?\w+\) should be the same"),
+    _rule("LG713", r"can't convert (?:cuda\S*|CUDA|xpu\S*|mps\S*) (?:device type )?tensor to numpy|indices should be either on cpu or on the same device"),
+    _rule("LG713", r"Input type \(torch\.cuda\.\w+\) and weight type \(torch\.\w+\) should be the same|Input type \(torch\.\w+\) and weight type \(torch\.cuda\.\w+\) should be the same"),
     _rule(
         "LG718", r"expected (?:scalar type \w+ but found \w+|m1 and m2 to have the same dtype)|mat1 and mat2 must have the same dtype"
-        r"|Input type \([^\n]{1,40}\) and (?:bias|weight) type \([^\n]{1,40}\) should be the same|Found dtype \w+ but expected \w+|not implemented for '?\"?(?:Half|BFloat16|Long|Int|Bool|Byte)",
+        r"|Input type \([^\n]{1,40}\) and (?:bias|weight) type \([^\n]{1,40}\) should be the same|Found dtype \w+ but expected \w+|\w\W not implemented for '\w+",
     ),
     _rule("LG718", r"result type \w+ can't be cast to the desired output type|Expected tensor for argument #\d+ '\w+' to have (?:one of the following )?scalar type|self and mat2 must have the same dtype"),
     _rule("LG718", r"to have the same dtype, but got|query, key, and value to have the same dtype|expects (?:a )?\w+ scalar type|expected dtype \w+ for"),
     # --- GPU libraries
-    _rule("LG720", r"cuDNN Frontend error|\[cudnn_frontend\]|cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
+    _rule("LG720", r"Loaded runtime CuDNN library: |cuDNN Frontend error|\[cudnn_frontend\]|cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
     _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
     _status("LG722"),
-    _rule("LG722", r"is not compatible with the\s+current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
+    _rule("LG722", r"is not compatible with the\s+current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with|devices of CUDA Capability)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
     _status("LG723"),
     _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|NVRM: API mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
     _status("LG724"),
     _rule(
         "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No HIP GPUs are available"
-        r"|all CUDA-capable devices are busy or unavailable|CUDA unknown error|not linked with support for cuda devices",
+        r"|all CUDA-capable devices are busy or unavailable|CUDA unknown error|not linked with support for \w+ devices|CUDA-enabled jaxlib is not installed|_ERROR_DEVICE_NOT_(?:AVAILABLE|FOUND)",
     ),
     _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|Failed to initialize NVML|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
     _status("LG726"),
@@ -116,6 +116,10 @@ RULES: tuple[Rule, ...] = (
         "LG726", r"cannot open shared object file|load the \S{1,40} shared library|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|Could not load symbol|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
     ),
     _rule("LG726", r"or one of its dependencies|fbgemm\.dll|operator torchvision::nms does not exist|couldn't load custom ops|libcu\w+\.so[.\d]* not found|CUDA Setup failed|no attribute 'cadam32bit|compiled against API version|numpy\.dtype size changed|Error while loading conda entry point|OMP: Error #15|multiple copies of the OpenMP runtime|Symbol not found: |PyTorch and torchvision (?:were|was) compiled with different CUDA"),
+    _rule(
+        "LG726", r"was built for:\s+PyTorch|load C.{0,3}/CUDA extensions|load custom C.{0,3} ops|dlopen some GPU libraries|Failed to create CUDAExecutionProvider|MKL_THREADING_LAYER=\w+ is incompatible"
+        r"|Numpy is not available|compiled using NumPy 1\.x cannot be run|'NoneType' object has no attribute 'c(?:adam|lion|quantize|dequantize|igemm|gemm|get_c)\w+",
+    ),
     _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
@@ -134,33 +138,42 @@ RULES: tuple[Rule, ...] = (
         r"|Call to ibv_\w+ failed|Bootstrap : no socket interface found|Cuda failure (?:\d+ )?'(?!out of memory)|NCCL WARN [A-Z]|NCCL (?:error|failure)[^\n]{0,20}: (?!unhandled cuda error)",
     ),
     _status("LG731"),
-    _rule("LG731", r"ncclRemoteError|remote process exited or there was a network error|Connection closed by (?:remote )?peer|Connection reset by peer|Broken pipe", weak=True),
+    _rule("LG731", r"ncclRemoteError|remote process exited or there was a network error|Connection closed by (?:remote )?peer|Connection reset by peer|(?<!\[Errno 32\] )Broken pipe", weak=True),
     _rule("LG732", r"Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once|was marked (?:as )?ready (?:twice|multiple)|parameters? which did not receive grad"),
     _rule("LG732", r"DDP expects same model across all ranks|Detected mismatch between collectives|params?\[\d+\] in this process with sizes"),
     _rule(
-        "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Default process group has not been initialized"
+        "LG733", r"EADDRINUSE|Address already in use|The (?:server|client) socket has (?:failed to listen|timed out)|RendezvousTimeoutError|RendezvousConnectionError|Distributed package doesn't have|Default process group has not been initialized"
         r"|environment variable (?:RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected",
     ),
-    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly", weak=True),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task", weak=True),
+    _rule("LG733", r"client socket has failed to connect to (?![^\n]{0,120}errno: 97)", weak=True),
+    # Schedulers print the reason on the same line. A signal without a reason may follow from another error.
+    _rule(
+        "LG735", r"CANCELLED AT [^\n]{0,40}DUE TO|job killed: walltime \d+|TERM_RUNLIMIT|TERM_OWNER|reached its time limit|(?:active longer than specified|exceeded its) deadline|Preempted by |Node failure on \w+"
+        r"|job submission failed: |Unable to (?:allocate resources|create step): |Unable to create step for job|Insufficient nvidia\.com/gpu|FailedScheduling|not enough slots available in the system",
+    ),
+    _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
+    _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|BrokenProcessPool|Back-off restarting failed container", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
-    _rule("LG740", r"killed by signal: (?:Segmentation fault|Aborted|Terminated)"),
+    _rule("LG740", r"DataLoader worker \(pid[^\n]{0,20}\) is killed by signal: (?!Killed|Bus)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),
-    _rule("LG742", r"Too many open files|received 0 items of ancdata|unable to open shared memory object"),
-    _rule("LG743", r"Can't (?:pickle|get) local object|Can't pickle <(?:function|class)|An attempt has been made to start a new process before|cannot pickle '\w+' object|freeze_support\(\)"),
+    _rule("LG745", r"only dense CPU tensors can be pinned|provide pin_memory allocator|pin_memory' argument is set as true but no accelerator"),
+    _rule("LG742", r"can't start new thread|pthread_create failed|fork: [^\n]{0,20}Resource temporarily unavailable|Too many open files|received 0 items of ancdata|unable to open shared memory object"),
+    _rule("LG743", r"Can't (?:pickle|get) local object|Can't pickle <(?:function|class)|An attempt has been made to start a new process before|cannot pickle '[\w.]+' object|objects cannot be pickled|Can't get attribute '\w+' on <module '__main__' \(built-in\)>|freeze_support\(\)"),
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
     # --- compiled code
-    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load"),
+    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load|Compiler: \S+ is not found|CppCompileError"),
+    _rule("LG751", r"Error building extension '|ninja: build stopped|\['ninja', |unsupported GNU version|Microsoft Visual C.{0,40} is required|Command '\['[^'\n]{0,80}(?:gcc|g\+\+|clang|cc|nvcc|cl\.exe)', |does not match the version torch was compiled with"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
-    _rule("LG752", r"torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit"),
+    _rule("LG752", r"torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit|GuardOnDataDependentSymNode"),
     # --- precision
     _rule(
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
         r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|overflow!? [^\n]{0,20}Skipping step|Grad(?:ient)?s? overflow\w* |overflow detected[^\n]{0,40}loss scale|Current loss scale already at minimum|Minimum loss scale reached",
     ),
     _rule("LG760", r"loss\w{0,12}\s{0,2}[:=]\s{0,2}nan\b|\b(?:loss|norm|grad)\w*: nan\b|\b(?:loss|norm|grad)\w*=nan\b|became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
-    _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update"),
+    _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update|unsafe to autocast|unscale_\(\) is being called after"),
     # --- autograd
     _rule(
         "LG770", r"Trying to backward through the graph a second time|does not require grad and does not have a grad_fn|has been modified by an inplace operation"
@@ -168,15 +181,16 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG770", r"One of the differentiated Tensors appears to not have been used in the graph|Only Tensors created explicitly by the user support the deepcopy|Inference tensors cannot be saved for backward"),
     # --- files
-    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|No space left on device|Disk quota exceeded|\[Errno 122\]"),
+    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|PytorchStreamWriter failed|No space left on device|Disk quota exceeded|\[Errno 122\]|StorageFull"),
+    _rule("LG780", r"(?:not enough|insufficient|no|out of)(?: free)? (?:disk|storage) space|enough space on the disk|low on resource: ephemeral-storage|ephemeral local storage usage exceeds|EmptyDir volume [^\n]{0,80}exceeds|DiskPressure|is over \d+% full, available space"),
     _rule(
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
-        r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|PytorchStreamWriter failed|Attempting to deserialize object on (?:a )?CUDA device",
+        r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|storage has wrong (?:byte )?size|INVALID_PROTOBUF|Can't get attribute '\w+' on <module|Attempting to deserialize object on (?:a )?CUDA device",
     ),
     # --- downloads, files, packages
     _rule(
         "LG782", r"\b\d{3} Client Error|\b\d{3} Server Error|gated repo|GatedRepoError|RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled|We couldn't connect to '|HfHubHTTPError"
-        r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login",
+        r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|Consistency check failed: file|Repo id must be in the form",
     ),
     _rule(
         "LG783", r"ArrowInvalid|ArrowTypeError|DatasetGenerationError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
@@ -193,21 +207,37 @@ CAUSE_PATTERNS = tuple(
     for code, number, pattern in (
         ("LG712", 1, r"\btarget\b|n_classes|class values"),
         ("LG712", 2, r"index out of range in self"),
-        ("LG712", 3, r"probability tensor|out of bounds for dimension|between 0 and 1"),
-        ("LG713", 4, r"can be pinned"),
+        ("LG712", 3, r"probability tensor|out of bounds for dimension|between 0 and 1|constraint"),
         ("LG716", 1, r"size of tensor a|except in dimension"),
         ("LG716", 2, r"stack expects each tensor"),
         ("LG716", 3, r"target"),
         ("LG716", 4, r"more than 1 value per channel"),
         ("LG717", 1, r"\b(?:module|_orig_mod)\."),
         ("LG717", 2, r"size mismatch"),
+        ("LG724", 1, r"not compiled with|linked with support"),
+        ("LG724", 2, r"no nvidia driver|select device driver|couldn't communicate"),
+        ("LG724", 3, r"invalid device (?:id|ordinal)|requested|num_gpus|only has"),
         ("LG733", 1, r"already in use|EADDRINUSE"),
         ("LG733", 3, r"not been initialized"),
+        ("LG735", 1, r"time limit|walltime|run_?limit|deadline"),
+        ("LG735", 2, r"preempt|node fail"),
+        ("LG735", 3, r"\bsignal\b|143"),
+        ("LG735", 4, r"insufficient|slots|submission|unable to|scheduling"),
+        ("LG740", 4, r"timed out"),
+        ("LG742", 3, r"thread|fork|errno 11\b"),
+        ("LG745", 2, r"allocator|accelerator"),
+        ("LG761", 1, r"fp16 gradients"),
+        ("LG761", 3, r"unsafe to autocast"),
+        ("LG761", 4, r"device_type|autocast.{0,40}dtype|requires a gpu"),
+        ("LG780", 3, r"ephemeral|emptydir|diskpressure"),
         ("LG781", 2, r"weights only load"),
         ("LG781", 4, r"deserialize object on"),
         ("LG770", 1, r"second time"),
         ("LG770", 2, r"not require grad|not have been used in the graph"),
         ("LG770", 3, r"in-?place operation"),
+        ("LG770", 4, r"recomput|utils\.checkpoint"),
+        ("LG770", 5, r"derivative|gradients? \(expected|invalid gradient|grad_output"),
+        ("LG781", 5, r"can't get attribute"),
     )
 )
 """The number of the cause on a code's page, for error messages that name the cause."""

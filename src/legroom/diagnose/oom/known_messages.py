@@ -149,6 +149,10 @@ _HEAP = "The heap of another runtime (Java, Node.js) reached its own limit, whic
 _TOO_SMALL = "The model or its cache is larger than the free GPU memory."
 _HANDLE = "The library could not be initialized on the GPU, often because no GPU memory is free."
 _FAILED = "The library failed on the GPU and gave no reason. A lack of memory is one of the possible causes."
+_ARENA = (
+    "The memory pool of ONNX Runtime could not grow. With the CUDA provider, GPU memory ran out. With the CPU provider, "
+    "host memory ran out."
+)
 _ENGINE = (
     "cuDNN found no algorithm whose workspace fits. An unsupported data type or layout causes the same "
     "message."
@@ -163,7 +167,7 @@ _KILLED = (
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
 _HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual) memory|RAM)\b"
-_BY_SIGNAL_9 = r"\W{0,4}(?:-9|137)\b"
+_BY_SIGNAL_9 = r"\W{0,8}(?:-9|137)\b"
 
 MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- page-locked memory
@@ -222,7 +226,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
     # --- libraries that could not allocate a resource
     # An index out of range makes the creation of a handle fail in the same way.
-    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|create (?:cublas|cudnn|cusolver|curand|cusparse) handle|== CUBLAS_STATUS_SUCCESS \(1 vs\. 0\)", _HANDLE),
+    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|(?:create|initialize)(?: the)? (?:cublas|cudnn|cusolver|curand|cusparse) handle|INTERNAL: cublas error|== CUBLAS_STATUS_SUCCESS \(1 vs\. 0\)", _HANDLE),
     _message(_DISGUISED, "cuSOLVER", r"SOLVER_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)solver\w{0,4}Create", _HANDLE),
     _message(_DISGUISED, "cuSPARSE", r"SPARSE_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)sparseCreate", _HANDLE),
     _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED[^\n]{0,80}\bcudnnCreate\b", _HANDLE),
@@ -264,7 +268,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     _message(_HOST, "Ray", r"killed due to the node running low on memory", _SYSTEM),
     _message(
-        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|killed by signal 9\b"
+        _HOST, "system", r"Out of memory: Kill(?:ed)? process|\bKilled process \d+|oom[-_ ]kill(?:er|ed)?\b|OOMKilled|killed by signal: Killed|Signal 9 \(SIGKILL\)|(?:by|with|signal) SIGKILL\b|(?:killed by|exited on) signal 9\b"
         r"|died with <Signals\.SIGKILL|: line \d+:\s+\d+ Killed\b|\[\d+\]\s+\+? *\d+ killed |zsh: killed\b|Killed: 9\b|(?:^|[\r\n|>]|\]:?|\)|\d:|stderr F| -)[ *\t]{0,6}Killed[ *]*(?:\s*[\r\n]|$)"
         r"|(?:^|\n)已杀死\s*(?:\n|$)|(?:^|\n)已殺死\s*(?:\n|$)|(?:^|\n)죽었음\s*(?:\n|$)|(?:^|\n)強制終了\s*(?:\n|$)|(?:^|\n)Getötet\s*(?:\n|$)|(?:^|\n)Processus arrêté\s*(?:\n|$)|(?:^|\n)Убито\s*(?:\n|$)|(?:^|\n)Terminado \(killed\)"
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
@@ -293,7 +297,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     # --- often memory (ambiguous)
     _message(_DISGUISED, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_NOT_INITIALIZED|cublasCreate", _HANDLE),
-    _message(_DISGUISED, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cublas runtime error : ", _FAILED),
+    _message(_DISGUISED, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED)|cublas runtime error : |Blas \w+ launch failed", _FAILED),
     _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", _HANDLE),
     _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|MAPPING_ERROR)|miopenStatus(?:Internal|Unknown)Error", _FAILED),
     _message(_DISGUISED, "cuDNN", r"unable to find an engine to execute|unable to find a valid cuDNN algorithm|no valid (?:execution plans|engine)|no valid convolution algorithm|no algorithm worked", _ENGINE),
@@ -314,7 +318,8 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         "An internal check of PyTorch failed, usually after a failed allocation.",
     ),
     _message(_DISGUISED, "CUDA", r"assertion '[^'\n]{0,80}cudaSuccess' failed in [^\n]{0,120}(?:Memory|alloc)", _FAILED),
-    _message(_DISGUISED, "ONNX Runtime", r"Failed to allocate memory for requested buffer|Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
+    _message(_LIKELY, "ONNX Runtime", r"Failed to allocate memory for requested buffer", _ARENA),
+    _message(_DISGUISED, "TensorFlow", r"Dst tensor is not initialized|HSA_STATUS_ERROR_OUT_OF_RESOURCES", _FAILED),
     # --- informal messages from any program
     _message(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:error )?(?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, informal=True),
     _message(_SURE, "", r"\b(?:GPU|CUDA|VRAM|video|device) memory is (?:insufficient|not enough|not sufficient|too small)|amount of GPU memory[^\n]{0,60}could not", _CUDA, informal=True),

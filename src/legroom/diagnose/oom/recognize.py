@@ -109,6 +109,11 @@ def low_memory(total: int) -> int:
     return max(total // 20, min(512 * MiB, total // 4))
 
 
+def is_low_on_memory(sizes: ReportedSizes) -> bool:
+    """Return True if an error message reports so little free memory that an ambiguous error is an out-of-memory error."""
+    return sizes.free is not None and sizes.capacity is not None and sizes.free < low_memory(sizes.capacity)
+
+
 def _decide_by_free_memory(
     result: ErrorClassification, memory: tuple[int, int] | None
 ) -> ErrorClassification:

@@ -88,12 +88,14 @@ def parse_sizes(text: str) -> ReportedSizes:
             rf"total capacity of {_SIZE}",
             rf"{_SIZE} total capacity",
             rf"Device limit\s*:\s*{_SIZE}",
+            rf"bytes free, {_SIZE} total",
         ),
         free=_first(
             text,
             rf"of which {_SIZE} is free",
             rf"{_SIZE} free;",
             rf"Free \(according to CUDA\)\s*:\s*{_SIZE}",
+            rf"{_SIZE} free, [\d,]+ bytes total",
         ),
         allowed=_first(
             text,

@@ -39,9 +39,59 @@ def test_unknown_message_is_classified_by_wording_as_likely(text: str, code: str
     assert (explanation.kind, explanation.code, explanation.certainty) == ("not-memory", code, "likely")
 
 
-def test_type_error_has_no_family_whatever_its_wording() -> None:
+def test_type_error_has_a_family_only_for_dtypes() -> None:
     error = ErrorLine(line=1, kind="TypeError", text="TypeError: forward() got an unexpected argument 'size'")
     assert classify_python_error(error) == ("not-memory", "")
+    assert explain("TypeError: Got unsupported ScalarType BFloat16").code == "LG718"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("OSError: [Errno 30] Read-only file system: 'out'", "LG783"),
+        ("OSError: [WinError 112] the volume has no room left", "LG780"),
+        ("BlockingIOError: [Errno 11] try later", "LG742"),
+        ("zipfile.BadZipFile: this cannot be unpacked", "LG783"),
+        ("http.client.RemoteDisconnected: the remote end is gone", "LG782"),
+    ],
+)
+def test_error_number_or_module_of_the_exception_selects_the_page(text: str, code: str) -> None:
+    assert (explain(text).kind, explain(text).code) == ("not-memory", code)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed running call_function add(*(FakeTensor(..., size=(4, 77)),), **{}):\nexpected shape [4, 77]",
+        "RuntimeError when making fake tensor call\n  Explanation: Dynamo failed to run FX node with fake tensors: "
+        "call_function add(*(FakeTensor(..., size=(4, 77)),), **{}): got RuntimeError('expected shape [4, 77]')",
+    ],
+)
+def test_error_of_an_operation_inside_torch_compile_is_explained(text: str) -> None:
+    explanation = explain(f"torch._dynamo.exc.TorchRuntimeError: {text}")
+    assert (explanation.code, explanation.certainty) == ("LG716", "likely")
+    assert explain("torch._dynamo.exc.TorchRuntimeError: something else").code == "LG752"
+
+
+@pytest.mark.parametrize(("free", "kind"), [(41156608, "oom"), (20_000_000_000, "disguised-oom")])
+def test_free_memory_in_the_log_decides_an_ambiguous_error(free: int, kind: str) -> None:
+    explanation = explain(
+        "E0611 14:21:07 cuda_dnn.cc:521] could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR\n"
+        f"E0611 14:21:07 cuda_dnn.cc:525] Memory usage: {free} bytes free, 25388515328 bytes total."
+    )
+    assert explanation.kind == kind
+
+
+def test_scheduler_stop_is_explained_but_an_oom_kill_before_it_is_the_cause() -> None:
+    cancelled = "slurmstepd: error: *** STEP 9.0 ON n1 CANCELLED AT 2024-05-17T17:58:10 ***"
+    assert explain(cancelled.replace(" ***", " DUE TO TIME LIMIT ***", 1)).code == "LG735"
+    assert explain(cancelled).code == "LG735"
+    oom = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=9.0\n"
+    assert explain(oom + cancelled).code == "LG705"
+
+
+def test_warning_is_not_called_an_error() -> None:
+    assert explain("a.py:3: FutureWarning: this name goes away").sentence.startswith("This is a warning")
 
 
 def test_unknown_error_that_mentions_memory_stays_unknown() -> None:
