@@ -3,7 +3,9 @@
     python -m bench.tuning.resume_after_kill --kills 20
 
 One study of many short trials runs in its own process, gets SIGKILL at a random moment, and is resumed, `--kills` times; then
-it finishes. Every trial that had finished before a kill must be unchanged afterwards, and its function must not run again.
+it finishes. Trials report as fast as they can, so that kills also hit the moments between a checkpoint, its report and
+the deletion of the previous checkpoint. Every trial that had finished before a kill must be unchanged afterwards, and
+its function must not run again. The checkpoint of every other trial must exist and belong to the step that is stored.
 """
 
 import os
@@ -14,13 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from legroom.tuning.api import tune
 from legroom.tuning.store import FILE, read_study
 from legroom.tuning.trial.records import TrialRecord
 
-STEPS = 3
+STEPS = 40
 
 
 def train(config: dict[str, Any], trial: Any) -> None:
@@ -28,9 +32,11 @@ def train(config: dict[str, Any], trial: Any) -> None:
     calls = Path(config["calls"])
     with calls.open("a") as file:
         file.write(f"{trial.number}\n")
+    state = trial.load_checkpoint()
+    if (trial.step and state is None) or (state is not None and state["step"] != trial.step):
+        raise RuntimeError(f"the checkpoint {state} does not belong to step {trial.step}")
     for step in range(trial.step, STEPS):
-        time.sleep(0.1)
-        trial.report(loss=abs(config["x"] - 0.3) - step, checkpoint={"step": step})
+        trial.report(loss=abs(config["x"] - 0.3) - step, checkpoint={"step": step + 1})
 
 
 def main() -> None:
@@ -43,16 +49,18 @@ def main() -> None:
         folder = Path(name)
         calls = folder / "calls.txt"
         calls.write_text("")
-        lost = repeated = changed = kills = moments = 0
+        lost = repeated = changed = unresumable = kills = moments = 0
         while kills < options.kills:
             if not killed_run(folder, options.trials, rng.uniform(0.05, 3.0)):
                 break
             kills += 1
+            unresumable += without_checkpoint(folder)
             before = ended(folder)
             moments += len(before)
             called = _calls(calls)
             killed_run(folder, options.trials, rng.uniform(0.05, 2.0))
             kills += 1
+            unresumable += without_checkpoint(folder)
             after = ended(folder)
             lost += len(before.keys() - after.keys())
             changed += sum(after[number] != before[number] for number in before.keys() & after.keys())
@@ -66,6 +74,7 @@ def main() -> None:
         "lost",
         "changed",
         "called again",
+        "cannot resume",
         "finished at the end",
     ]
     row = [
@@ -74,6 +83,7 @@ def main() -> None:
         str(lost),
         str(changed),
         str(repeated),
+        str(unresumable),
         f"{finished} of {options.trials}",
     ]
     print_table("A study killed at random moments and resumed", header, [row])
@@ -115,6 +125,18 @@ def ended(folder: Path) -> dict[int, TrialRecord]:
     if not (folder / "study" / FILE).exists():
         return {}
     return {trial.number: trial for trial in read_study(folder / "study")[1] if trial.state.is_final}
+
+
+def without_checkpoint(folder: Path) -> int:
+    """Return the number of unfinished trials whose stored checkpoint is missing or belongs to another step."""
+    if not (folder / "study" / FILE).exists():
+        return 0
+    broken = 0
+    for trial in read_study(folder / "study")[1]:
+        if not trial.state.is_final and trial.last_checkpoint is not None:
+            path = Path(trial.last_checkpoint)
+            broken += not path.exists() or torch.load(path)["step"] != trial.checkpoint_step
+    return broken
 
 
 def _calls(file: Path) -> list[int]:

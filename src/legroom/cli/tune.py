@@ -46,7 +46,7 @@ def tune(
     The memory of each trial is estimated before it starts. A trial that does not fit runs with a smaller micro-batch
     and the same effective batch size. A configuration that can never fit is not started, and the search avoids it.
 
-    Exit code: 0 if a trial succeeded, 1 if none did.
+    Exit code: 0 if a trial succeeded, 1 if none did, 3 if a trial was lost to memory.
     """
     from legroom.tuning.space.space import read_toml
 
@@ -67,6 +67,7 @@ def tune(
     from legroom.show.tune.study_summary import summary
     from legroom.show.tune.tune import write_files
     from legroom.tuning.api import tune as search_best
+    from legroom.tuning.trial.records import TrialState
 
     folder = storage or Path(f"{function.rpartition(':')[2]}-study")
     table = LiveTable(quiet=format == Format.JSON)
@@ -82,7 +83,9 @@ def tune(
         print_to(sys.stdout, *summary(study, command, written))
     if study.interrupted:
         return 130
-    return 0 if study.ranked else 1
+    if not study.ranked:
+        return 1
+    return 3 if TrialState.OUT_OF_MEMORY in study.state_counts() else 0
 
 
 def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

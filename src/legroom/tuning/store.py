@@ -145,8 +145,7 @@ class StudyStore:
             self._last[record.number] = text
 
     def end(self, record: TrialRecord, value: float | None) -> None:
-        """Write the final state of a trial. The state does not change afterwards."""
-        self.change(record)
+        """Write the final state of a trial, unless the state is already stored. The state does not change afterwards."""
         states = self._optuna.trial.TrialState
         state = states.FAIL
         if record.state is TrialState.FINISHED and value is not None:
@@ -154,6 +153,9 @@ class StudyStore:
         elif record.state in (TrialState.STOPPED, TrialState.NEVER_FITS):
             state = states.PRUNED
         identity = self._ids[record.number]
+        if self._storage.get_trial(identity).state.is_finished():
+            return
+        self.change(record)
         with _disk_full_as_store_error(self.folder):
             if record.memory.shortage:
                 self._storage.set_trial_system_attr(identity, "constraints", [record.memory.shortage])

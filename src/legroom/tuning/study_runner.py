@@ -117,7 +117,7 @@ class StudyRunner:
             number = self._requeued.popleft()
             record = self.records[number]
             if number not in self._pending:
-                self._pending[number] = self._gate.request(record.config)
+                self._pending[number] = self._gate.request(record.config, record.last_checkpoint)
         while True:
             while len(self._pending) < (min(1, ahead) if self.learns else ahead) and self._may_propose():
                 self._propose()
@@ -203,11 +203,17 @@ class StudyRunner:
         record.reports.append(report)
         self._runtimes.reported(number, report.seconds)
         self._measured(record, actual_bytes, ooms, micro_batch)
+        before = {record.checkpoint, record.last_checkpoint} - {None}
         if checkpoint is not None:
-            self._update_checkpoints(
-                record, checkpoint, is_best=record.best_report(self.job.metric, self.job.mode) is not best
-            )
+            is_best = record.best_report(self.job.metric, self.job.mode) is not best
+            record.last_checkpoint, record.checkpoint_step = checkpoint, record.step
+            record.checkpoint = checkpoint if is_best or record.checkpoint is None else record.checkpoint
         self._store.report(record, report, self.job.metric)
+        # Old checkpoints are deleted after the report is stored. If the study is killed in between, the stored
+        # checkpoints still exist.
+        in_use = {path for other in self.records for path in (other.checkpoint, other.last_checkpoint)}
+        for path in before - in_use:
+            remove(Path(str(path)))
         value = metrics.get(self.job.metric)
         decision = self._decide(record, value)
         self._notify_update(record)
@@ -434,16 +440,6 @@ class StudyRunner:
             known = replace(known, micro_batch=micro_batch)
         record.memory = replace(known, ooms=max(known.ooms, ooms))
 
-    def _update_checkpoints(self, record: TrialRecord, checkpoint: str, *, is_best: bool) -> None:
-        """Keep the best and the latest checkpoint, and delete all other checkpoints."""
-        before = {record.checkpoint, record.last_checkpoint}
-        record.last_checkpoint, record.checkpoint_step = checkpoint, record.step
-        if is_best or record.checkpoint is None:
-            record.checkpoint = checkpoint
-        for path in before - {record.checkpoint, record.last_checkpoint, None}:
-            if not any(path == other.last_checkpoint for other in self.records):
-                remove(Path(str(path)))
-
     def _missing_metric_reason(self, record: TrialRecord) -> str:
         names = sorted({name for report in record.reports for name in report.metrics})
         if self.job.metric in names:
@@ -479,6 +475,8 @@ class StudyRunner:
             self._searcher.propose(record.number)
         for record in ended[self._results_learned :]:
             self._learn(record)
+        for record in ended:  # a killed study may have stored the state of a trial, but not its value
+            self._store.end(record, record.value(self.job.metric, self.job.mode))
         for record in ended:
             self._replay_runtime(record)
         for record in self.records:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from legroom.errors import UsageError
@@ -16,7 +17,7 @@ from legroom.tuning.schedule.schedulers import Asha
 from legroom.tuning.search.protocol import Result
 from legroom.tuning.search.searchers import RandomSearcher
 from legroom.tuning.space.space import Config, read_space
-from legroom.tuning.store import StudyStore, read_study
+from legroom.tuning.store import FILE, StudyStore, read_study
 from legroom.tuning.study_runner import StudyRunner
 from legroom.tuning.trial.function import TrainFunction
 from legroom.tuning.trial.records import TrialOutcome, TrialRecord, TrialState
@@ -63,7 +64,7 @@ class RuleGate:
         self.most = most
         self.corrections: list[int] = []
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         too_large = Admission(
             verdict=AdmissionVerdict.NEVER, fits={}, reason="Too large", shortage=0.5, needed=150
@@ -292,6 +293,63 @@ def test_only_the_best_and_the_latest_checkpoint_are_kept(tmp_path: Path) -> Non
         "checkpoint-4.pt",
     ]
     assert runner.records[0].checkpoint == str(tmp_path / "checkpoint-2.pt")
+
+
+def test_a_checkpoint_is_deleted_only_after_the_next_one_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study that is killed while it stores a report can still load the checkpoint on disk."""
+    runner = make_runner(tmp_path, trials=1)
+    start_all(runner)
+    runner.started(0, "cpu", None)
+    stored: list[bool] = []
+    store = runner._store.report
+
+    def report(record: TrialRecord, *arguments: Any) -> None:
+        (on_disk,) = read_study(tmp_path)[1]
+        stored.append(on_disk.last_checkpoint is None or Path(on_disk.last_checkpoint).exists())
+        store(record, *arguments)
+
+    monkeypatch.setattr(runner._store, "report", report)
+    for step in (1, 2, 3):
+        path = tmp_path / f"checkpoint-{step}.pt"
+        path.write_text("weights")
+        runner.reported(0, {"loss": 1 / step}, checkpoint=str(path))
+    assert stored == [True, True, True]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3.pt"]
+
+
+def test_a_trial_that_copied_weights_does_not_delete_the_best_checkpoint_of_the_other_trial(
+    tmp_path: Path,
+) -> None:
+    runner = make_runner(tmp_path, trials=2)
+    start_all(runner)
+    paths = [tmp_path / f"checkpoint-{number}.pt" for number in range(4)]
+    for path in paths:
+        path.write_text("weights")
+    for number in (0, 1):
+        runner.started(number, "cpu", None)
+        runner.reported(number, {"loss": float(number)}, checkpoint=str(paths[number]))
+    runner.exploit(1, Decision(Action.EXPLOIT, parent=0, config={"x": 1}))
+    runner.reported(0, {"loss": 5.0}, checkpoint=str(paths[2]))  # the first report of trial 0 stays its best
+    runner.reported(1, {"loss": 2.0}, checkpoint=str(paths[3]))
+    assert runner.records[0].checkpoint == str(paths[0])
+    assert paths[0].exists()
+
+
+def test_a_final_state_that_a_kill_cut_short_is_completed_on_resuming(tmp_path: Path) -> None:
+    first = make_runner(tmp_path, trials=1)
+    start_all(first)
+    first.started(0, "cpu", None)
+    first.reported(0, {"loss": 0.25})
+    first.records[0].state = TrialState.FINISHED
+    first._store.change(first.records[0])  # the kill comes before the value is stored
+    first.close()
+
+    make_runner(tmp_path, trials=1, resume=True).close()
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / FILE}")
+    study = optuna.load_study(study_name=None, storage=storage)
+    assert [(trial.state.name, trial.value) for trial in study.trials] == [("COMPLETE", 0.25)]
 
 
 def test_an_out_of_memory_error_corrects_the_gate(tmp_path: Path) -> None:

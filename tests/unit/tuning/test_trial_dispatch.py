@@ -38,7 +38,7 @@ class HalfOfFreeMemory:
     def __init__(self, other_processes: OtherProcessUsage) -> None:
         self._other_processes = other_processes
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         half = (GPU.memory - self._other_processes.used(GPU)) // 2
         answer: Future[Admission] = Future()
         answer.set_result(Admission(verdict=AdmissionVerdict.FITS, fits={0: Fit(predicted=half, safe=half)}))
@@ -76,7 +76,7 @@ class SizeGate:
         """Every admission is immediate."""
         return False
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         fit = Fit(predicted=config["x"] * GiB, safe=config["x"] * GiB)
         answer.set_result(Admission(verdict=AdmissionVerdict.FITS, fits={0: fit}))
@@ -149,7 +149,7 @@ def test_an_ordering_searcher_gets_all_random_estimates_and_chooses_the_order(
 class Splitting(SizeGate):
     """A gate that splits batches of 64 into x micro-batches."""
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         fit = Fit(predicted=GiB, safe=GiB, micro_batch=64 // config["x"])
         answer.set_result(Admission(verdict=AdmissionVerdict.SPLIT, fits={0: fit}, batch_size=64))
@@ -223,7 +223,7 @@ class Slow(SizeGate):
     def has_unseen_configs(self) -> bool:
         return not self.traces_micro_batch
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         self.pending.append(Future() if config["x"] == 3 else super().request(config))
         return self.pending[-1]
 

@@ -81,9 +81,27 @@ def changes_files(config: dict[str, Any], trial: Any) -> None:
     network(config, trial)
 
 
+def loads_to_the_gpu(config: dict[str, Any], trial: Any) -> None:
+    state = trial.load_checkpoint(map_location=trial.device)
+    network(config, trial)
+    del state
+
+
+def loads_to_the_host(config: dict[str, Any], trial: Any) -> None:
+    state = trial.load_checkpoint()
+    network(config, trial)
+    del state
+
+
 def any_of_these(config: dict[str, Any], trial: Any) -> None:
     """Calls the function that the configuration names."""
-    functions = {"network": network, "without guard": without_guard, "needs data": needs_data}
+    functions = {
+        "network": network,
+        "without guard": without_guard,
+        "needs data": needs_data,
+        "loads to the gpu": loads_to_the_gpu,
+        "loads to the host": loads_to_the_host,
+    }
     functions[config.get("kind", "network")](config, trial)
 
 

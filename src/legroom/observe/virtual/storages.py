@@ -90,6 +90,7 @@ def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
     """Within the block, `torch.save` writes virtual devices and `torch.load` restores storages to them."""
     registry = torch.serialization._package_registry
     validate: Any = torch.serialization._validate_device
+    original_clone: Any = torch.UntypedStorage.clone
 
     def tag(storage: Any) -> str | None:
         index = host.device_of(getattr(storage, "_untyped_storage", storage))
@@ -98,9 +99,11 @@ def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
     def restore(storage: Any, location: str) -> Any:
         if location != "cuda" and not location.startswith("cuda:"):
             return None
-        device = validate(location, "cuda")
-        # In place: nothing else uses the storage that was read from the file.
-        host.mark(getattr(storage, "_untyped_storage", storage), index_of(host, device))
+        index = index_of(host, validate(location, "cuda"))
+        if not storage.resizable():  # storages on a GPU can be resized, storages that were read from a file cannot
+            with torch._C.DisableTorchFunction():
+                storage = original_clone(storage)
+        host.mark(storage, index)
         return storage
 
     torch.serialization.register_package(BEFORE_TORCH, tag, restore)

@@ -11,10 +11,11 @@ import os
 import pickle
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from legroom.observe.virtual.patching import replaced, table
 from legroom.predict.sandbox.sandbox import Sandbox
@@ -46,6 +47,11 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
         is_ours, loaded = load_saved(f, map_location)
         if is_ours:
             return loaded
+        return load_user_file(f, map_location, *args, **options) if has_data else _loaded_through_host(
+            functools.partial(load_user_file, f, *args, **options), map_location
+        )
+
+    def load_user_file(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
         if isinstance(f, str | os.PathLike):
             if options.get("mmap") is None:
                 with contextlib.suppress(RuntimeError, ValueError), sandbox.located(f) as file:
@@ -149,6 +155,30 @@ def _make_tensor(
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _loaded_through_host(load: Callable[..., Any], map_location: Any) -> Any:
+    """Load a file to the host, and then copy each tensor to its device. A tensor without data cannot use the storage
+    that was read from the file."""
+    devices: dict[int, str] = {}
+
+    def to_host(storage: Any, location: str) -> Any:
+        devices[storage._cdata] = _mapped(location, map_location)
+        return storage
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, torch.nn.Module):
+            return value.to(next((device for device in devices.values() if device != "cpu"), "cpu"))
+        if not isinstance(value, torch.Tensor):
+            return value
+        device = devices.get(value.untyped_storage()._cdata, "cpu")
+        if device == "cpu":
+            return value
+        copy = value.detach().to(device).requires_grad_(value.requires_grad)
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        return torch.nn.Parameter(copy, value.requires_grad) if is_parameter else copy
+
+    return tree_map(moved, load(map_location=to_host))
 
 
 def _mapped(device: str, map_location: Any) -> str:

@@ -114,7 +114,8 @@ class Gate(Protocol):
         """True if a configuration waits for its first estimate, which is the estimate of the full batch. Estimates of
         micro-batches are ignored."""
 
-    def request(self, config: Config) -> "Future[Admission]": ...
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
+        """Estimate a configuration. `checkpoint` is the checkpoint from which the trial continues."""
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
         """Record that a trial ran out of memory although its estimate fits. The trial needed at least `needed` bytes.

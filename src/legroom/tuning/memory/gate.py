@@ -52,7 +52,7 @@ class OpenGate:
 
     has_unseen_configs = False
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         answer.set_result(NO_GPU)
         return answer
@@ -69,6 +69,8 @@ class _TracedConfig:
     """The trace results of one configuration, by micro-batch size (None for the full batch)."""
 
     config: Config
+    checkpoint: str | None
+    """The checkpoint that the function loads, or None for a new trial."""
     traces: dict[int | None, dict[int, TraceResult]]
     """The results by GPU index."""
 
@@ -112,10 +114,11 @@ class MemoryGate:
     def has_unseen_configs(self) -> bool:
         return bool(self._unseen)
 
-    def request(self, config: Config) -> "Future[Admission]":
+    def request(self, config: Config, checkpoint: str | None = None) -> "Future[Admission]":
         answer: Future[Admission] = Future()
         self._unseen.add(answer)
-        self._queue.put((FULL_BATCH, next(self._order), partial(self._estimate_full_batch, config, answer)))
+        estimate = partial(self._estimate_full_batch, config, checkpoint, answer)
+        self._queue.put((FULL_BATCH, next(self._order), estimate))
         return answer
 
     def record_oom(self, config: Config, fit: Fit, needed: int) -> None:
@@ -141,15 +144,17 @@ class MemoryGate:
             if not self._closed:
                 work()
 
-    def _estimate_full_batch(self, config: Config, answer: "Future[Admission]") -> None:
+    def _estimate_full_batch(
+        self, config: Config, checkpoint: str | None, answer: "Future[Admission]"
+    ) -> None:
         """Trace the full batch. If the batch must be split, micro-batches are traced later."""
         answer.set_running_or_notify_cancel()
         began = time.perf_counter()
         with self._answering(answer):
-            known = self._matching(config, self._memory_parameters)
+            known = self._matching(config, checkpoint, self._memory_parameters)
             is_cached = known is not None
             if known is None:
-                known = self._trace_new(config)
+                known = self._trace_new(config, checkpoint)
             finish = partial(self._finish, known, answer, is_cached, time.perf_counter() - began)
             full = known.traces[None]
             if all(self._fits_on(full[gpu.index], gpu, self._correction) for gpu in self._gpus):
@@ -177,10 +182,10 @@ class MemoryGate:
         except Exception as error:
             answer.set_exception(error)
 
-    def _trace_new(self, config: Config) -> _TracedConfig:
-        known = _TracedConfig(config, {})
+    def _trace_new(self, config: Config, checkpoint: str | None) -> _TracedConfig:
+        known = _TracedConfig(config, checkpoint, {})
         self._trace(known, None)
-        if self._matching(config, self._memory_parameters - self._to_probe) is not None:
+        if self._matching(config, checkpoint, self._memory_parameters - self._to_probe) is not None:
             # Testing float ranges can now save traces.
             for name in sorted(self._to_probe):
                 self._queue.put((RANGE_ENDS, next(self._order), partial(self._probe, name)))
@@ -192,17 +197,20 @@ class MemoryGate:
         if micro not in known.traces:
             results: dict[int, TraceResult] = {}
             for tracer in self._tracers:
-                traced = tracer.trace(known.config, micro, urgent=micro is None)
+                traced = tracer.trace(known.config, micro, known.checkpoint, urgent=micro is None)
                 for index, gpu in enumerate(tracer.gpus):
                     results[gpu.index] = replace(traced, fits=(traced.fits[index],))
             known.traces[micro] = results
         return known.traces[micro]
 
-    def _matching(self, config: Config, names: set[str]) -> _TracedConfig | None:
-        """Return the traces of a different configuration in which all parameters in `names` have the same values."""
+    def _matching(self, config: Config, checkpoint: str | None, names: set[str]) -> _TracedConfig | None:
+        """Return the traces of a different configuration in which all parameters in `names` have the same values. A
+        trial that loads a checkpoint may use more memory, so it shares traces only with trials that load one."""
         for known in self._known:
-            if known.config.keys() == config.keys() and all(
-                known.config[name] == config[name] for name in config if name in names
+            if (
+                (known.checkpoint is None) == (checkpoint is None)
+                and known.config.keys() == config.keys()
+                and all(known.config[name] == config[name] for name in config if name in names)
             ):
                 return known
         return None
@@ -217,7 +225,9 @@ class MemoryGate:
         with contextlib.suppress(CannotEstimate):
             for value in (domain.low, domain.high):
                 for tracer in self._tracers:
-                    traced = tracer.trace({**first.config, name: value}, None, urgent=False)
+                    traced = tracer.trace(
+                        {**first.config, name: value}, None, first.checkpoint, urgent=False
+                    )
                     if traced.request_hash != first.traces[None][tracer.gpus[0].index].request_hash:
                         return
             self._memory_parameters.discard(name)

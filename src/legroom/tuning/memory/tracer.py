@@ -65,6 +65,8 @@ class TraceRequest:
 
     config: Config
     micro_batch: int | None
+    checkpoint: str | None
+    """The checkpoint that the function loads, if the trial is resumed."""
     urgent: bool
     """True if the trace has priority over running trials."""
 
@@ -94,10 +96,15 @@ class Tracer:
         self._process: ForkedProcess | None = None
         self._is_killed = False
 
-    def trace(self, config: Config, micro_batch: int | None, *, urgent: bool) -> TraceResult:
+    def trace(
+        self, config: Config, micro_batch: int | None, checkpoint: str | None = None, *, urgent: bool
+    ) -> TraceResult:
         """Trace two steps of a configuration. Raises `CannotEstimate` if the trace fails. Unless `urgent` is set,
         running trials have priority."""
-        pipe, request = self._started_process().pipe, TraceRequest(config, micro_batch, urgent)
+        pipe, request = (
+            self._started_process().pipe,
+            TraceRequest(config, micro_batch, checkpoint, urgent),
+        )
         reply: dict[str, Any] = {}
         try:
             pipe.send(request)

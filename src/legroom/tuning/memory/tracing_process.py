@@ -153,6 +153,7 @@ class _TracingServer:
             folder=folder,
             device="cuda",
             ranks=self._setup.ranks,
+            checkpoint=request.checkpoint,
             channel=_AlwaysContinue(),
             _micro_batch=request.micro_batch,
         )

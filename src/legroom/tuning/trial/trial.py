@@ -135,12 +135,20 @@ class Trial:
             raise StopTrial
 
     def load_checkpoint(self, **options: Any) -> Any:
-        """Load the object that was passed to `report(checkpoint=...)` with `torch.load`. Return None for a new trial."""
+        """Load the object that was passed to `report(checkpoint=...)`, or return None for a new trial.
+
+        Tensors are loaded to the CPU, so the loaded state uses no GPU memory. `options` are passed to `torch.load`.
+        """
         if self.checkpoint is None:
             return None
+        if os.path.isdir(self.checkpoint):
+            raise UsageError(
+                f"The checkpoint {self.checkpoint} is a folder. Load its files with `trial.checkpoint` as the path."
+            )
         import torch
 
-        return torch.load(self.checkpoint, **{"map_location": self.device, **options})
+        # `report` wrote the file, so it can contain any object, such as the state of a random number generator.
+        return torch.load(self.checkpoint, **{"map_location": "cpu", "weights_only": False, **options})
 
     def _save_checkpoint(self, checkpoint: Any) -> str | None:
         """Write the checkpoint to the trial's folder, under a temporary name until it is complete."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 import legroom
 from legroom.tuning.memory.admission import Admission, AdmissionVerdict, TrialGpu, virtual_gpus
@@ -114,6 +115,21 @@ def test_estimates_are_shared_across_learning_rates_but_not_across_widths(gate: 
     assert not admit(gate, {**UNSPLIT, "width": 64}).is_cached
 
 
+def test_a_resumed_trial_counts_the_state_that_it_loads_to_the_gpu(gate: MemoryGate, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint.pt"
+    torch.save({"history": torch.zeros(MiB)}, checkpoint)
+    sizes = {}
+    for width, kind in ((128, "loads to the gpu"), (512, "loads to the host")):
+        config = {**UNSPLIT, "width": width, "kind": kind}
+        new = admit(gate, config)
+        resumed = gate.request(config, str(checkpoint)).result(timeout=120)
+        assert (new.verdict, resumed.verdict) == (AdmissionVerdict.FITS, AdmissionVerdict.FITS)
+        assert not resumed.is_cached
+        sizes[kind] = resumed.fits[1].predicted - new.fits[1].predicted
+    assert sizes["loads to the gpu"] >= 4 * MiB
+    assert sizes["loads to the host"] == 0
+
+
 def test_a_function_without_a_guard_cannot_be_split(gate: MemoryGate) -> None:
     admission = admit(gate, {"width": 1 << 14, "batch_size": 512, "kind": "without guard"})
     assert admission.verdict is AdmissionVerdict.NEVER
@@ -137,7 +153,9 @@ class FakeTracer:
         self.traced: list[tuple[Config, int | None]] = []
         self.urgent: list[bool] = []
 
-    def trace(self, config: Config, micro_batch: int | None, *, urgent: bool) -> TraceResult:
+    def trace(
+        self, config: Config, micro_batch: int | None, checkpoint: str | None = None, *, urgent: bool
+    ) -> TraceResult:
         self.traced.append((config, micro_batch))
         self.urgent.append(urgent)
         if config["batch_size"] == 13:
