@@ -100,7 +100,9 @@ def saved_and_loaded(host: VirtualHost) -> Iterator[None]:
         if location != "cuda" and not location.startswith("cuda:"):
             return None
         index = index_of(host, validate(location, "cuda"))
-        if not storage.resizable():  # storages on a GPU can be resized, storages that were read from a file cannot
+        if (
+            not storage.resizable()
+        ):  # storages on a GPU can be resized, storages that were read from a file cannot
             with torch._C.DisableTorchFunction():
                 storage = original_clone(storage)
         host.mark(storage, index)

@@ -47,8 +47,10 @@ def checkpoints_in(sandbox: Sandbox, *, has_data: bool) -> Iterator[None]:
         is_ours, loaded = load_saved(f, map_location)
         if is_ours:
             return loaded
-        return load_user_file(f, map_location, *args, **options) if has_data else _loaded_through_host(
-            functools.partial(load_user_file, f, *args, **options), map_location
+        return (
+            load_user_file(f, map_location, *args, **options)
+            if has_data
+            else _loaded_through_host(functools.partial(load_user_file, f, *args, **options), map_location)
         )
 
     def load_user_file(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:

@@ -225,9 +225,7 @@ class MemoryGate:
         with contextlib.suppress(CannotEstimate):
             for value in (domain.low, domain.high):
                 for tracer in self._tracers:
-                    traced = tracer.trace(
-                        {**first.config, name: value}, None, first.checkpoint, urgent=False
-                    )
+                    traced = tracer.trace({**first.config, name: value}, None, first.checkpoint, urgent=False)
                     if traced.request_hash != first.traces[None][tracer.gpus[0].index].request_hash:
                         return
             self._memory_parameters.discard(name)

@@ -90,6 +90,14 @@ def test_a_missing_device_is_torchs_error(host: Any) -> None:
         torch.load(saved(VALUES), map_location="cuda:2")
 
 
+def test_a_loaded_storage_can_be_resized(host: Any, tmp_path: Path) -> None:
+    """Guard and FSDP resize the storages of a resumed run."""
+    torch.save(torch.ones(4), tmp_path / "tensor.pt")
+    storage = torch.load(tmp_path / "tensor.pt", map_location="cuda").untyped_storage()
+    storage.resize_(0)
+    assert storage.nbytes() == 0
+
+
 def test_loading_can_run_out_of_memory() -> None:
     with virtual_gpus(10 * MiB):
         buffer = saved(torch.empty(30 * MiB, dtype=torch.uint8))
