@@ -24,6 +24,8 @@ class CudaStatus(NamedTuple):
 
 _SPECIFIC_WORDS = 3
 """A message of at least this many words is specific to CUDA."""
+_OF_THE_SYSTEM = ("operation not permitted", "operation not supported")
+"""Messages that the operating system uses too."""
 
 _FAULT = (
     CudaStatus(700, "IllegalAddress", "an illegal memory access was encountered"),
@@ -142,7 +144,8 @@ def pattern_of(statuses: tuple[CudaStatus, ...]) -> str:
         driver = status.driver or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", status.name).upper()
         variants += [rf"(?:cuda|hip)Error{status.name}\b", rf"(?:CUDA|HIP)_ERROR_{driver}\b"]
         message = re.sub(r"([().])", r"\\\1", status.message).replace("CUDA-capable", "(?:CUDA|ROCm)-capable")
-        variants.append(message if len(status.message.split()) >= _SPECIFIC_WORDS else _AFTER_CUDA + message)
+        is_specific = len(status.message.split()) >= _SPECIFIC_WORDS and status.message not in _OF_THE_SYSTEM
+        variants.append(message if is_specific else _AFTER_CUDA + message)
     numbers = "|".join(sorted({str(status.number) for status in statuses}))
     variants += [rf"{prefix}(?:{numbers})\b(?![.%])" for prefix in _NUMBER_PREFIXES]
     return "|".join(dict.fromkeys(variants))

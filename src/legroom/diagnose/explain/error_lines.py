@@ -60,7 +60,7 @@ def find_error_line(text: str, first_line: int = 1) -> ErrorLine | None:
             if match is not None and not _is_informational(lines[offset], pattern):
                 kind = match[1] if pattern.groups else ""
                 line = first_line + (ends[offset - 1] if offset else 0)
-                return ErrorLine(line=line, kind=kind, text=shorten(lines[offset]))
+                return ErrorLine(line=line, kind=kind, text=_message(kind, lines[offset:]))
     return None
 
 
@@ -89,18 +89,29 @@ def _end_of_traceback(text: str, begin: int, position: int) -> ErrorLine | None:
     head = _NOTEBOOK_HEAD.match(without_prefix(before))
     named = head[1] if head is not None else ""
     frames: list[str] = []
-    for offset, line in enumerate(text[position : position + _MAX_TRACEBACK].split("\n")):
+    lines = text[position : position + _MAX_TRACEBACK].split("\n")
+    for offset, line in enumerate(lines):
         seen = line.rstrip("\r\v").rpartition("\r")[2]  # a progress bar overwrites its line
         plain = without_prefix(seen.removeprefix(margin) if offset else seen)
         if offset and plain and not plain.startswith(_DECORATION):
             match = _RAISED.match(plain)
             if match is not None and match[1].endswith(named):
-                return ErrorLine(line=here, kind=match[1], text=shorten(plain), frames=_join_frames(frames))
+                message = _message(match[1], [plain, *lines[offset + 1 : offset + 4]])
+                return ErrorLine(line=here, kind=match[1], text=message, frames=_join_frames(frames))
             if not named:
                 return None
         frames.append(plain)
         here += not line.endswith("\v")
     return ErrorLine(line=number, kind=named, text=named, frames=_join_frames(frames)) if named else None
+
+
+def _message(kind: str, lines: list[str]) -> str:
+    """Return the first line of an error message. If this line contains only the class, the next two lines are added."""
+    first = lines[0].strip()
+    if not (kind and first.endswith(f"{kind}:")):
+        return shorten(first)
+    following = [line for each in lines[1:] if (line := without_prefix(each.strip()))]
+    return shorten(" ".join([first, *following[:2]]))
 
 
 def _join_frames(frames: list[str]) -> str:

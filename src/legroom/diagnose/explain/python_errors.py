@@ -147,32 +147,34 @@ _MAY_BE_MEMORY = re.compile(
 )
 """Words that may refer to a lack of memory."""
 
-_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|rank|channels?|lengths?|features?|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
+_DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
+_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|numel|of rank|rank[- ]\d+|channels?|lengths?|features?|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
 _DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|invalid|incompatible|inconsistent|cannot|can't|could not|unable|different|wrong|divisible|larger|smaller|greater|exceeds?|but|support\w*|only|compatible|negative|empty|previously|one of|too (?:many|few)|mis-?align\w*)\b"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
-        ("LG783", r"\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|can't find|cannot find|could not find).{0,80}\b(?:file|directory|folder|dataset)\b"),
+        ("LG782", r"huggingface\.co\b|\brepo_id\b|on the Hub\b"),
+        ("LG783", r"\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|can't find|cannot find|could not find).{0,80}\b(?:file|directory|folder|dataset)\b"),
         ("LG731", r"\bnccl\b"),
         ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
         ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative"),
-        ("LG761", r"autocast|GradScaler|\bscaler\b|unscale_|mixed[- ]precision"),
+        ("LG761", r"autocast|GradScaler|grad scaling|\bscaler\b|unscale_|mixed[- ]precision"),
         ("LG717", r"state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|magic number|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
         ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what|current) (?:devices?|GPU)\b|cpu tensor\?|type associated with device|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
         ("LG732", r"DistributedDataParallel|\bDDP\b|\bFSDP\b|FlatParam"),
-        ("LG760", r"\bnans?\b|infinity|non-?finite|\boverflow|diverge"),
+        ("LG760", r"\bnans?\b|infinity|non-?finite|(?<!buffer )\boverflow|\bdiverged?\b"),
         ("LG712", r"satisfy the constraint|is not in \["),
         ("LG724", r"invalid device id|\bnum_gpus\b|accelerator.{0,40}(?:not |none is )available|backend found|requested .{0,20}\bgpus?\b|number of (?:required )?gpus|infer device type|no (?:visible |xpu |hip |rocm\S* )?(?:gpus?|devices?) (?:are |is |was )?(?:available|found|detected|devices)"),
-        ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar type|data ?type|\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)\b.{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|long|int(?:8|16|32|64)|bool|byte|char)(?:Tensor)?\b"),
+        ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar[_ ]?type|data ?type|floating[- ]point|" + _DTYPE_NAME + r".{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}" + _DTYPE_NAME),
         ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)|exceeds dimension size|probabilit(?:y|ies)\b|n_sample|at most \d+, but|that is <= 0|non-?negative|\bbounds?\b"),
         ("LG760", r"\binf\b"),
-        ("LG770", r"requires?[_ ]grad|grad_fn|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
+        ("LG770", r"requires?[_ ]grad\b(?!')|grad_fn|forward AD\b|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
         ("LG716", _SIZE + r".{0,160}" + _DIFFERS + "|" + _DIFFERS + r".{0,160}" + _SIZE),
         ("LG734", r"broken pipe"),
-        ("LG752", r"\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
+        ("LG752", r"Arguments for call are not valid|\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
         ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
         ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib\w+\.so|\.dll|dylib)"),
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),

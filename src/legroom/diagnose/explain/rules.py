@@ -153,12 +153,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|BrokenProcessPool|Back-off restarting failed container", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
     _rule("LG740", r"DataLoader worker \(pid[^\n]{0,20}\) is killed by signal: (?!Killed|Bus)"),
     _rule("LG741", r"in DataLoader worker process \d+", weak=True),
-    _rule("LG745", r"only dense CPU tensors can be pinned|provide pin_memory allocator|pin_memory' argument is set as true but no accelerator"),
+    _rule("LG745", r"only dense CPU tensors can be pinned|provide pin_memory allocator|no pinned memory allocator|pinned memory requires|pin_memory' argument is set as true but no accelerator"),
     _rule("LG742", r"can't start new thread|pthread_create failed|fork: [^\n]{0,20}Resource temporarily unavailable|Too many open files|received 0 items of ancdata|unable to open shared memory object"),
     _rule("LG743", r"Can't (?:pickle|get) local object|Can't pickle <(?:function|class)|An attempt has been made to start a new process before|cannot pickle '[\w.]+' object|objects cannot be pickled|Can't get attribute '\w+' on <module '__main__' \(built-in\)>|freeze_support\(\)"),
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
@@ -182,7 +182,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG770", r"One of the differentiated Tensors appears to not have been used in the graph|Only Tensors created explicitly by the user support the deepcopy|Inference tensors cannot be saved for backward"),
     # --- files
     _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|PytorchStreamWriter failed|No space left on device|Disk quota exceeded|\[Errno 122\]|StorageFull"),
-    _rule("LG780", r"(?:not enough|insufficient|no|out of)(?: free)? (?:disk|storage) space|enough space on the disk|low on resource: ephemeral-storage|ephemeral local storage usage exceeds|EmptyDir volume [^\n]{0,80}exceeds|DiskPressure|is over \d+% full, available space"),
+    _rule("LG780", r"(?:not enough|insufficient|no|out of)(?: free)? (?:disk|storage) space|enough space on the disk|\bdisk is full|low on resource: ephemeral-storage|ephemeral local storage usage exceeds|EmptyDir volume [^\n]{0,80}exceeds|DiskPressure|is over \d+% full, available space"),
     _rule(
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
         r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|storage has wrong (?:byte )?size|INVALID_PROTOBUF|Can't get attribute '\w+' on <module|Attempting to deserialize object on (?:a )?CUDA device",
@@ -193,9 +193,10 @@ RULES: tuple[Rule, ...] = (
         r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|Consistency check failed: file|Repo id must be in the form",
     ),
     _rule(
-        "LG783", r"ArrowInvalid|ArrowTypeError|DatasetGenerationError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
+        "LG783", r"ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
     ),
-    _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict"),
+    _rule("LG783", r"DatasetGenerationError", weak=True),
+    _rule("LG790", r"cannot import name '|No module named '?\w|module '[\w.]+' has no attribute '|has no attribute '(?:bool|float|int|object)'\.|got an unexpected keyword argument '|is required (?:for a normal functioning|but found)|requires? the \S+ library but it was not found|DistributionNotFound|VersionConflict|dependency conflicts|No matching distribution found for|does not recognize this architecture"),
     # --- other CUDA errors: an earlier error, if any, is the cause
     _status("LG728"),
     _rule("LG728", r"CUDA error executing |cudaSuccess'? failed", weak=True),
