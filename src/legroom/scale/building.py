@@ -28,6 +28,7 @@ from legroom.scale.strategies.sharded import sharded
 from legroom.scale.strategies.split import placement_by_size, split
 from legroom.scale.world import RankDevices
 from legroom.train.guarding.scaling import Scaling, UserScaling, make_scaling
+from legroom.train.ranks.waiting import waiting
 from legroom.units import format_size
 
 
@@ -276,7 +277,8 @@ class Builder:
         capacities: list[int] = [device_model.capacity]
         if self.devices.world.size > 1:
             capacities = [0] * self.devices.world.size
-            dist.all_gather_object(capacities, device_model.capacity)
+            with waiting("legroom.parallel()"):
+                dist.all_gather_object(capacities, device_model.capacity)
         return TrainingSetup(self.model, self.optimizer, self.options.batch, tuple(capacities), device_model)
 
     def _planning(self) -> LocalPlanning:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.batches.weighting import Weight, count_weight
+from legroom.train.ranks.waiting import waiting
 
 
 class LossWeighting:
@@ -21,7 +22,10 @@ class LossWeighting:
     def __init__(self, weight: Weight | None, *, ranks: int) -> None:
         self._weight, self._ranks = weight, ranks
         self._is_counted = True
-        self._host_group: Any = dist.new_group(backend="gloo") if ranks > 1 else None
+        self._host_group: Any = None
+        if ranks > 1:
+            with waiting("legroom.parallel()"):
+                self._host_group = dist.new_group(backend="gloo")
 
     def set_counted(self, is_counted: bool) -> None:
         """Set the weight of the current batch to 0 if it is not counted. A rank without samples uses a batch that is
@@ -49,7 +53,8 @@ class LossWeighting:
         work = dist.all_reduce(total, group=self._host_group, async_op=True)
 
         def wait() -> float:
-            work.wait()
+            with waiting("run.step()"):
+                work.wait()
             return own * self._ranks / total.item() if total.item() else 0.0
 
         return wait
@@ -72,14 +77,16 @@ class LossWeighting:
         padded = samples.new_zeros(max(counts), *samples.shape[1:])
         padded[: len(samples)] = samples
         parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
+        with waiting("run.gather()"):
+            dist.all_gather(parts, padded)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
     def _all_gather(self, value: Any) -> list[Any]:
         if self._ranks == 1:
             return [value]
         values: list[Any] = [None] * self._ranks
-        dist.all_gather_object(values, value, group=self._host_group)
+        with waiting("run.gather()"):
+            dist.all_gather_object(values, value, group=self._host_group)
         return values
 
 

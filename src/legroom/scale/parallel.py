@@ -33,6 +33,7 @@ from legroom.train.guarding.batches.weighting import Weight
 from legroom.train.guarding.guard import Guard
 from legroom.train.guarding.passes import LossFunction
 from legroom.train.guarding.scaling import Scaling
+from legroom.train.ranks.waiting import waiting
 
 Strategy = Literal["auto", "ddp", "fsdp", "pipeline", "split", "dp"]
 
@@ -203,7 +204,8 @@ class Parallel:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if dist.is_available() and dist.is_initialized():
-            dist.barrier()
+            with waiting("run.barrier()"):
+                dist.barrier()
 
     def __repr__(self) -> str:
         return f"<Parallel: {self.strategy}, rank {self.rank} of {self.world_size} on {self.device}>"

@@ -45,7 +45,7 @@ class RankDevices:
     world: World
     device: torch.device
     devices: tuple[torch.device, ...]
-    """All devices of this process. A process without a launcher may have several GPUs."""
+    """All devices of this process. A single process may have several GPUs."""
 
 
 def read_world(environ: Mapping[str, str]) -> World:
@@ -86,7 +86,7 @@ def setup_rank(world: World) -> RankDevices:
         _init_process_group(world, device)
     if world.size > 1:
         _reject_shared_devices(device)
-    return RankDevices(world, device, (device,) if world.launched else _all_devices(device))
+    return RankDevices(world, device, (device,) if world.size > 1 else _all_devices(device))
 
 
 def _device(world: World) -> torch.device:

@@ -175,7 +175,7 @@ def rejected(strategy: str, options: dict[str, Any]) -> str:
     network = model()
     try:
         legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), strategy, **options)  # type: ignore[arg-type]
-    except legroom.errors.LegroomError as error:
+    except (legroom.errors.LegroomError, RuntimeError) as error:
         return str(error)
     return ""
 

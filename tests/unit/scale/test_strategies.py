@@ -127,6 +127,7 @@ def test_sharded_weights_and_state_load_in_a_pipeline(pool: RankPool, tmp_path: 
         ("pipeline", {}, "strategy='pipeline' needs one batch"),
         ("ddp", {"shares": [1, 1, 1]}, "shares= has 3 numbers for 2 devices"),
         ("fsdp", {"precision": "fp16"}, "Use 'bf16'"),
+        ("ddp", {"batch": (torch.randn(2, 1), torch.zeros(2))}, "Expected tensor for argument #1 'indices'"),
     ],
 )
 def test_invalid_options_are_rejected_on_every_rank(

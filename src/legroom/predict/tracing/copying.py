@@ -6,7 +6,7 @@ tensor. The device `cpu` in copied variables becomes `cuda`, because a step writ
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from legroom.errors import UsageError
 from legroom.observe.fake.known_values import MAX_TRACKED_BYTES
 
 
@@ -147,7 +148,8 @@ def standard_step(
     """Return a training step that zeroes the gradients and runs the forward pass, the loss, the backward pass and the
     optimizer.
 
-    If the model returns an output with a `loss`, this loss is used. Otherwise, the last element of the batch is the
+    If the model returns an output with a `loss` (an attribute or a key), this loss is used. If it returns several
+    losses in a dict or an object, their sum is used. Otherwise, the last element of the batch is the
     target. The loss is cross entropy if the target has an integer dtype, and mean squared error otherwise. If there is
     no target, the loss is the mean of the output.
     """
@@ -170,13 +172,39 @@ def loss_of(model: Any, batch: Any) -> Any:
     return _as_loss(model(batch), None)
 
 
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a model's output."""
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    parts = value.values() if isinstance(value, Mapping) else value
+    for part in (
+        parts if isinstance(parts, Iterable) else vars(value).values() if hasattr(value, "__dict__") else ()
+    ):
+        if not isinstance(part, str):
+            yield from _tensors(part)
+
+
 def _as_loss(output: Any, target: Any) -> Any:
-    loss = getattr(output, "loss", None)
-    if loss is not None:
-        return loss
-    output = getattr(output, "logits", output)
-    if isinstance(output, list | tuple):
-        output = output[0]
+    values = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+    for name in ("loss", "logits"):
+        value = values.get(name)
+        if value is None:
+            value = getattr(output, name, None)
+        if isinstance(value, torch.Tensor):
+            if name == "loss":
+                return value if value.numel() == 1 else value.mean()
+            output = value
+    tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+    if not tensors:
+        raise UsageError(
+            f"The model returned a {type(output).__name__} without a floating-point tensor, so the training step cannot be "
+            "predicted. Return the loss or a tensor, for example as `output['loss']`."
+        )
+    losses = [tensor for tensor in tensors if tensor.numel() == 1 and tensor.requires_grad]
+    if len(losses) == len(tensors) > 1:
+        return torch.stack([loss.reshape(()) for loss in losses]).sum()
+    output = tensors[0]
     if isinstance(target, torch.Tensor):
         if not target.is_floating_point() and output.dim() >= 2:
             # Language models have the classes in the last dimension.

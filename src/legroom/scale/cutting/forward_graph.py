@@ -30,11 +30,15 @@ class CannotSplitModel(LegroomError):  # noqa: N818
     alternatives."""
 
     def __init__(self, location: str, reason: str) -> None:
+        self._arguments = location, reason
         self.reason = f"in {location}, {reason}"
         super().__init__(
             f"The model cannot be split: {self.reason}. Use strategy='split' (several GPUs, one process) or 'fsdp' (one process per "
             "GPU), which do not record the model."
         )
+
+    def __reduce__(self) -> tuple[type["CannotSplitModel"], tuple[str, str]]:
+        return type(self), self._arguments  # ranks exchange this error
 
 
 @dataclass(frozen=True, slots=True)

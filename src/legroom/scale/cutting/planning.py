@@ -18,6 +18,8 @@ from legroom.scale.prediction.step_trace import DeviceModel, predict_step
 from legroom.scale.prediction.strategy_steps import split_step
 from legroom.scale.strategies.split import placement_of_stages
 from legroom.train.guarding.batches.splitting import BatchArguments
+from legroom.train.ranks.rank_errors import PeerFailed
+from legroom.train.ranks.waiting import waiting
 
 T = TypeVar("T")
 
@@ -59,14 +61,35 @@ class DistributedPlanning(LocalPlanning):
     """Plans on several ranks. Each rank predicts its own stage."""
 
     def broadcast(self, function: Callable[[], T]) -> T:
-        result: list[Any] = [function() if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(result, src=0, device=torch.device("cpu"))
-        return result[0]  # type: ignore[no-any-return]
+        return _on_all_ranks(lambda: function() if dist.get_rank() == 0 else None)[0]  # type: ignore[return-value]
 
     def per_stage(self, function: Callable[[int], T], stages: int) -> tuple[T, ...]:
-        results: list[Any] = [None] * stages
-        dist.all_gather_object(results, function(dist.get_rank()))
-        return tuple(results)
+        return tuple(_on_all_ranks(lambda: function(dist.get_rank())))
+
+
+def _on_all_ranks(function: Callable[[], T]) -> list[T]:
+    """Return the results of `function()` on all ranks. If the function fails on one rank, all ranks raise an error,
+    because a rank that continues would wait for the failed rank."""
+    result: Any = None
+    failure: Exception | None = None
+    try:
+        result = function()
+    except Exception as error:
+        failure = error
+    shared = failure
+    if failure is not None and not isinstance(failure, CannotSplitModel):
+        shared = PeerFailed(
+            f"Rank {dist.get_rank()} could not predict the step: {type(failure).__name__}: {failure}"
+        )
+    results: list[Any] = [None] * dist.get_world_size()
+    with waiting("legroom.parallel()"):
+        dist.all_gather_object(results, (shared, result))
+    if failure is not None:
+        raise failure
+    for other, _ in results:
+        if other is not None:
+            raise other
+    return [result for _, result in results]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from legroom.scale.loss_weights import LossWeighting
 from legroom.scale.optimizers import replace_parameters
 from legroom.scale.strategies.sharded import broadcast_from_rank_zero
 from legroom.scale.world import RankDevices
+from legroom.train.checkpoints.saving import STAGE_ATTRIBUTE
 from legroom.train.guarding.batches.splitting import BatchArguments
 from legroom.train.guarding.passes import LossFunction, checked_loss
 from legroom.train.guarding.scaling import Scaling
@@ -77,6 +78,7 @@ class Pipelined:
             self.optimizer, {each: None for each in parameters.values() if id(each) not in own_ids}
         )
         release_tensors(self.module, set(tensors) - own)
+        vars(self.module)[STAGE_ATTRIBUTE] = True
         self.module.to(self._device)
         move_plain_attributes(self.module, own, self._device)
         seen: set[int] = set()

@@ -42,7 +42,7 @@ from legroom.train.checkpoints.files.unfinished_folder import remove_folder
 from legroom.train.checkpoints.key_check import closest_name
 from legroom.train.checkpoints.loader_position import ResumableLoader
 from legroom.train.checkpoints.plain_state import not_plain_error
-from legroom.train.checkpoints.process_group import CheckpointGroup
+from legroom.train.checkpoints.process_group import CheckpointGroup, SaveCalls, is_distributed
 from legroom.train.checkpoints.unwrapped_modules import check_module, load_module, module_state, shapes
 
 
@@ -74,6 +74,7 @@ class Checkpoints:
         self._buffers: dict[str, HostBuffers] = {}
         self._writer = _BackgroundWriter() if background else None
         self._current_group: CheckpointGroup | None = None
+        self._save_calls: SaveCalls | None = None
 
     # ------------------------------------------------------------ tracked objects
 
@@ -106,14 +107,20 @@ class Checkpoints:
     # ------------------------------------------------------------ saving
 
     def save(self, step: int, **metrics: float) -> None:
-        """Save all tracked objects, then remove old checkpoints according to `keep` and `best`."""
+        """Save all tracked objects, then remove old checkpoints according to `keep` and `best`.
+
+        With several ranks, call `save` on every rank. If only rank 0 calls it, the checkpoint contains only the random
+        states and loader position of rank 0. This requires that rank 0 has all weights.
+        """
         if not self._parts:
             raise UsageError(
                 "No objects are tracked. Call checkpoints.track(model=model, optimizer=optimizer) first."
             )
         values = _checked_metrics(step, metrics)
         self.wait()
-        group = self._group()
+        group = self._group_of_save(step)
+        if group is None:
+            return
         later = self._writer is not None
         sharded = saving.is_sharded_over_ranks(self._parts, group)
         contents = group.run(
@@ -184,7 +191,7 @@ class Checkpoints:
         With `strict=False`, load the weights whose name and shape match, and log a warning that lists the other weights.
         """
         self.wait()
-        group = self._group()
+        group = CheckpointGroup(alone=True) if saving.has_all_tensors(model) else self._group()
         candidates = self._candidates(which, group)
         if not candidates:
             raise CheckpointError(f"{self.folder} contains no checkpoint yet.")
@@ -266,6 +273,18 @@ class Checkpoints:
 
     def _buffers_of(self, file: str) -> HostBuffers:
         return self._buffers.setdefault(file, HostBuffers())
+
+    def _group_of_save(self, step: int) -> CheckpointGroup | None:
+        """Return the ranks that save this step, or None if rank 0 saves it without this rank."""
+        if not is_distributed():
+            return self._group()
+        if self._save_calls is None:
+            self._save_calls = SaveCalls(self.folder)
+        has_all_state = all(saving.has_all_tensors(part) for part in self._parts.values())
+        together = self._save_calls.all_ranks(step, has_all_state=has_all_state)
+        if together is None:
+            return None
+        return self._group() if together else CheckpointGroup(alone=True)
 
     def _group(self) -> CheckpointGroup:
         if self._current_group is None or not self._current_group.is_current():

@@ -1,27 +1,42 @@
-"""The ranks that write one checkpoint together.
+"""The ranks that write one checkpoint together, or rank 0 alone.
 
 These ranks communicate in a separate gloo group, so a checkpoint that is written in the background never interferes
 with the collectives of the training.
 """
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from legroom.errors import CheckpointError, LegroomError
+from legroom.log import log
+from legroom.train.ranks.waiting import group_store, log_on_all_ranks, waiting
 
 T = TypeVar("T")
+ARRIVAL_SECONDS = 5.0
+"""The time in seconds that rank 0 waits for the other ranks in a first save."""
+_CALL = "a method of Checkpoints"
+
+
+def is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 class CheckpointGroup:
-    """The processes of the training, or a single process if there is no process group."""
+    """The processes of the training, or a single process if there is no process group. With `alone`, the group
+    contains only this process."""
 
-    def __init__(self) -> None:
-        distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    def __init__(self, *, alone: bool = False) -> None:
+        distributed = is_distributed() and not alone
         self.rank = dist.get_rank() if distributed else 0
         self.size = dist.get_world_size() if distributed else 1
-        self.process_group: Any = dist.new_group(backend="gloo") if distributed else None
+        self.process_group: Any = None
+        if distributed:
+            with waiting(_CALL):
+                self.process_group = dist.new_group(backend="gloo")
 
     @property
     def is_main(self) -> bool:
@@ -36,7 +51,8 @@ class CheckpointGroup:
         """Return the value of rank 0."""
         values = [value]
         if self.process_group is not None:
-            dist.broadcast_object_list(values, src=0, group=self.process_group)
+            with waiting(_CALL):
+                dist.broadcast_object_list(values, src=0, group=self.process_group)
         return values[0]  # type: ignore[return-value]
 
     def run(self, work: Callable[[], T]) -> T:
@@ -62,7 +78,8 @@ class CheckpointGroup:
             return [result]
         gathered: list[Any] = [None] * self.size
         own = (None if failure is None else _message(failure), result if gather else None)
-        dist.all_gather_object(gathered, own, group=self.process_group)
+        with waiting(_CALL):
+            dist.all_gather_object(gathered, own, group=self.process_group)
         if failure is not None:
             raise failure
         for rank, (message, _) in enumerate(gathered):
@@ -71,6 +88,75 @@ class CheckpointGroup:
         results = [each for _, each in gathered]
         results[self.rank] = result
         return results
+
+
+class SaveCalls:
+    """Determines whether all ranks call `save`, or only rank 0, as in `if rank == 0: checkpoints.save(step)`.
+
+    Each rank that calls `save` writes a key to the store of the process group. Rank 0 waits for the keys of the other
+    ranks and writes its decision. If all ranks have called `save` before, rank 0 waits for them without a time limit.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._store: Any = group_store(f"legroom/checkpoints/{folder}")
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._step, self._repeats = -1, 0
+        self._is_alone = False
+
+    def all_ranks(self, step: int, *, has_all_state: bool) -> bool | None:
+        """Return True if all ranks save this step together, False if rank 0 must save it alone, and None if rank 0
+        has already saved it alone.
+
+        Raise an error if rank 0 is alone and does not have all the state.
+        """
+        if self._store is None:  # the ranks cannot be compared
+            return True
+        self._repeats = self._repeats + 1 if step == self._step else 0
+        self._step = step
+        key = f"{step}/{self._repeats}"
+        self._store.set(f"called/{self._rank}", b"")
+        self._store.set(f"{key}/{self._rank}", b"")
+        with waiting("checkpoints.save()"):
+            if self._rank == 0:
+                decision = self._decide(key, has_all_state)
+                self._store.set(f"{key}/decision", decision)
+            else:
+                while not self._store.check([f"{key}/decision"]):
+                    time.sleep(0.005)
+                decision = self._store.get(f"{key}/decision").decode()
+        if decision == "error":
+            raise CheckpointError(_NOT_ALONE)
+        if decision == "together":
+            return True
+        return None if self._rank else False
+
+    def _decide(self, key: str, has_all_state: bool) -> str:
+        arrived = [f"{key}/{rank}" for rank in range(self._size)]
+        called = [f"called/{rank}" for rank in range(self._size)]
+        deadline = time.monotonic() + (0.0 if self._is_alone else ARRIVAL_SECONDS)
+        while not self._store.check(arrived):
+            if time.monotonic() >= deadline and not self._store.check(called):
+                break
+            time.sleep(0.005)
+        else:
+            self._is_alone = False
+            return "together"
+        if not has_all_state:
+            log_on_all_ranks(f"Rank 0 stopped: {_NOT_ALONE}")
+            return "error"
+        if not self._is_alone:
+            log.warning(
+                "Only rank 0 called checkpoints.save(). The checkpoint does not contain the random states and loader "
+                "positions of the other ranks. To include them, call save() on every rank."
+            )
+        self._is_alone = True
+        return "alone"
+
+
+_NOT_ALONE = (
+    "Only rank 0 called checkpoints.save(), but the weights are distributed over all ranks. Call save() on every rank, "
+    "without `if rank == 0:`."
+)
 
 
 def _message(failure: Exception) -> str:

@@ -33,6 +33,8 @@ from legroom.train.checkpoints.unwrapped_modules import module_state
 
 STATE = "state.pt"
 STATE_TENSORS = "state.safetensors"
+STAGE_ATTRIBUTE = "_legroom_stage"
+"""An attribute of a model that contains only the weights of one stage of a pipeline."""
 
 
 def module_file(name: str) -> str:
@@ -75,6 +77,16 @@ def is_sharded_over_ranks(parts: Mapping[str, Any], group: CheckpointGroup) -> b
 
     ranks = group.gather(own_tensors)
     return any(each != ranks[0] or each[0] for each in ranks)
+
+
+def has_all_tensors(part: Any) -> bool:
+    """Return False if other ranks have tensors of this model, which are its shards or the stages of its pipeline."""
+    if not isinstance(part, nn.Module):
+        return True
+    is_stage = any(getattr(module, STAGE_ATTRIBUTE, False) for module in part.modules())
+    return not is_stage and not any(
+        is_sharded(value) for value in module_state(part).values() if isinstance(value, torch.Tensor)
+    )
 
 
 def copy_contents(

@@ -4,7 +4,7 @@ An out-of-memory error is returned as plain data after the exception is released
 tensors of the attempt alive. Other errors are raised unchanged.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -100,12 +100,14 @@ def checked_loss(result: Any) -> torch.Tensor:
 
 
 def checked_scalar(result: Any) -> torch.Tensor:
-    """Return a scalar tensor, or the `.loss` of an object."""
+    """Return a scalar tensor, or the loss in an object (`result.loss`) or a dict (`result["loss"]`)."""
     loss = result if isinstance(result, torch.Tensor) else getattr(result, "loss", None)
+    if loss is None and isinstance(result, Mapping):
+        loss = result.get("loss")
     if not isinstance(loss, torch.Tensor):
         raise UsageError(
             f"The loss function returned a {type(result).__name__}. Return the loss as a tensor with one "
-            "element."
+            "element, or as `loss` in a dict or an object."
         )
     if loss.numel() != 1:
         raise UsageError(

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from legroom.train.ranks.waiting import waiting
+
 NAMES = (
     "all_reduce",
     "all_gather",
@@ -101,12 +103,13 @@ def describe(
 
 def repeat_with_zeros(call: CollectiveCall, groups: Sequence[Any], device: torch.device) -> None:
     """Issue the collective with zeros and wait for it."""
-    result = getattr(dist, call.name)(
-        *(_with_zeros(argument, groups, device) for argument in call.arguments),
-        **{name: _with_zeros(argument, groups, device) for name, argument in call.options},
-    )
-    if isinstance(result, dist.Work):
-        result.wait()
+    with waiting("a method of Guard"):
+        result = getattr(dist, call.name)(
+            *(_with_zeros(argument, groups, device) for argument in call.arguments),
+            **{name: _with_zeros(argument, groups, device) for name, argument in call.options},
+        )
+        if isinstance(result, dist.Work):
+            result.wait()
 
 
 class _UnknownGroup(Exception):  # noqa: N818  (never leaves this file)

@@ -42,6 +42,7 @@ from legroom.train.ranks.protocol import RankCoordinator, SingleProcess, SplitPl
 from legroom.train.ranks.rank_errors import PeerFailed, RankMissing
 from legroom.train.ranks.replicas import Replicas, no_ddp_sync
 from legroom.train.ranks.shards import Shards, sharded_roots
+from legroom.train.ranks.waiting import group_store, waiting
 
 TIMEOUT = 1800.0  # seconds; the default of gloo
 _MAX_SHORTAGES = 2  # after this many steps with too few passes, ranks exchange their needs before every step
@@ -382,7 +383,8 @@ class DistributedRanks:
     def _exchange(self, numbers: list[float], operation: Any = dist.ReduceOp.MAX) -> list[float]:
         tensor = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         try:
-            dist.all_reduce(tensor, op=operation, group=self._host_group)
+            with waiting("a method of Guard" if self._trains else "evaluate()"):
+                dist.all_reduce(tensor, op=operation, group=self._host_group)
         except RuntimeError as error:
             raise self._missing_ranks("communication between ranks failed") from error
         return tensor.tolist()
@@ -456,12 +458,13 @@ def _host_group(members: list[int], timeout: float) -> Any:
     if not dist.is_gloo_available():
         return dist.group.WORLD
     all_ranks = len(members) == dist.get_world_size()
-    return dist.new_group(
-        members,
-        timeout=timedelta(seconds=timeout),
-        backend="gloo",
-        use_local_synchronization=not all_ranks,
-    )
+    with waiting("Guard()"):
+        return dist.new_group(
+            members,
+            timeout=timedelta(seconds=timeout),
+            backend="gloo",
+            use_local_synchronization=not all_ranks,
+        )
 
 
 def _store(prefix: str) -> Any:
@@ -470,10 +473,7 @@ def _store(prefix: str) -> Any:
     The function of torch that returns the store is private. In a version of torch without this function, the ranks
     use a new store, which needs a free port on the machine of the first rank.
     """
-    default_store = getattr(distributed_c10d, "_get_default_store", None)
-    return distributed_c10d.PrefixStore(
-        prefix, default_store() if default_store is not None else _new_store()
-    )
+    return group_store(prefix) or distributed_c10d.PrefixStore(prefix, _new_store())
 
 
 def _new_store() -> Any:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from legroom.errors import UsageError
+from legroom.train.ranks.waiting import waiting
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first bucket is sent early
 BUCKET_BYTES = 25 << 20
@@ -147,7 +148,8 @@ class _Bucket:
         changed = _versions(self.parameters) != self._at_send
         self.drop()
         if work is not None:
-            work.wait()
+            with waiting("a method of Guard"):
+                work.wait()
         sizes = [parameter.numel() for parameter in self.parameters]
         *parts, has_gradient = torch.split(flat, [*sizes, len(sizes)])
         gradients = [parameter.grad for parameter in self.parameters]

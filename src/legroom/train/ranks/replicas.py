@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from legroom.errors import UsageError
 from legroom.train.ranks.gradient_reducer import BUCKET_BYTES, GradientReducer
+from legroom.train.ranks.waiting import waiting
 
 
 class Replicas:
@@ -74,7 +75,8 @@ class Replicas:
         source = dist.get_global_rank(self.group, 0)
         for buffers in self._buffers():
             flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-            dist.broadcast(flat, src=source, group=self.group)
+            with waiting("a method of Guard"):
+                dist.broadcast(flat, src=source, group=self.group)
             parts = torch.split(flat, [buffer.numel() for buffer in buffers])
             torch._foreach_copy_(
                 buffers, [part.view(buffer.shape) for part, buffer in zip(parts, buffers, strict=True)]

@@ -1,7 +1,11 @@
 """Tasks that each rank runs in the checkpoint tests. Results are plain data, which can be compared between ranks."""
 
+import contextlib
 import copy
+import logging
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import legroom
 from legroom.errors import LegroomError
+from legroom.train.checkpoints import process_group
+from legroom.train.ranks import waiting
 
 WIDTH = 10
 """Not a multiple of four: shards of four ranks have different sizes, and one is empty."""
@@ -184,3 +190,58 @@ def random_state_is_restored(folder: str) -> bool:
     drawn = torch.rand(4).tolist()
     checkpoints.resume()
     return torch.rand(4).tolist() == drawn
+
+
+def only_rank_zero_saves(folder: str, kind: str) -> Any:
+    """Save with `if rank == 0:`, train on, and then save on all ranks, of which rank 1 is later than rank 0 waits."""
+    process_group.ARRIVAL_SECONDS = 0.5
+    waiting._POLL_SECONDS = 0.1
+    with waiting.waiting("a test"):
+        dist.barrier()  # all ranks observe messages
+    model, optimizer, checkpoints = tracked(folder, kind)
+    train(model, optimizer, kind)
+    errors: list[str] = []
+    with logged() as messages:
+        if dist.get_rank() == 0:
+            try:
+                checkpoints.save(1)
+                checkpoints.load_weights(model, "last")
+            except LegroomError as error:
+                errors.append(str(error))
+        else:
+            time.sleep(1.0)
+    if errors or any("Rank 0 stopped" in message for message in messages):
+        return errors, messages, []
+    train(model, optimizer, kind)
+    for step in (2, 3):
+        if step == 2 and dist.get_rank() == 1:
+            time.sleep(1.5)
+        checkpoints.save(step)
+        dist.barrier()
+    ranks = {info.step: info.ranks for info in checkpoints.saved}
+    return errors, messages, [ranks, checkpoints.resume(), whole_state(model, optimizer)]
+
+
+def one_rank_does_not_save(folder: str) -> list[str]:
+    """Rank 0 waits for rank 1, which called `save` before and is elsewhere for a while."""
+    waiting.REPORT_SECONDS, waiting._POLL_SECONDS = 0.5, 0.1
+    _, _, checkpoints = tracked(folder, "ddp")
+    checkpoints.save(1)
+    with logged() as messages:
+        if dist.get_rank() == 1:
+            time.sleep(2.0)
+        checkpoints.save(2)
+    return messages
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Collect the messages that Legroom logs in the block."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("legroom").addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logging.getLogger("legroom").removeHandler(handler)

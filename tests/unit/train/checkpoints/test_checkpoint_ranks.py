@@ -1,5 +1,6 @@
 """Checkpoints that several ranks write, and that any number of ranks reads."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -122,3 +123,38 @@ def test_every_rank_restores_its_own_random_state(tmp_path, two):
 def combined(states: list[dict]) -> dict:
     """Combine the states of all ranks, which are equal or parts of a whole."""
     return {name: value for state in states for name, value in state.items()}
+
+
+def test_rank_zero_saves_alone_and_later_with_the_other_ranks(tmp_path, two):
+    (errors, messages, first), (_, other_messages, second) = two.run(
+        tasks.only_rank_zero_saves, str(tmp_path), "ddp"
+    )
+    assert errors == []
+    assert len(messages) == 1
+    assert "Only rank 0 called checkpoints.save()" in messages[0]
+    assert other_messages == []
+    ranks, step, _ = first
+    assert ranks == {1: 1, 2: 1, 3: 2}  # rank 1 called save() for step 2 too late
+    assert step == 3
+    assert first == second
+
+
+def test_rank_zero_cannot_save_shards_alone_and_all_ranks_log_the_reason(tmp_path):
+    with RankPool(2) as two:
+        (errors, _, _), (_, messages, _) = two.run(tasks.only_rank_zero_saves, str(tmp_path), "fsdp")
+    assert errors == [
+        "Only rank 0 called checkpoints.save(), but the weights are distributed over all ranks. Call save() on every "
+        "rank, without `if rank == 0:`."
+    ]
+    assert messages == [f"Rank 0 stopped: {errors[0]}"]
+
+
+def test_a_long_wait_names_the_call_and_the_location_of_every_rank(tmp_path, two):
+    messages, others = two.run(tasks.one_rank_does_not_save, str(tmp_path))
+    assert others == []
+    assert len(messages) == 1
+    assert re.fullmatch(
+        r"Rank 0 has waited for \d s in checkpoints.save\(\) at .*checkpoint_rank_tasks.py:\d+. "
+        r"Rank 1 is at .*checkpoint_rank_tasks.py:\d+. All ranks must make the same calls.",
+        messages[0],
+    )
