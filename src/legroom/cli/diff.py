@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption
+from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption, read_recording
 from legroom.errors import UsageError
 
 
@@ -34,7 +34,6 @@ def diff(
     """
     from legroom import schemas
     from legroom.diagnose.report.run_report import report_from_capture
-    from legroom.memory.capture.capture import read_capture
     from legroom.memory.compare import compare_captures
     from legroom.show.common.html_page import check_new, show_page, write_new
     from legroom.show.common.terminal import print_to
@@ -51,7 +50,7 @@ def diff(
     limit = parse_size(fail_over) if fail_over is not None else None
     if html is not None:
         check_new(html, force=force)
-    captures = read_capture(before), read_capture(after)
+    captures = read_recording(before), read_recording(after)
     runs = (
         report_from_capture(captures[0], path=str(before)),
         report_from_capture(captures[1], path=str(after)),

@@ -11,6 +11,7 @@ import typer.core
 from legroom.errors import UsageError
 
 if TYPE_CHECKING:
+    from legroom.memory.capture.capture import Capture
     from legroom.observe.script import Script
 
 
@@ -60,6 +61,26 @@ def script_to_run(command: str, arguments: list[str] | None, module: str | None)
     if not words:
         raise UsageError(f"No script given. Example: `{command} train.py`.")
     return Script(words[0], words[1:])
+
+
+def _is_pickle(path: Path) -> bool:
+    """Return whether a file starts like a pickle. A capture starts differently."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) == b"\x80"
+    except OSError:
+        return False
+
+
+def read_recording(path: Path) -> "Capture":
+    """Read a capture, or a snapshot of `torch.cuda.memory._dump_snapshot`."""
+    from legroom.memory.capture.capture import read_capture
+
+    if not _is_pickle(path):
+        return read_capture(path)
+    from legroom.observe.cuda.snapshot_file import read_snapshot  # imports torch
+
+    return read_snapshot(path)
 
 
 class Command(typer.core.TyperCommand):

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
-from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption
+from legroom.cli.options import ForceOption, Format, FormatOption, HtmlOption, OpenOption, read_recording
 from legroom.errors import UsageError
 
 
 def report(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file written by legroom run.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Capture file written by legroom run, or a PyTorch memory snapshot (.pickle).",
+        ),
+    ],
     compare: Annotated[
         Path | None,
         typer.Option(
@@ -38,13 +44,12 @@ def report(
     if force or open_page or no_source:
         raise UsageError("--force, --open and --no-source require --html PAGE.")
     from legroom.diagnose.report.run_report import report_from_capture
-    from legroom.memory.capture.capture import read_capture
     from legroom.memory.compare import compare_captures
     from legroom.show.common.terminal import print_to
     from legroom.show.report.comparison import comparison_as_dict, render_comparison
     from legroom.show.report.run_report import render_report
 
-    capture = read_capture(file)
+    capture = read_recording(file)
     result = report_from_capture(capture, path=str(file))
     device = result.device.index if result.device else 0
     if compare is None:
@@ -53,7 +58,7 @@ def report(
         else:
             print_to(sys.stdout, render_report(result))
         return 0
-    older = read_capture(compare)
+    older = read_recording(compare)
     difference = compare_captures(older, capture, device=device)
     before = report_from_capture(older, path=str(compare))
     if format == Format.JSON:
@@ -66,11 +71,10 @@ def report(
 
 def _write_page(file: Path, html: Path, *, with_source: bool, force: bool, open_page: bool) -> int:
     from legroom.diagnose.report.run_figures import figures_from_capture
-    from legroom.memory.capture.capture import read_capture
     from legroom.show.common.html_page import check_new, show_page, write_new
     from legroom.show.report.html_report.page_writer import page
 
     check_new(html, force=force)
-    figures = figures_from_capture(read_capture(file), path=str(file))
+    figures = figures_from_capture(read_recording(file), path=str(file))
     show_page(write_new(html, page(figures, with_source=with_source), force=force), open_page=open_page)
     return 0

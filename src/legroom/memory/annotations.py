@@ -129,6 +129,11 @@ class RecordingFailed(Annotation):
 
 
 @dataclass(frozen=True)
+class SnapshotImported(Annotation):
+    """A note that the events come from a snapshot of PyTorch, which contains less than a capture."""
+
+
+@dataclass(frozen=True)
 class LoopWatched(Annotation):
     """A note that the leak detector watched the training loop to its end."""
 

@@ -35,6 +35,7 @@ from legroom.memory.annotations import (
     OtherProcesses,
     RecordingFailed,
     RunEnded,
+    SnapshotImported,
     SpillTotals,
     find_ending,
 )
@@ -324,6 +325,11 @@ def _remark(annotation: Annotation) -> str | None:
     match annotation:
         case HistoryUnavailable(reason=reason):
             return f"{reason}, so only memory totals per step were recorded"
+        case SnapshotImported():
+            return (
+                "the events come from a PyTorch snapshot, which contains no modules and no GPU size. Phases and categories "
+                "are derived from the stacks, and the total is the reserved memory unless memory ran out"
+            )
         case LibraryRetries(count=count):
             allocations = "1 allocation" if count == 1 else f"{count:,} allocations"
             return f"{allocations} failed inside a library, which continued with less memory (for example, cuDNN while it tests algorithms)"
