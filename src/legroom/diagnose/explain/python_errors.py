@@ -169,7 +169,7 @@ _FAMILIES = tuple(
         ("LG712", r"satisfy the constraint|is not in \["),
         ("LG724", r"invalid device id|\bnum_gpus\b|accelerator.{0,40}(?:not |none is )available|backend found|requested .{0,20}\bgpus?\b|number of (?:required )?gpus|infer device type|no (?:visible |xpu |hip |rocm\S* )?(?:gpus?|devices?) (?:are |is |was )?(?:available|found|detected|devices)"),
         ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar[_ ]?type|data ?type|floating[- ]point|" + _DTYPE_NAME + r".{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}" + _DTYPE_NAME),
-        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|must be (?:non-?negative|positive|between)|outside (?:the|of)|exceeds dimension size|probabilit(?:y|ies)\b|n_sample|at most \d+, but|that is <= 0|non-?negative|\bbounds?\b"),
+        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|invalid index|must be (?:non-?negative|positive|between)|outside (?:the|of)|exceeds dimension size|probabilit(?:y|ies)\b|n_sample|at most \d+, but|that is <= 0|non-?negative|\bbounds?\b"),
         ("LG760", r"\binf\b"),
         ("LG770", r"requires?[_ ]grad\b(?!')|grad_fn|forward AD\b|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
         ("LG716", _SIZE + r".{0,160}" + _DIFFERS + "|" + _DIFFERS + r".{0,160}" + _SIZE),

@@ -61,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     _status("LG711"),
     _rule("LG711", r"Memory access fault by GPU node|command buffer exited with error status|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
-    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed|Critical Xid Error|_ERROR_DEVICE_LOST|HW Exception by GPU node"),
+    _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed|Critical Xid Error|infoROM is corrupted|_ERROR_DEVICE_LOST|HW Exception by GPU node"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
     _status("LG750"),
     # --- values and shapes
@@ -102,7 +102,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG720", r"Loaded runtime CuDNN library: |cuDNN Frontend error|\[cudnn_frontend\]|cuDNN version incompatibility|CUDNN_STATUS_\w+|miopenStatus\w+|CUDNN_BACKEND_\w+[^\n]{0,80}(?:fail|error)"),
     _rule("LG721", r"(?:CU|HIP)(?:BLAS|SOLVER|SPARSE|RAND)_STATUS_\w+|(?:CU|HIP)FFT_(?!SUCCESS)[A-Z]+_[A-Z_]+|rocblas_status_\w+|MAGMA_ERR\w*|nvrtc: error|NVRTC_ERROR\w*|NVJITLINK_ERROR\w*|CUTENSOR_STATUS_\w+"),
     _status("LG722"),
-    _rule("LG722", r"is not compatible with the\s+current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with|devices of CUDA Capability)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
+    _rule("LG722", r"is not compatible with the\s+current PyTorch installation|supports CUDA capabilities|no longer supports? this GPU|only supports? (?:Ampere|Hopper|Turing|Volta|GPUs with|devices of CUDA Capability)|requires? (?:a GPU with )?(?:compute|device) capability|capability[^\n]{0,40}(?:too low|is too old|or (?:higher|above|newer))|sm_\d+[^\n]{0,60}not supported|sm_\d+[^\n]{0,60}not defined|Unsupported gpu architecture|TensileLibrary[^\n]{0,80}GPU arch|hipErrorNoBinaryForGpu[^\n]*(?:\n[^\n]{0,40}$)?"),
     _status("LG723"),
     _rule("LG723", r"driver on your system is too old|Driver/library version mismatch|NVRM: API mismatch|Error 80[34]:|The detected CUDA version \([\d.]+\) mismatches|CUDA version mismatch|requires? (?:a )?(?:newer )?(?:NVIDIA )?driver|unsatisfied condition: cuda>="),
     _status("LG724"),
@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (
         "LG724", r"Torch not compiled with CUDA enabled|No CUDA GPUs are available|Found no NVIDIA driver|ProcessGroupNCCL is only supported with GPUs|No HIP GPUs are available"
         r"|all CUDA-capable devices are busy or unavailable|CUDA unknown error|not linked with support for \w+ devices|CUDA-enabled jaxlib is not installed|_ERROR_DEVICE_NOT_(?:AVAILABLE|FOUND)",
     ),
-    _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|Failed to initialize NVML|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
+    _rule("LG724", r"cuInit: |CUDA initialization: |NVIDIA-SMI has failed because|could not select device driver|No (?:NVIDIA )?devices? (?:were|was) found|NVML_ERROR_\w+|initialize NVML|invalid runtime name: nvidia|NVMLError\w*|nvml error: |Module nvidia\S* not found|nvidia-container-cli: "),
     _status("LG726"),
     _rule(
         "LG726", r"cannot open shared object file|load the \S{1,40} shared library|Could not load (?:dynamic )?library '?\w+|undefined symbol: \w+|Could not load symbol|DLL load failed|version `[A-Z]+_[\d.]+' not found|cannot allocate memory in static TLS block",
@@ -124,7 +124,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
         "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"
-        r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|exit status (?:-11|139|-6|134|3221225477|-1073741819)\b|return code = -(?:11|6)\b|exitcode\s*: -(?:11|6)\b|(?:^|\n)Aborted\s*(?:\n|$)|0xC0000005|Windows fatal exception",
+        r"|Floating point exception|corrupted (?:size vs|double-linked)|pure virtual method called|stack smashing detected|exit code (?:-11|139|-6|134|3221225477|-1073741819)\b|exit status (?:-11|139|-6|134|3221225477|-1073741819)\b|return code = -(?:11|6)\b|exitcode\s*: -(?:11|6)\b|(?:^|\n)Aborted\s*(?:\n|$)|0xC0000005|Windows fatal exception|zsh: (?:abort|illegal hardware instruction|trace trap)",
         weak=True,
     ),
     # --- several processes
@@ -163,7 +163,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG743", r"Can't (?:pickle|get) local object|Can't pickle <(?:function|class)|An attempt has been made to start a new process before|cannot pickle '[\w.]+' object|objects cannot be pickled|Can't get attribute '\w+' on <module '__main__' \(built-in\)>|freeze_support\(\)"),
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
     # --- compiled code
-    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load|Compiler: \S+ is not found|CppCompileError"),
+    _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load|find nvcc\b|Compiler: \S+ is not found|CppCompileError"),
     _rule("LG751", r"Error building extension '|ninja: build stopped|\['ninja', |unsupported GNU version|Microsoft Visual C.{0,40} is required|Command '\['[^'\n]{0,80}(?:gcc|g\+\+|clang|cc|nvcc|cl\.exe)', |does not match the version torch was compiled with"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
     _rule("LG752", r"torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit|GuardOnDataDependentSymNode"),

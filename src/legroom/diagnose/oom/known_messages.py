@@ -191,12 +191,12 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "HIP", r"HIP out of memory\b|HIP error: out of memory|hipErrorOutOfMemory|hipErrorMemoryAllocation", _CUDA),
     _message(_SURE, "XPU", r"XPU out of memory\b|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_DEVICE_MEMORY", _CUDA),
     _message(
-        _SURE, "MPS", r"MPS backend out of memory|kIOGPUCommandBufferCallbackErrorOutOfMemory|Invalid buffer size: ",
+        _SURE, "MPS", r"MPS backend out of memory|kIOGPUCommandBufferCallbackErrorOutOfMemory|Invalid buffer size: |greater than the maximum allowed buffer size",
         "An allocation of GPU memory on the Mac failed.",
     ),
     _message(_SURE, "NCCL", r"Cuda failure (?:\d+ )?'out of memory'", _LIBRARY),
     _message(
-        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cuda failed with error 2\b|cudaErrorMemoryAllocation"
+        _SURE, "CUDA", r"CUDA (?:driver |runtime )?error[^\n]{0,12}: out of memory|cuda runtime error \(2\)\s*:|cuda failed with error 2\b|cuda driver error:? 2\s*(?:$|[\n:,])|cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|(?:cudaMalloc\w*|cuMemAlloc\w*|cuMemCreate|cuMemMap|cuMemSetAccess) failed: out of memory", _CUDA,
     ),
     _message(
@@ -219,7 +219,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _SURE, "CUDA", r"\bcuda[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\bhip[a-z]{3,30}\b[^\n]{0,60}[^\w\n]out of memory|\b(?:CUDA|HIP|ROCm)(?:(?: \w+){0,3}) ?[:(\]] ?out of memory(?! (?:handler|hook|callback|recovery|handling))", _CUDA,
     ),
     _message(_SURE, "RMM", r"bad_alloc: (?:out_of_memory|cudaError|CUDA|RMM)", _CUDA),
-    _message(_SURE, "CUDA", r"an instance of '[^'\n]{0,60}CUDA[^'\n]{0,60}'.{0,400}\bout of memory|\b(?:CUDA|HIP|GPU) (?:memory )?allocation (?:failed|failure|error)", _CUDA),
+    _message(_SURE, "CUDA", r"an instance of '[^'\n]{0,60}CUDA[^'\n]{0,60}'.{0,400}\bout of memory|\b(?:CUDA|HIP|GPU) (?:memory )?allocation (?:failed|failure|error)|(?:device|GPU) memory allocation of size \d+ failed|malloc (?:device|GPU) memory failed|Cuda\w*Allocator fail\w* to allocate|NvMapMem\w*: \d+ error 12\b", _CUDA),
     _message(_SURE, "TensorRT", r"Error Code \d+: OutOfMemory", _CUDA),
     _message(_SURE, "TPU", r"That was not possible\. There are [\d.]+[KMG] free", _CUDA),
     _message(_SURE, "Accelerate", r"No executable batch size found", "Every batch size down to 1 ran out of memory."),
@@ -232,7 +232,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED[^\n]{0,80}\bcudnnCreate\b", _HANDLE),
     _message(_LIKELY, "cuBLAS", r"(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|rocblas_status_memory_error", _RESOURCE),
     _message(_LIKELY, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED|miopenStatusAllocFailed", _RESOURCE),
-    _message(_LIKELY, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_ALLOC_FAILED", _RESOURCE),
+    _message(_LIKELY, "cuSOLVER", r"(?:CU|HIP)SOLVER_STATUS_ALLOC_FAILED|NVJPEG_STATUS_ALLOCATOR_FAILURE", _RESOURCE),
     _message(_LIKELY, "cuFFT", r"(?:CU|HIP)FFT_ALLOC_FAILED", _RESOURCE),
     _message(_LIKELY, "cuSPARSE", r"(?:CU|HIP)SPARSE_STATUS_ALLOC_FAILED", _RESOURCE),
     _message(_LIKELY, "cuRAND", r"(?:CU|HIP)RAND_STATUS_ALLOCATION_FAILED", _RESOURCE),
@@ -241,23 +241,23 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "XLA", r"RESOURCE[_ ]EXHAUSTED:\s+(?:Out\s+of memory|Failed to allocate)(?![^\n]{0,120}(?:CpuAllocator|on host))|OOM when allocating tensor(?![^\n]{0,300}(?:allocator cpu|device:CPU))", _CUDA),
     _message(_SURE, "TensorFlow", r"Allocator \(\w+_bfc\) ran out of memory(?![^\n]{0,200}not a failure)|failed to allocate [^\n]{0,60} from device", _CUDA),
     _message(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
-    _message(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|CL_MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
+    _message(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
     _message(
         _SURE, "fairseq", r"OOM in all workers|OOM during optimization|recover from OOM in|ran out of memory, (?:skipping|retrying) batch|ran out of memory with exception", _CUDA,
     ),
     _message(
         _SURE, "inference server", r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
-        r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)", _TOO_SMALL,
+        r"|Free memory on device[^\n]{0,120} is less than desired|enough GPU (?:RAM|VRAM|memory) to (?:fit|load|run)|Not enough memory to handle [\d.]+ |increase --mem-fraction-static", _TOO_SMALL,
     ),
     # --- host memory
-    _message(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
-    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device|unable to write to file </torch_|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
+    _message(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|Fatal Python error: Bus error|zsh: bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
+    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     _message(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _message(
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
     ),
     _message(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
-    _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|memory allocation of \d+ bytes failed|libgomp: Out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
+    _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _message(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _message(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
     _message(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
@@ -274,10 +274,10 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
     _message(
-        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
+        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code(?: is)?{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
     ),
     _message(_HOST, "Python", r"(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
-    _message(_HOST, "a scheduler", r"exceeded (?:job |step |container |the )?memory limit|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
+    _message(_HOST, "a scheduler", r"exceeded (?:job |step |container |the |its )?memory limit|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
     # --- sounds like memory, but is not
     _message(
         _NOT, "Triton", r"out of resources?: (?:shared memory|tensor memory|threads|registers)",
@@ -325,7 +325,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "", r"\b(?:GPU|CUDA|VRAM|video|device) memory is (?:insufficient|not enough|not sufficient|too small)|amount of GPU memory[^\n]{0,60}could not", _CUDA, informal=True),
     _message(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-)[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, informal=True),
     _message(_SURE, "", r"\b(?:OOM|requested|needs?|requires?)\b[^\n]{0,60}\b(?:VRAM|GPU memory)\b[^\n]{0,40}\bbut only\b", _TOO_SMALL, informal=True),
-    _message(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\bpinned\b", "Page-locked host memory could not be allocated.", informal=True),
+    _message(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:pinned|page-?locked)\b", "Page-locked host memory could not be allocated.", informal=True),
     _message(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, informal=True),
     _message(_HOST, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:CPU|host|RAM)\b", _SYSTEM, informal=True),
     _message(_HOST, "", rf"out of {_HOSTS}|not enough {_HOSTS}|insufficient {_HOSTS}", _SYSTEM, informal=True),
