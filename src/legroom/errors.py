@@ -15,9 +15,11 @@ The command line prints the message without a traceback and exits with 2. `torch
 so handlers written for a real GPU also catch the errors of a virtual GPU.
 """
 
+import difflib
 import errno
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -117,3 +119,13 @@ def _origin() -> dict[str, Any]:
         return dict(json.loads(distribution("legroom").read_text("direct_url.json") or "{}"))
     except (PackageNotFoundError, ValueError):
         return {}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` Did you mean ...?` with the most similar known name, or "" if no name is similar.
+
+    >>> did_you_mean("los", ["loss", "accuracy"])
+    ' Did you mean `loss`?'
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean `{close[0]}`?" if close else ""

@@ -17,8 +17,8 @@ Text = str | None
 
 
 def tune(
-    function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function.", show_default=False)],
-    space: Annotated[Path, typer.Argument(metavar="SPACE.toml", help="The search space. The [study] table may set the options below.", show_default=False)],
+    function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function, or a script that calls ray.tune.run or Tuner.fit.", show_default=False)],
+    space: Annotated[Path | None, typer.Argument(metavar="[SPACE.toml]", help="The search space. The [study] table may set the options below. Omit it for a script.", show_default=False)] = None,
     metric: Annotated[Text, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report().", show_default=False)] = None,
     mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric.", show_default="min")] = None,
     search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
@@ -50,12 +50,14 @@ def tune(
     """
     from legroom.tuning.space.space import read_toml
 
-    parameters, study_options = read_toml(space)
     given = {
         "metric": metric, "mode": mode, "search": search, "scheduler": scheduler, "trials": trials, "gpu": gpu,
         "time_budget": time_budget, "engine": engine, "address": address, "parallel": parallel, "ranks": ranks,
-        "seed": seed, "grace_period": grace_period, "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,
+        "points_to_evaluate": None, "seed": seed, "grace_period": grace_period, "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,
     }  # fmt: skip
+    if space is None:
+        return _script(function, given | {"storage": storage, "resume": resume or None})
+    parameters, study_options = read_toml(space)
     options = _merged(space, study_options, given)
     if "metric" not in options:
         raise UsageError(
@@ -86,6 +88,21 @@ def tune(
     if not study.ranked:
         return 1
     return 3 if TrialState.OUT_OF_MEMORY in study.state_counts() else 0
+
+
+def _script(path: str, given: dict[str, Any]) -> int:
+    """Run a script that was written for Ray Tune."""
+    if not Path(path).is_file():
+        raise UsageError(
+            f"`{path}` is not a script. Write `legroom tune train.py:train space.toml`, or the path of a script."
+        )
+    from legroom.run.ray_script import run_ray_script
+    from legroom.tuning.trial.records import TrialState
+
+    studies = run_ray_script(Path(path), {name: value for name, value in given.items() if value is not None})
+    if not all(study.ranked for study in studies):
+        return 1
+    return 3 if any(TrialState.OUT_OF_MEMORY in study.state_counts() for study in studies) else 0
 
 
 def _merged(path: Path, written: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

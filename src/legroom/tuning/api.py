@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,10 +36,10 @@ def tune(
     train_fn: Any,
     space: Any = None,
     *,
-    metric: str = "loss",
-    mode: Mode = "min",
-    search: str = "random",
-    scheduler: str | None = None,
+    metric: str | None = None,
+    mode: Mode | None = None,
+    search: Any = "random",
+    scheduler: Any = None,
     trials: int | None = None,
     gpu: str | None = None,
     time_budget: float | str | None = None,
@@ -54,14 +54,17 @@ def tune(
     reduction_factor: float = 2,
     max_steps: int | None = None,
     interval: int = 1,
+    points_to_evaluate: Sequence[Mapping[str, Any]] = (),
     shape_parameters: Sequence[str] | None = None,
     callbacks: Sequence[StudyCallback] | None = None,
 ) -> Study:
     """Search for the configuration with which `train_fn(config, trial)` reports the best `metric`.
 
     `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
-    `search` is random, grid, bayes, hyperopt or optuna. `scheduler` is asha, median, pbt or None. `trials` is the
-    number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and
+    `metric` (default "loss") and `mode` ("min" or "max", default "min") can also be set in Ray's scheduler or searcher.
+    `search` is random, grid, bayes, hyperopt or optuna, or a searcher of Ray. `scheduler` is asha, median, pbt, None or
+    a scheduler of Ray. `points_to_evaluate` are configurations to try first. The searcher chooses the parameters that a
+    point does not set. `trials` is the number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and
     are not included in this number. By default, `gpu` is all GPUs of this machine, or the CPU if there is no GPU. Use
     "8GiB,4GiB" for virtual GPUs and "cpu" for the CPU. `time_budget` is a number of seconds, or text such as "20min".
     `storage` is the folder of the study. With `resume`, the study in that folder is continued. `engine` is local, ray
@@ -72,22 +75,39 @@ def tune(
     or log the study. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()
-    if "ray.tune" in sys.modules:  # otherwise it cannot be a Tuner, and importing Ray takes seconds
-        from legroom.tuning.engines.ray.tuner import is_tuner, tuner_arguments
+    options: dict[str, Any] = {
+        "search": search, "scheduler": scheduler, "metric": "loss", "mode": "min", "grace_period": grace_period,
+        "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,
+        "points_to_evaluate": points_to_evaluate,
+    }  # fmt: skip
+    if "ray.tune" in sys.modules:  # otherwise it cannot be an object of Ray, and importing Ray takes seconds
+        from legroom.tuning.engines.ray import tuner
 
-        if is_tuner(train_fn):
-            plain, arguments = tuner_arguments(train_fn)
+        if tuner.is_tuner(train_fn):
+            plain, arguments = tuner.tuner_arguments(train_fn)
             return tune(
                 plain, gpu=gpu, resume=resume, storage=storage, engine=engine, address=address, ranks=ranks, seed=seed,
                 shape_parameters=shape_parameters, callbacks=callbacks, **arguments,
             )  # fmt: skip
+        if not isinstance(search, str):
+            options |= tuner.search_arguments(search, space)
+        if not isinstance(scheduler, str | None):
+            options |= tuner.scheduler_arguments(scheduler)
+    options |= {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
+    metric, mode, search = options["metric"], options["mode"], options["search"]
+    scheduler = (
+        None if options["scheduler"] == "none" else options["scheduler"]
+    )  # the command line has no None
     function = TrainFunction.of(train_fn)
     read = _read(space)
-    scheduler = None if scheduler == "none" else scheduler  # the command line has no None
     _check(
         metric=metric, mode=mode, search=search, space=read, scheduler=scheduler, engine=engine, address=address,
         seed=seed, trials=trials, parallel=parallel, ranks=ranks,
     )  # fmt: skip
+    points = tuple(options["points_to_evaluate"])
+    read.check_points(points)
+    if points and search == "grid":
+        raise UsageError("A grid search tries every point of the grid. Omit `points_to_evaluate`.")
     trial_engine, reason = _engine(engine, address)
     gpus = gpus_for(gpu)
     if address is not None and gpu is None:  # use the GPUs of the cluster
@@ -102,10 +122,7 @@ def tune(
         search=search,
         scheduler=scheduler,
         scheduler_options=SchedulerOptions(
-            grace_period=grace_period,
-            reduction_factor=reduction_factor,
-            max_steps=max_steps,
-            interval=interval,
+            **{name: options[name] for name in ("grace_period", "reduction_factor", "max_steps", "interval")}
         ),
         trials=trials if trials is not None else EVERY if search == "grid" else 10,
         gpus=gpus,
@@ -115,6 +132,7 @@ def tune(
         seed=seed,
         folder=Path(storage) if storage is not None else Path(f"{function.name}-study"),
         shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
+        points=points,
     )
     return run_job(job, trial_engine, resume=resume, callbacks=callbacks or (), reason=reason)
 
@@ -227,11 +245,11 @@ def _missing_of_ray() -> str | None:
 
 def _check(
     *,
-    metric: str,
-    mode: str,
-    search: str,
+    metric: Any,
+    mode: Any,
+    search: Any,
     space: Space,
-    scheduler: str | None,
+    scheduler: Any,
     engine: str,
     address: str | None,
     seed: int,

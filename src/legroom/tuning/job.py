@@ -1,9 +1,9 @@
 """The settings of a study, and the protocol of callbacks that show or log a study."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.schedule.schedulers import SchedulerOptions
@@ -36,6 +36,8 @@ class TuneJob:
     seed: int = 0
     folder: Path
     """The folder of the study."""
+    points: Sequence[Mapping[str, Any]] = ()
+    """The values of the first configurations. The searcher chooses the values of other parameters."""
     shape_parameters: frozenset[str] | None = None
     """The parameters that affect memory. If None, these parameters are determined by tracing."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from legroom.errors import LegroomError, MissingExtra, UsageError
-from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange, Sampled
 from legroom.tuning.space.space import Space
 from legroom.tuning.trial.records import Mode, Report, TrialMemory, TrialRecord, TrialState
 
@@ -110,7 +110,11 @@ class StudyStore:
 
     def add(self, record: TrialRecord, space: Space) -> None:
         """Add a new trial."""
-        distributions = {p.name: _distribution(p.domain) for p in space.parameters if p.name in record.config}
+        distributions = {
+            p.name: _distribution(p.domain)
+            for p in space.parameters
+            if p.name in record.config and not isinstance(p.domain, Sampled)
+        }
         template = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState.RUNNING,
             params={name: record.config[name] for name in distributions},
@@ -229,6 +233,7 @@ def _distribution(domain: AnyDomain) -> Any:
         return FloatDistribution(domain.low, domain.high, log=domain.log)
     if isinstance(domain, IntRange):
         return IntDistribution(domain.low, domain.high, log=domain.log)
+    assert isinstance(domain, PowerRange), "Optuna has no distribution for a function"
     return IntDistribution(2**domain.low, 2**domain.high, log=True)
 
 

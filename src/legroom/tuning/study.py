@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from legroom import schemas
-from legroom.errors import UsageError
+from legroom.errors import MissingExtra, UsageError
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.space.space import Config, Space, read_space
 from legroom.tuning.store import read_study
@@ -65,8 +65,9 @@ class Study:
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have a value, best first."""
-        values = [(trial.value(self.metric, self.mode), trial) for trial in self.trials]
+        """The trials that have a value and did not fail, best first."""
+        sound = [trial for trial in self.trials if not trial.state.has_failed]
+        values = [(trial.value(self.metric, self.mode), trial) for trial in sound]
         sign = 1.0 if self.mode == "min" else -1.0
         known = [(sign * value, trial.number, trial) for value, trial in values if value is not None]
         return [trial for _, _, trial in sorted(known, key=lambda one: one[:2])]
@@ -74,6 +75,20 @@ class Study:
     @property
     def best_config(self) -> Config:
         return self.best_trial.config
+
+    @property
+    def best_params(self) -> Config:
+        """The best values of the parameters that were searched, without constants, as in Optuna."""
+        best = self.best_config
+        return {name: best[name] for name in self.space.parameter_names if name in best}
+
+    def trials_dataframe(self) -> Any:
+        """Return the table as a pandas DataFrame, with one row per trial."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingExtra("pandas", "tune") from None
+        return pandas.DataFrame(self.table)
 
     @property
     def best_value(self) -> float:

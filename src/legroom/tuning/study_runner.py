@@ -340,6 +340,8 @@ class StudyRunner:
         if config is None:
             self._is_exhausted = True
             return
+        if number < len(self.job.points):
+            config = self.job.space.with_constants({**config, **self.job.points[number]})
         record = TrialRecord(number=number, config=config, known_results=self._results_learned)
         self.records.append(record)
         self._store.add(record, self.job.space)
@@ -453,13 +455,8 @@ class StudyRunner:
         """
         if any(self.job.metric in report.metrics for record in self.records for report in record.reports):
             return
-        how = (
-            ""
-            if self.job.function.takes_trial
-            else " The local engine does not receive `ray.tune.report`. Use `engine='ray'` instead."
-        )
         raise UsageError(
-            f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric.{how}"
+            f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric."
         )
 
     # ------------------------------------------------------------ resuming

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import UsageError
+from legroom.show.tune.trial_table import best_of
+from legroom.tuning.report.figures import figures_of
 from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import Report, TrialMemory, TrialRecord, TrialState
@@ -42,6 +44,26 @@ def test_a_trial_is_ranked_by_its_best_report(study: Study) -> None:
     assert study.best_value == 0.9
     assert study.best_checkpoint == "best.pt"
     assert [trial.number for trial in study.ranked] == [0, 1]
+
+
+def test_a_failed_trial_is_never_the_best(tmp_path: Path) -> None:
+    trials = [
+        trial(0, 0.9, state=TrialState.FAILED),
+        trial(1, 0.5),
+        trial(2, 0.8, state=TrialState.OUT_OF_MEMORY),
+    ]
+    study = Study(
+        metric="accuracy",
+        mode="max",
+        trials=trials,
+        folder=tmp_path,
+        space=read_space({"lr": {"uniform": [0, 1]}, "n": 3}),
+    )
+    assert [one.number for one in study.ranked] == [1]
+    assert study.best_params == {"lr": 0.1}
+    assert figures_of(study).best is not None
+    assert figures_of(study).best.number == 1  # type: ignore[union-attr]
+    assert best_of(trials, "accuracy", "max") is trials[1]
 
 
 def test_the_repr_of_a_study_is_one_line(study: Study) -> None:

@@ -16,7 +16,6 @@ from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialState
 
 MAX_ROWS = 12
-FAILED_STATES = (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
 _ENDS = {
     TrialState.FINISHED: "finished",
     TrialState.STOPPED: "stopped early",
@@ -88,7 +87,7 @@ def _table(study: Study) -> Iterator[RenderableType]:
     ranked = study.ranked
     has_value = {trial.number for trial in ranked}
     others = [trial for trial in study.trials if trial.number not in has_value]
-    rows = ranked + [trial for trial in others if trial.state.is_final and trial.state not in FAILED_STATES]
+    rows = ranked + [trial for trial in others if trial.state.is_final and not trial.state.has_failed]
     if not rows:
         return
     few = len(rows) <= MAX_ROWS
@@ -103,7 +102,7 @@ def _table(study: Study) -> Iterator[RenderableType]:
 
 
 def _failures(study: Study) -> Iterator[RenderableType]:
-    failed = [trial for trial in study.trials if trial.state in FAILED_STATES]
+    failed = [trial for trial in study.trials if trial.state.has_failed]
     if not failed:
         return
     yield from section("Failed trials")

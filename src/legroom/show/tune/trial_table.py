@@ -58,12 +58,12 @@ def trial_table(
 
 
 def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRecord | None:
-    """Return the record with the best value so far."""
+    """Return the record with the best value so far. A failed trial is never the best."""
     best: TrialRecord | None = None
     value: float | None = None
     for record in records:
         reported = record.value(metric, mode)
-        if reported is not None and is_better(reported, value, mode):
+        if reported is not None and not record.state.has_failed and is_better(reported, value, mode):
             best, value = record, reported
     return best
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from legroom.tuning.space.domains import Categorical
+from legroom.tuning.space.domains import Categorical, Sampled
 from legroom.tuning.space.space import Config, Space
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class RuntimeModel:
             value = config.get(parameter.name)
             if isinstance(domain, Categorical):
                 features += [float(is_set and option == value) for option in domain.options]
-            else:
+            elif not isinstance(domain, Sampled):
                 features.append(domain.to_unit(value) - 0.5 if is_set else 0.0)
         return features
 

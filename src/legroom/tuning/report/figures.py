@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from legroom.tuning.report.importance import importance
-from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange, Sampled
 from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class StudyFigures:
 
     @property
     def best(self) -> TrialFigures | None:
-        valued = [trial for trial in self.trials if trial.value is not None]
+        valued = [t for t in self.trials if t.value is not None and t.outcome not in ("failed", "lost")]
         pick = min if self.mode == "min" else max
         return pick(valued, key=lambda trial: trial.value or 0.0) if valued else None
 
@@ -90,7 +90,9 @@ class StudyFigures:
 
 def figures_of(study: "Study") -> StudyFigures:
     """Collect the results of a study, finished or not, as plain data."""
-    parameters = [_axis(parameter.name, parameter.domain) for parameter in study.space.parameters]
+    parameters = [
+        _axis(parameter.name, parameter.domain, study.trials) for parameter in study.space.parameters
+    ]
     trials = [_trial(record, study.metric, study.mode) for record in study.trials]
     return StudyFigures(
         title=f"Study of {study.name}",
@@ -126,9 +128,20 @@ def thinned(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [finite[round(index * last / (MAX_CURVE_POINTS - 1))] for index in range(MAX_CURVE_POINTS)]
 
 
-def _axis(name: str, domain: AnyDomain) -> ParameterFigures:
+def _distinct(name: str, trials: Sequence[TrialRecord]) -> list[Any]:
+    """Return the values of a parameter in the trials, sorted if they are comparable."""
+    values = list(dict.fromkeys(trial.config[name] for trial in trials if name in trial.config))
+    try:
+        return sorted(values)
+    except TypeError:
+        return values
+
+
+def _axis(name: str, domain: AnyDomain, trials: Sequence[TrialRecord]) -> ParameterFigures:
     if isinstance(domain, Categorical):
         return ParameterFigures(name=name, kind="category", values=domain.options)
+    if isinstance(domain, Sampled):
+        return ParameterFigures(name=name, kind="category", values=_distinct(name, trials))
     is_log = isinstance(domain, PowerRange) or (isinstance(domain, FloatRange | IntRange) and domain.log)
     return ParameterFigures(name=name, kind="log" if is_log else "linear")
 

@@ -26,7 +26,7 @@ from legroom.tuning.memory.admission import Admission, AdmissionVerdict
 from legroom.tuning.search.expected_improvement import Observations, Points, score
 from legroom.tuning.search.penalties import Penalties
 from legroom.tuning.search.protocol import Result
-from legroom.tuning.space.domains import Categorical, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.domains import Categorical, FloatRange, IntRange, PowerRange, Sampled
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
@@ -179,7 +179,9 @@ class BayesSearcher:
 def _ranges(space: Space) -> dict[str, Range]:
     ranges: dict[str, Range] = {}
     for parameter in space.parameters:
-        assert not isinstance(parameter.domain, Categorical), "check_search rejects choices"
+        assert not isinstance(parameter.domain, Categorical | Sampled), (
+            "check_search rejects choices and functions"
+        )
         ranges[parameter.name] = parameter.domain
     return ranges
 

@@ -16,7 +16,7 @@ from hyperopt.base import JOB_STATE_DONE, JOB_STATE_ERROR
 
 from legroom.tuning.search.penalties import Penalties
 from legroom.tuning.search.protocol import Result
-from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange, Sampled
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
@@ -95,6 +95,7 @@ def _expression(name: str, domain: AnyDomain) -> Any:
         return hp.uniform(name, domain.low, domain.high)
     if isinstance(domain, IntRange) and domain.log:
         return hp.qloguniform(name, math.log(domain.low), math.log(domain.high), 1.0)
+    assert not isinstance(domain, Sampled), "check_search rejects functions"
     return hp.uniformint(name, domain.low, domain.high)  # for powers of two, the exponent
 
 
@@ -105,6 +106,7 @@ def _value(domain: AnyDomain, sampled: Any) -> Any:
     if isinstance(domain, FloatRange):
         value = min(domain.high, max(domain.low, float(sampled)))
         return domain.from_unit(domain.to_unit(value)) if domain.step else value
+    assert not isinstance(domain, Sampled), "check_search rejects functions"
     integer = min(domain.high, max(domain.low, int(sampled)))
     return 2**integer if isinstance(domain, PowerRange) else integer
 

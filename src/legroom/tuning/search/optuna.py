@@ -91,6 +91,7 @@ def _suggested(trial: optuna.Trial, name: str, domain: AnyDomain) -> Any:
         return trial.suggest_float(name, domain.low, domain.high, log=domain.log, step=domain.step)
     if isinstance(domain, IntRange):
         return trial.suggest_int(name, domain.low, domain.high, log=domain.log)
+    assert isinstance(domain, PowerRange), "check_search rejects functions"
     return 2 ** trial.suggest_int(name, domain.low, domain.high)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.tuning.search.protocol import Result, Searcher
-from legroom.tuning.space.domains import Categorical
+from legroom.tuning.space.domains import Categorical, Sampled
 from legroom.tuning.space.space import Config, Space
 from legroom.tuning.trial.records import Mode
 
@@ -92,6 +92,12 @@ def check_search(search: str, space: Space) -> None:
     """Raise `UsageError` for an unknown search, or for a space that the search does not support."""
     if search not in SEARCHES:
         raise UsageError(f"Unknown search `{search}`. Choose {_listed(SEARCHES, 'or')}.")
+    sampled = [p.name for p in space.parameters if isinstance(p.domain, Sampled)]
+    if sampled and search != "random":
+        raise UsageError(
+            f"`{sampled[0]}` is sampled by a function (sample_from), which only random search supports. Write its range, for "
+            "example `{'int_log2': [2, 9]}` for powers of two, or use tune.choice."
+        )
     if search == "bayes":
         choices = [p.name for p in space.parameters if isinstance(p.domain, Categorical)]
         if choices:

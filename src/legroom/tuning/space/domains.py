@@ -8,8 +8,9 @@ same values.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from legroom.errors import UsageError
@@ -52,6 +53,9 @@ class FloatRange:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return float((value - self.low) / (self.high - self.low))
 
+    def contains(self, value: Any) -> bool:
+        return _is_number(value) and self.low <= value <= self.high
+
     def grid(self) -> list[float] | None:
         if self.points is not None:
             return [self.from_unit(index / max(1, self.points - 1)) for index in range(self.points)]
@@ -93,6 +97,9 @@ class IntRange:
             return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
         return float((value - low) / (high - low))
 
+    def contains(self, value: Any) -> bool:
+        return _is_number(value) and self.low <= value <= self.high and value == int(value)
+
     def grid(self) -> list[int]:
         if self.points is not None:
             middles = [self.from_unit((index + 0.5) / self.points) for index in range(self.points)]
@@ -122,6 +129,9 @@ class PowerRange:
     def to_unit(self, value: Any) -> float:
         return self.exponents.to_unit(math.log2(value))
 
+    def contains(self, value: Any) -> bool:
+        return value in self.grid()
+
     def grid(self) -> list[int]:
         return [2**exponent for exponent in range(self.low, self.high + 1)]
 
@@ -137,11 +147,45 @@ class Categorical:
     def draw(self, rng: "Generator") -> Any:
         return self.options[int(rng.integers(len(self.options)))]
 
+    def contains(self, value: Any) -> bool:
+        return value in self.options
+
     def grid(self) -> list[Any]:
         return list(self.options)
 
 
-AnyDomain = FloatRange | IntRange | PowerRange | Categorical
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Values that a function returns, as in Ray Tune's `sample_from`. Only random search supports such values."""
+
+    function: Callable[..., Any] | None = field(default=None, compare=False)
+    """The function, which may take the configuration so far. None in a study that was loaded from disk."""
+
+    is_range = False
+
+    def draw(self, rng: "Generator", config: Mapping[str, Any] | None = None) -> Any:
+        """Call the function. NumPy and `random` are seeded for the call, so the same seed gives the same values."""
+        import numpy
+
+        assert self.function is not None
+        seed, state, numpy_state = int(rng.integers(1 << 32)), random.getstate(), numpy.random.get_state()
+        random.seed(seed)
+        numpy.random.seed(seed)
+        try:
+            value = self.function(dict(config or {}))
+        finally:
+            random.setstate(state)
+            numpy.random.set_state(numpy_state)
+        return value.item() if isinstance(value, numpy.generic) else value
+
+    def contains(self, value: Any) -> bool:
+        return True
+
+    def grid(self) -> None:
+        return None
+
+
+AnyDomain = FloatRange | IntRange | PowerRange | Categorical | Sampled
 
 
 def read_domain(name: str, written: Any) -> AnyDomain | None:
@@ -152,13 +196,21 @@ def read_domain(name: str, written: Any) -> AnyDomain | None:
     [1, 8]}` and `{int_log = [16, 1024]}` mean a range with both bounds included. `{int_log2 = [2, 9]}` means 4, 8,
     ... 512. `step` and `points` make a range usable in a grid.
     """
-    if isinstance(written, FloatRange | IntRange | PowerRange | Categorical):
+    if isinstance(written, AnyDomain):
         return written
     if isinstance(written, list | tuple):
         return _choice(name, written)
     if not isinstance(written, dict):
         return None
+    if set(written) == {"sample_from"}:
+        return Sampled(written["sample_from"] if callable(written["sample_from"]) else None)
     kinds = [kind for kind in written if kind in KINDS]
+    inner = {key: value for key, value in written.items() if key not in ("step", "points", "when")}
+    if not kinds and inner and not any(isinstance(value, list | tuple) for value in inner.values()):
+        first = next(iter(inner))
+        raise UsageError(
+            f"Parameter `{name}` is nested. Write a flat space with one name per parameter, for example `{name}_{first}`."
+        )
     if len(kinds) != 1:
         raise UsageError(
             f"Parameter `{name}`: use exactly one of {', '.join(KINDS)}, for example `{name} = {{log = [1e-4, 1e-1]}}`."
@@ -178,6 +230,8 @@ def domain_as_dict(domain: AnyDomain) -> dict[str, Any]:
     """Return the domain as plain data, which `read_domain` can read."""
     if isinstance(domain, Categorical):
         return {"choice": list(domain.options)}
+    if isinstance(domain, Sampled):
+        return {"sample_from": "function"}
     if isinstance(domain, PowerRange):
         return {"int_log2": [domain.low, domain.high]}
     if isinstance(domain, IntRange):
@@ -209,10 +263,7 @@ def _choice(name: str, options: Sequence[Any]) -> Categorical:
 
 
 def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain:
-    def is_number(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-    if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(map(is_number, ends)):
+    if not isinstance(ends, list | tuple) or len(ends) != 2 or not all(map(_is_number, ends)):
         raise UsageError(
             f"Parameter `{name}`: {kind} needs a lower and an upper bound, for example `{{{kind} = {_EXAMPLES[kind]}}}`."
         )
@@ -226,7 +277,7 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
             f"Parameter `{name}`: the lower bound of {kind} must be above zero, not {low}. Increase the lower bound, or use "
             "uniform."
         )
-    if step is not None and (kind != "uniform" or not is_number(step) or step <= 0):
+    if step is not None and (kind != "uniform" or not _is_number(step) or step <= 0):
         raise UsageError(
             f"Parameter `{name}`: `step` must be above zero, and is allowed only with `uniform`."
         )
@@ -245,6 +296,10 @@ def _range(name: str, kind: str, ends: Any, step: Any, points: Any) -> AnyDomain
             )
         return PowerRange(int(low), int(high))
     return IntRange(int(low), int(high), kind == "int_log", points)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _EXAMPLES = {

@@ -6,7 +6,7 @@ from typing import Any
 from ray.tune.search import sample
 
 from legroom.errors import UsageError
-from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange
+from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, Sampled
 from legroom.tuning.space.space import Space, read_space
 
 MOST_STEPS = 1000
@@ -56,10 +56,7 @@ def _read(name: str, value: Any) -> Any:
         return list(value.categories)
     if isinstance(value, sample.Float | sample.Integer):
         return _range(name, value)
-    raise UsageError(
-        f"Parameter `{name}` is sampled by a function (sample_from), which searchers cannot model. Write the "
-        f"range of the parameter, for example `{{'int_log2': [2, 9]}}` for powers of two, or use tune.choice."
-    )
+    return Sampled(lambda config: value.sample(config=config))  # sample_from
 
 
 def _range(name: str, domain: Any) -> AnyDomain:
@@ -68,9 +65,7 @@ def _range(name: str, domain: Any) -> AnyDomain:
         quantized: Any = sampler
         sampler, step = quantized.get_sampler(), quantized.q
     if isinstance(sampler, sample.Normal):
-        raise UsageError(
-            f"Parameter `{name}` has a normal distribution, which has no bounds. Use tune.uniform(low, high)."
-        )
+        return Sampled(lambda config: domain.sample())
     log = isinstance(sampler, sample.LogUniform)
     if isinstance(domain, sample.Float):
         if step is not None and log:

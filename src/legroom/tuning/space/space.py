@@ -11,14 +11,15 @@ A space can be written in TOML or as a Python dict. An inactive parameter is not
 """
 
 import itertools
+import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from legroom.errors import UsageError
-from legroom.tuning.space.domains import AnyDomain, Categorical, domain_as_dict, read_domain
+from legroom.errors import UsageError, did_you_mean
+from legroom.tuning.space.domains import AnyDomain, Categorical, Sampled, domain_as_dict, read_domain
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -68,8 +69,25 @@ class Space:
         config = dict(self.constants)
         for parameter in self.parameters:
             if parameter.is_active_in(config):
-                config[parameter.name] = parameter.domain.draw(rng)
+                domain = parameter.domain
+                config[parameter.name] = (
+                    domain.draw(rng, config) if isinstance(domain, Sampled) else domain.draw(rng)
+                )
         return config
+
+    def check_points(self, points: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `UsageError` if a point has an unknown parameter, or a value outside of the space."""
+        domains = {parameter.name: parameter.domain for parameter in self.parameters}
+        for point in points:
+            for name, value in point.items():
+                if name not in domains and name not in self.constants:
+                    raise UsageError(
+                        f"The point {dict(point)} sets `{name}`, which is not in the space.{did_you_mean(name, self.names)}"
+                    )
+                if name in domains and not domains[name].contains(value):
+                    raise UsageError(
+                        f"The point {dict(point)} has a value of `{name}` that is not in the space: {value!r}."
+                    )
 
     def with_constants(self, values: Mapping[str, Any]) -> Config:
         """Return a full configuration from parameter values. Inactive parameters are omitted."""
@@ -126,7 +144,7 @@ def read_space(given: Any) -> Space:
             raise UsageError("The names of parameters must be non-empty strings.")
         domain = read_domain(name, value)
         if domain is None:
-            constants[name] = value
+            constants[name] = _plain_constant(name, value)
         else:
             domains[name] = domain
             conditions[name] = _conditions(name, value)
@@ -139,6 +157,20 @@ def read_space(given: Any) -> Space:
             _check_condition(name, other, values, domains, constants)
     ordered = _ordered(domains, conditions)
     return Space(tuple(Parameter(name, domains[name], conditions[name]) for name in ordered), constants)
+
+
+def _plain_constant(name: str, value: Any) -> Any:
+    """Return a constant that can be stored as JSON."""
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()  # a NumPy scalar
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"Parameter `{name}`: a constant must be a number, string, boolean or list, not {type(value).__name__}. Pass "
+            f"other objects with `functools.partial(train, {name}=...)`."
+        ) from None
+    return value
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -200,6 +232,8 @@ def _ordered(domains: Mapping[str, AnyDomain], conditions: Mapping[str, Mapping[
     waiting = list(domains)
     while waiting:
         ready = [name for name in waiting if all(other not in waiting for other in conditions[name])]
+        # A function may read all other parameters, so functions are called last.
+        ready = [name for name in ready if not isinstance(domains[name], Sampled)] or ready
         if not ready:
             raise UsageError(f"The conditions of {' and '.join(waiting)} form a cycle.")
         ordered += ready

@@ -58,8 +58,9 @@ class TrainFunction:
     """The pickled function, if it cannot be imported by name."""
 
     @classmethod
-    def of(cls, function: Any) -> "TrainFunction":
-        """Create a `TrainFunction` from a function or from text such as `train.py:train`."""
+    def of(cls, function: Any, *, by_value: bool = False) -> "TrainFunction":
+        """Create a `TrainFunction` from a function or from text such as `train.py:train`. With `by_value`, the file of
+        the function is not imported again."""
         if isinstance(function, TrainFunction):
             return function
         if isinstance(function, str):
@@ -68,12 +69,17 @@ class TrainFunction:
             raise UsageError(
                 f"The first argument must be the training function, not a {type(function).__name__}."
             )
-        _check_signature(function)
-        name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
-        file = _file_of(function)
-        has_name = bool(name and file) and "<" not in name and not isinstance(function, functools.partial)
-        if not has_name or (module == "__main__" and not _is_module_level(file, name)):
-            return cls(name=name or "train", file=file, pickled=_pickle(function))
+        parameters_of(function)
+        function = unwrap_parameters(function)
+        inside = function
+        while isinstance(inside, functools.partial):
+            inside = inside.func
+        name, module = getattr(inside, "__qualname__", ""), getattr(inside, "__module__", "")
+        file = _file_of(inside)
+        has_name = bool(name and file) and "<" not in name and inside is function
+        if by_value or not has_name or (module == "__main__" and not _is_module_level(file, name)):
+            short = name.rpartition(".")[2].strip("<>")
+            return cls(name=short or "train", file=file, pickled=_pickle(function))
         if module == "__main__" or "." not in module:
             return cls(name=name, file=file)
         return cls(name=name, file=file, module=module)
@@ -123,18 +129,18 @@ class TrainFunction:
         local = {path.stem for path in folder.iterdir()}
         return [name for name in names if name.partition(".")[0] not in local]
 
-    @property
-    def takes_trial(self) -> bool:
-        """True if the file defines the function with a second argument for the trial. A function that takes only the
-        configuration reports to Ray itself."""
-        if self.pickled:
-            return False
-        try:
-            tree = ast.parse(Path(self.file).read_bytes())
-        except (OSError, SyntaxError, ValueError):
-            return False
-        defined = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == self.name]
-        return bool(defined) and _positional_count(defined[-1]) >= 2
+
+def unwrap_parameters(function: Any) -> Any:
+    """Return the function and arguments of `ray.tune.with_parameters(function, ...)` as a `functools.partial`. Ray keeps
+    the arguments in its object store, which a trial's process cannot read."""
+    if getattr(function, "__module__", "") != "ray.tune.trainable.util" or not inspect.isfunction(function):
+        return function
+    variables = inspect.getclosurevars(function).nonlocals
+    if not {"trainable", "keys", "prefix", "parameter_registry"} <= variables.keys():
+        return function
+    registry, prefix = variables["parameter_registry"], variables["prefix"]
+    arguments = {name: registry.get(prefix + name) for name in variables["keys"]}
+    return functools.partial(variables["trainable"], **arguments)
 
 
 def _named(text: str) -> TrainFunction:
@@ -186,21 +192,61 @@ def _positional_count(function: ast.FunctionDef) -> int:
     return len(function.args.posonlyargs + function.args.args)
 
 
-def _check_signature(function: Callable[..., Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainParameters:
+    """The names of the parameters that a training function receives, or None for those that it does not have."""
+
+    config: str | None = None
+    trial: str | None = None
+    checkpoint_dir: str | None = None
+    """The parameter for the folder of the checkpoint, as in old versions of Ray Tune."""
+    is_unknown: bool = False
+    """True if the signature cannot be read, or if the configuration can only be passed by position."""
+
+
+def parameters_of(function: Callable[..., Any]) -> TrainParameters:
+    """Return the parameters of a training function by name or annotation. Raises `UsageError` if the function needs
+    further arguments.
+
+    The trial is a parameter that is named `trial` or annotated as `Trial`. The configuration is the first other
+    parameter.
+    """
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # it has no readable signature
-        return
-    for arguments in ((None, None), (None,)):
-        try:
-            signature.bind(*arguments)
-            return
-        except TypeError:
-            continue
-    raise UsageError(
-        f"The training function has the signature {signature}. Define the function as `def train(config, "
-        "trial)`, or as `train(config)` with `ray.tune.report`."
-    )
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return TrainParameters(is_unknown=True)
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    trial = next((p.name for p in by_name if _is_trial(p)), None)
+    others = [p for p in parameters if p.name != trial]
+    first = next((p for p in others if p.kind is not p.VAR_KEYWORD), None)
+    folder = next((p.name for p in by_name if p.name == "checkpoint_dir" and p is not first), None)
+    needed = [p.name for p in others if p is not first and p.default is p.empty and _is_single(p)]
+    if needed:
+        raise UsageError(
+            f"The training function needs a value for `{needed[0]}`. Name the parameter `trial` to receive the trial, "
+            f"or pass a value with `functools.partial(train, {needed[0]}=...)`."
+        )
+    if first is None and trial is None:
+        raise UsageError(
+            "The training function takes no configuration. Define the function as `def train(config, trial)`, or as "
+            "`train(config)` with `ray.tune.report`."
+        )
+    if first is None:
+        return TrainParameters(trial=trial)
+    if first.kind in (first.POSITIONAL_ONLY, first.VAR_POSITIONAL):
+        return TrainParameters(is_unknown=True)
+    is_config = trial is None or first.name == "config" or first.default is first.empty
+    return TrainParameters(first.name if is_config else None, trial, folder)
+
+
+def _is_trial(parameter: inspect.Parameter) -> bool:
+    written = getattr(parameter.annotation, "__name__", parameter.annotation)
+    return parameter.name == "trial" or (isinstance(written, str) and written.split(".")[-1] == "Trial")
+
+
+def _is_single(parameter: inspect.Parameter) -> bool:
+    """Return True unless the parameter is `*args` or `**kwargs`."""
+    return parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
 
 
 def _defines_name(tree: ast.Module, name: str) -> bool:

@@ -5,7 +5,6 @@ memory of the process, so a trial whose estimate was too low cannot use memory o
 """
 
 import contextlib
-import inspect
 import os
 import select
 import signal
@@ -26,7 +25,8 @@ from legroom.tuning.engines.cpu_share import TrialThreads
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.space.space import Config
-from legroom.tuning.trial.function import CannotLoad, Train, TrainFunction
+from legroom.tuning.trial.function import CannotLoad, Train, TrainFunction, parameters_of
+from legroom.tuning.trial.ray_session import ray_session
 from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import (
     Channel,
@@ -112,15 +112,12 @@ def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
 
 
 def call(train: Train, config: Config, trial: Trial) -> Any:
-    """Call the function and return its result. If the function takes only the configuration (a plain Ray function),
-    the trial is not passed."""
-    try:
-        inspect.signature(train).bind(config, trial)
-    except TypeError:
-        return train(config)
-    except ValueError:  # it has no readable signature
-        pass
-    return train(config, trial)
+    """Call the function and return its result."""
+    names = parameters_of(train)
+    values = {names.config: config, names.trial: trial, names.checkpoint_dir: trial.checkpoint}
+    named = {name: value for name, value in values.items() if name is not None}
+    with ray_session(trial, needed=names.trial is None):
+        return train(config) if names.is_unknown else train(**named)
 
 
 def run_trial_process(task: TrialTask, pipe: Connection) -> None:

@@ -40,6 +40,11 @@ class TrialState(StrEnum):
     """The trial was not started, because not even its smallest micro-batch fits any GPU."""
 
     @property
+    def has_failed(self) -> bool:
+        """True if the trial raised an exception, died or ran out of memory. Such a trial is never the best."""
+        return self in (TrialState.FAILED, TrialState.OUT_OF_MEMORY)
+
+    @property
     def is_final(self) -> bool:
         return self not in (TrialState.WAITING, TrialState.RUNNING, TrialState.PAUSED)
 

@@ -116,16 +116,24 @@ class Trial:
         self._guards.append(weakref.ref(guard))
         return guard
 
-    def report(self, *, checkpoint: Any = None, **metrics: Any) -> None:
+    def report(
+        self, metrics: Mapping[str, Any] | None = None, /, *, checkpoint: Any = None, **named: Any
+    ) -> None:
         """Report the progress of the training, as in `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
 
-        `checkpoint` is an object that `torch.save` can save, or the path of a file or folder. If the scheduler stops
+        Metrics can also be passed as a dict, as in `trial.report({"loss": 0.3})`. A metric is a number, a NumPy scalar
+        or a tensor with one element. `checkpoint` is an object that `torch.save` can save, or the path of a file or folder. If the scheduler stops
         the trial, this call raises `StopTrial`.
         """
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise UsageError(
+                f"`report` needs the names of metrics, but got a {type(metrics).__name__}. Write `trial.report(loss=...)`."
+            )
+        given = {**(metrics or {}), **named}
         self.step += 1
         message = ReportMessage(
             step=self.step,
-            metrics={name: _number(name, value) for name, value in metrics.items()},
+            metrics={str(name): _number(name, value) for name, value in given.items()},
             checkpoint=self._save_checkpoint(checkpoint) if self.rank == 0 else None,
             actual_bytes=reserved_peak(),
             ooms=out_of_memory_count(),

@@ -1,5 +1,6 @@
 """Conversion of Ray spaces."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ray.tune")
@@ -7,8 +8,10 @@ pytest.importorskip("ray.tune")
 from ray import tune
 
 from legroom.errors import UsageError
+from legroom.tuning.search.searchers import check_search
 from legroom.tuning.space.domains import Categorical, FloatRange, IntRange
 from legroom.tuning.space.ray_spaces import is_grid, is_ray_space, space_of
+from legroom.tuning.space.space import read_space
 
 pytestmark = pytest.mark.ray
 
@@ -34,14 +37,23 @@ def test_a_plain_value_is_the_same_in_every_trial() -> None:
     assert space_of({"lr": tune.uniform(0, 1), "epochs": 3}).constants == {"epochs": 3}
 
 
-def test_sample_from_is_rejected_with_an_alternative() -> None:
-    with pytest.raises(UsageError, match=r"`l1` is sampled by a function \(sample_from\).*int_log2"):
-        space_of({"l1": tune.sample_from(lambda _: 4)})
-
-
-def test_a_normal_distribution_is_rejected() -> None:
-    with pytest.raises(UsageError, match=r"`x` has a normal distribution.*tune.uniform"):
-        space_of({"x": tune.randn(0, 1)})
+def test_functions_are_sampled_after_the_other_parameters_with_the_seed_of_the_study() -> None:
+    space = space_of(
+        {
+            "double": tune.sample_from(lambda config: 2 * config["x"]),
+            "old_style": tune.sample_from(lambda spec: 3 * spec.config.x),
+            "power": tune.sample_from(lambda _: 2 ** np.random.randint(2, 9)),
+            "x": tune.uniform(0.0, 1.0),
+            "normal": tune.randn(0.0, 1.0),
+        }
+    )
+    first, again = space.draw(np.random.default_rng(0)), space.draw(np.random.default_rng(0))
+    assert first == again
+    assert (first["double"], first["old_style"]) == (2 * first["x"], 3 * first["x"])
+    assert type(first["power"]) is int
+    assert read_space(space.as_dict()).names == space.names
+    with pytest.raises(UsageError, match="which only random search supports"):
+        check_search("optuna", space)
 
 
 def test_nested_parameters_are_rejected() -> None:

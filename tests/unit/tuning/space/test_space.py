@@ -1,8 +1,10 @@
 """Search spaces: reading, sampling, grids and errors."""
 
 import itertools
+import re
 from pathlib import Path
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +98,12 @@ def test_mapping_to_the_unit_interval_is_invertible(domain: FloatRange, share: f
         ({"lr": {"log": [1]}}, "needs a lower and an upper bound"),
         ({"lr": {"lgo": [1, 2]}}, "use exactly one of uniform, log"),
         ({"lr": {"log": [1, 2], "stpe": 1}}, "unknown key `stpe`"),
+        ({"m": {"lr": {"log": [1, 2]}}}, "`m` is nested. Write a flat space .* `m_lr`"),
+        ({"m": {"layers": 2}, "x": [1, 2]}, "`m` is nested"),
+        (
+            {"data": object(), "x": [1, 2]},
+            r"not object. Pass other objects with `functools.partial\(train, data=",
+        ),
         ({"n": {"int": [1.5, 2]}}, "needs integer bounds"),
         ({"b": []}, "needs a list of options"),
         ({"b": [1, 1]}, "same option twice"),
@@ -113,6 +121,34 @@ def test_mapping_to_the_unit_interval_is_invertible(domain: FloatRange, share: f
 def test_an_invalid_space_is_an_error(space: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_space(space)
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ({"layer": 2}, "sets `layer`, which is not in the space. Did you mean `layers`?"),
+        ({"lr": 2.0}, "has a value of `lr` that is not in the space: 2.0"),
+        ({"layers": 1.5}, "`layers`"),
+        ({"width": 24}, "`width`"),
+        ({"optimizer": "lion"}, "`optimizer`"),
+    ],
+)
+def test_a_point_outside_of_the_space_is_an_error(point: dict[str, object], message: str) -> None:
+    space = read_space(
+        {
+            "lr": {"log": [1e-4, 1]},
+            "layers": {"int": [1, 4]},
+            "width": {"int_log2": [2, 6]},
+            "optimizer": ["sgd", "adam"],
+        }
+    )
+    space.check_points([{"lr": 1, "layers": 4, "width": 64, "optimizer": "adam"}, {}])
+    with pytest.raises(UsageError, match=re.escape(message)):
+        space.check_points([point])
+
+
+def test_a_numpy_constant_is_stored_as_a_number() -> None:
+    assert read_space({"x": [1, 2], "epochs": numpy.int64(3)}).constants == {"epochs": 3}
 
 
 def test_a_grid_rejects_a_range_without_steps() -> None:

@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import tune as ray_tune
 
 from legroom.errors import UsageError
 from legroom.tuning.trial.function import CannotLoad, TrainFunction
+from legroom.tuning.trial.process import call
+from legroom.tuning.trial.trial import Trial
 
 
 def module_level(config: dict[str, int], trial: object) -> int:
@@ -44,15 +48,57 @@ def test_the_import_of_a_file_ends_at_its_call_of_tune(
     assert not Path("nowhere").exists()
 
 
-def test_the_file_shows_which_function_takes_a_trial(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text("def ours(config, trial): ...\ndef rays(config): ...\nother = ours\n")
-    takes = {name: TrainFunction.of(f"{file}:{name}").takes_trial for name in ("ours", "rays", "other")}
-    assert takes == {
-        "ours": True,
-        "rays": False,
-        "other": False,
-    }  # the signature of `other` is not visible in the file
+def ray_tutorial(config: Any, checkpoint_dir: Any = None, data_dir: Any = None) -> Any:
+    return config, checkpoint_dir, data_dir
+
+
+def annotated(config: Any, current: "Trial") -> Any:
+    return config, current
+
+
+CALLS: list[tuple[Any, Any]] = [
+    (lambda config, trial: (config, trial), ("config", "trial")),
+    (lambda trial, config: (config, trial), ("config", "trial")),
+    (lambda params, trial=None: (params, trial), ("config", "trial")),
+    (annotated, ("config", "trial")),
+    (lambda config: config, "config"),
+    (lambda trial: trial, "trial"),
+    (lambda trial, data=None: (trial, data), ("trial", None)),
+    (lambda *everything: everything, ("config",)),
+    (lambda config, **further: (config, further), ("config", {})),
+    (lambda config, width=8: (config, width), ("config", 8)),
+    (ray_tutorial, ("config", "folder", None)),
+    (partial(ray_tutorial, data_dir="data"), ("config", "folder", "data")),
+]
+
+
+@pytest.mark.parametrize(("function", "expected"), CALLS, ids=range(len(CALLS)))
+def test_parameters_are_given_by_name_or_annotation(function: Any, expected: Any, tmp_path: Path) -> None:
+    trial = Trial(number=0, config={}, folder=tmp_path, channel=None, checkpoint="folder")  # type: ignore[arg-type]
+    config = {"x": 1}
+    named = {"config": config, "trial": trial}
+
+    def filled(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(filled, value))
+        return named.get(value, value) if isinstance(value, str) else value
+
+    assert call(function, config, trial) == filled(expected)
+    TrainFunction.of(function)
+
+
+def test_a_parameter_without_a_value_is_an_error() -> None:
+    with pytest.raises(
+        UsageError, match=r"needs a value for `data`. Name the parameter `trial` .*partial\(train, data"
+    ):
+        TrainFunction.of(lambda config, data: None)
+
+
+def test_arguments_of_with_parameters_are_pickled_with_the_function() -> None:
+    wrapped = ray_tune.with_parameters(ray_tutorial, data_dir="data")
+    function = TrainFunction.of(wrapped)
+    assert function.name == "ray_tutorial"
+    assert function.load()({"x": 1}) == ({"x": 1}, None, "data")
 
 
 def test_a_module_level_function_is_imported_by_name() -> None:
@@ -103,7 +149,7 @@ def test_a_function_without_arguments_is_rejected(tmp_path: Path) -> None:
     ):
         TrainFunction.of(f"{file}:train")
     with pytest.raises(
-        UsageError, match=r"has the signature \(\). Define the function as `def train\(config, trial\)`"
+        UsageError, match=r"takes no configuration. Define the function as `def train\(config, trial\)`"
     ):
         TrainFunction.of(lambda: None)
 

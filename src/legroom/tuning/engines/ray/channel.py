@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.process import TrialTask, redirect_output
+from legroom.tuning.trial.ray_session import report_of_session
 from legroom.tuning.trial.trial import ReportMessage
 
 TASKS, REPORTED, ENDED, PROCESS = "tasks", "legroom_report", "legroom_end", "legroom_process"
@@ -15,14 +16,15 @@ class TuneChannel:
 
     def __init__(self) -> None:
         self.is_closed = False
+        self._report = (
+            report_of_session()
+        )  # `ray.tune.report` is the report of the trial while its function runs
         self.process: int | None = None
         """The ID of the forked process that waits for the answer."""
 
     def report(self, message: ReportMessage) -> Action:
-        from ray import tune
-
         try:
-            tune.report({REPORTED: message, PROCESS: self.process})
+            self._report({REPORTED: message, PROCESS: self.process})
         except SystemExit:  # how Ray stops a function that is waiting in a report
             self.is_closed = True
             return Action.STOP

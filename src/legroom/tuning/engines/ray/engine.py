@@ -118,9 +118,8 @@ def _missing(error: ImportError) -> MissingExtra:
 
 
 def _can_fork(job: TuneJob) -> bool:
-    """Return True if trials can be forked while Ray's workers run. A plain Ray function cannot be forked, because it reports
-    from within its worker."""
-    return job.ranks == 1 and job.function.takes_trial
+    """Return True if trials can be forked while Ray's workers run."""
+    return job.ranks == 1
 
 
 def _tuner(shared: "SharedState", folder: Path, request: Resources) -> Any:

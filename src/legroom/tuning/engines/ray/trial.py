@@ -59,19 +59,6 @@ def kill_process(result: dict[str, Any], server: str | None) -> None:
 
 
 def read_result(result: dict[str, Any]) -> ReportMessage | TrialExit:
-    """Return the message in a Ray result. The message comes from Legroom, or contains the metrics that a plain Ray
-    function passed to `ray.tune.report`."""
-    if REPORTED in result:
-        message: ReportMessage = result[REPORTED]
-        return message
-    if ENDED in result:
-        end: TrialExit = result[ENDED]
-        return end
-    from ray.tune.result import AUTO_RESULT_KEYS
-
-    metrics = {
-        name: float(value)
-        for name, value in result.items()
-        if name not in AUTO_RESULT_KEYS and isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    return ReportMessage(step=int(result["training_iteration"]), metrics=metrics)
+    """Return the message in a Ray result."""
+    message: ReportMessage | TrialExit = result[REPORTED] if REPORTED in result else result[ENDED]
+    return message

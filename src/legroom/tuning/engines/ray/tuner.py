@@ -12,7 +12,7 @@ from typing import Any
 from ray.tune import Tuner
 
 from legroom.errors import UsageError
-from legroom.tuning.space.ray_spaces import is_grid, space_of
+from legroom.tuning.space.ray_spaces import is_grid, is_ray_space, space_of
 
 _SEARCHES = {
     "OptunaSearch": "optuna",
@@ -53,14 +53,15 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         raise UsageError(
             "The Tuner has no `param_space`. Pass the search space: `Tuner(..., param_space={...})`."
         )
-    if settings.metric is None or settings.mode is None:
-        raise UsageError("The Tuner sets no metric. Add `TuneConfig(metric=..., mode=...)`.")
     arguments: dict[str, Any] = {
         "space": space_of(written),
-        "metric": settings.metric,
-        "mode": settings.mode,
-        "search": _search(settings.search_alg, written),
+        **search_arguments(settings.search_alg, written),
+        **scheduler_arguments(settings.scheduler),
     }
+    arguments |= {"metric": settings.metric} if settings.metric else {}
+    arguments |= {"mode": settings.mode} if settings.mode else {}
+    if "metric" not in arguments:
+        raise UsageError("The Tuner sets no metric. Add `TuneConfig(metric=..., mode=...)`.")
     grid = arguments["search"] == "grid"
     if not grid:
         arguments["trials"] = max(1, settings.num_samples)
@@ -68,32 +69,52 @@ def tuner_arguments(tuner: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         arguments["time_budget"] = _seconds(settings.time_budget_s)
     if settings.max_concurrent_trials:
         arguments["parallel"] = settings.max_concurrent_trials
-    return function, arguments | _schedule(settings.scheduler)
+    return function, arguments
 
 
-def _search(given: Any, written: dict[str, Any]) -> str:
+def search_arguments(given: Any, written: Any) -> dict[str, Any]:
+    """Return the arguments of `legroom.tune` for a search algorithm of Ray, such as search, metric and the points that
+    it evaluates first."""
     while type(given).__name__ in _WRAPPERS:
         given = given.searcher
     if given is None or type(given).__name__ == "BasicVariantGenerator":
-        return "grid" if is_grid(written) else "random"
+        arguments = {"search": "grid" if is_ray_space(written) and is_grid(written) else "random"}
+        return arguments | _metric(given) | _points(given)
     name = given if isinstance(given, str) else type(given).__name__
     known = {**_SEARCHES, "optuna": "optuna", "hyperopt": "hyperopt", "bayesopt": "bayes", "random": "random"}
     if name not in known:
         raise UsageError(
-            f"The Tuner's search algorithm {name} is not supported. Use OptunaSearch, HyperOptSearch or BayesOptSearch."
+            f"The search algorithm {name} is not supported. Use OptunaSearch, HyperOptSearch or BayesOptSearch."
         )
-    return known[name]
+    return {"search": known[name]} | _metric(given) | _points(given)
 
 
-def _schedule(given: Any) -> dict[str, Any]:
+def _points(given: Any) -> dict[str, Any]:
+    points = getattr(given, "_points_to_evaluate", None)
+    return {"points_to_evaluate": points} if points else {}
+
+
+def _metric(given: Any) -> dict[str, Any]:
+    """Return the metric and the mode of a searcher or scheduler, if they are set."""
+    found = {"metric": getattr(given, "_metric", None), "mode": getattr(given, "_mode", None)}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def scheduler_arguments(given: Any) -> dict[str, Any]:
+    """Return the arguments of `legroom.tune` for a scheduler of Ray."""
     if given is None:
         return {"scheduler": None}
     names = [kind.__name__ for kind in type(given).__mro__ if kind.__name__ in _SCHEDULERS]
     if not names or (names[0] == "FIFOScheduler" and type(given).__name__ != "FIFOScheduler"):
         raise UsageError(
-            f"The Tuner's scheduler {type(given).__name__} is not supported. Use ASHAScheduler, MedianStoppingRule or PopulationBasedTraining."
+            f"The scheduler {type(given).__name__} is not supported. Use ASHAScheduler, MedianStoppingRule or PopulationBasedTraining."
         )
-    arguments: dict[str, Any] = {"scheduler": _SCHEDULERS[names[0]]}
+    arguments: dict[str, Any] = {"scheduler": _SCHEDULERS[names[0]], **_metric(given)}
+    counts_steps = getattr(given, "_time_attr", "") == "training_iteration"
+    if arguments["scheduler"] == "median" and counts_steps:
+        arguments["grace_period"] = max(1, round(given._grace_period))
+    if arguments["scheduler"] == "pbt" and counts_steps:
+        arguments["interval"] = max(1, round(given._perturbation_interval))
     if arguments["scheduler"] == "asha":
         rungs = [milestone for bracket in given._brackets for milestone, _ in bracket._rungs]
         arguments |= {

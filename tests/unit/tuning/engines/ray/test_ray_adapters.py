@@ -14,7 +14,6 @@ from ray.tune.search import Searcher
 from legroom.errors import UsageError
 from legroom.tuning.engines.ray.adapters import DispatchScheduler, DispatchSearcher, SharedState
 from legroom.tuning.engines.ray.channel import ENDED, REPORTED, TASKS
-from legroom.tuning.engines.ray.trial import read_result
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.process import TrialExit
 from legroom.tuning.trial.records import TrialState
@@ -139,19 +138,6 @@ def test_rays_saved_settings_contain_nothing_of_the_study() -> None:
     shared = shared_state(FakeDispatcher())
     assert len(pickle.dumps(DispatchSearcher(shared))) < 200
     assert len(pickle.dumps(DispatchScheduler(shared))) < 200
-
-
-def test_a_plain_ray_result_is_read_without_rays_own_keys() -> None:
-    result = {
-        "loss": 0.5,
-        "name": "x",
-        "flag": True,
-        "training_iteration": 3,
-        "time_total_s": 9.0,
-        "pid": 1,
-        "done": False,
-    }
-    assert read_result(result) == ReportMessage(step=3, metrics={"loss": 0.5})
 
 
 @pytest.mark.parametrize(("server", "kept"), [("server", 2), (None, 0)])

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("ray.tune")
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, MedianStoppingRule, PopulationBasedTraining
 from ray.tune.search import ConcurrencyLimiter
 from ray.tune.search.hyperopt import HyperOptSearch
 from ray.tune.search.optuna import OptunaSearch
@@ -69,6 +69,21 @@ def test_the_options_of_asha_are_kept() -> None:
 
 def test_median_stopping_is_supported() -> None:
     assert tuner_arguments(tuner(scheduler=MedianStoppingRule()))[1]["scheduler"] == "median"
+
+
+def test_the_metric_can_be_set_in_the_scheduler_or_the_searcher() -> None:
+    scheduler = PopulationBasedTraining(
+        time_attr="training_iteration",
+        metric="accuracy",
+        mode="max",
+        perturbation_interval=4,
+        hyperparam_mutations={"lr": [1]},
+    )
+    arguments = tuner_arguments(tuner(scheduler=scheduler, metric=None, mode=None))[1]
+    assert (arguments["metric"], arguments["mode"], arguments["interval"]) == ("accuracy", "max", 4)
+    search = OptunaSearch(metric="accuracy", mode="max", points_to_evaluate=[{"lr": 0.5}])
+    arguments = tuner_arguments(tuner(search_alg=search, metric=None, mode=None))[1]
+    assert (arguments["metric"], arguments["points_to_evaluate"]) == ("accuracy", [{"lr": 0.5}])
 
 
 def test_an_unsupported_scheduler_is_an_error() -> None:
