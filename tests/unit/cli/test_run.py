@@ -49,7 +49,9 @@ def test_a_run_ends_with_its_peak_and_the_next_command(run):
     shown = " ".join(err.split())
     assert "of 64.0 MiB at step" in shown
     assert "from train.py:" in shown
-    assert err.rstrip().endswith("legroom report train.legroom   # show this report again")
+    assert err.rstrip().endswith(
+        "legroom report train.legroom --html train.html   # write a web page with charts"
+    )
 
 
 def test_a_syntax_error_is_reported_as_by_python_and_leaves_no_capture(run, tmp_path):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
+sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "memory")]
 
 from example_runs import Run
 

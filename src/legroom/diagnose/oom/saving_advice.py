@@ -333,7 +333,12 @@ def spill_activations(evidence: Evidence) -> Iterator[Finding]:
     largest tensors are in transfer at any time."""
     movable = [each for each in evidence.live(Category.ACTIVATION) if each.block_bytes >= MiB]
     size = bytes_of(movable)
-    if size < evidence.budget * 0.3 or evidence.oom.phase is Phase.OPTIMIZER or evidence.spills:
+    if (
+        not movable
+        or size < evidence.budget * 0.3
+        or evidence.oom.phase is Phase.OPTIMIZER
+        or evidence.spills
+    ):
         return
     saves = size - 3 * max(each.block_bytes for each in movable)
     if saves > 0:

@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePath
 from typing import Any
 
 from legroom import schemas
@@ -29,6 +30,7 @@ from legroom.diagnose.report.source_lines import Sources
 from legroom.findings import Finding
 from legroom.memory.annotations import (
     Annotation,
+    ExitReason,
     HistoryUnavailable,
     LibraryRetries,
     LoopWatched,
@@ -188,11 +190,14 @@ class RunReport:
     @property
     def next_commands(self) -> list[tuple[str, str]]:
         """Suggested next commands, each with a comment."""
-        show = (
-            [(f"legroom report {shlex.quote(self.capture)}", "show this report again")]
-            if self.capture
-            else []
-        )
+        show: list[tuple[str, str]] = []
+        if self.capture:
+            command, page = (
+                ["legroom", "report", self.capture],
+                PurePath(self.capture).with_suffix(".html").name,
+            )
+            show.append((shlex.join(command), "show this report again"))
+            show.append((shlex.join([*command, "--html", page]), "write a web page with charts"))
         if self._needs_gpu():
             return [(self.command.on_virtual_gpu(DEFAULT_GPU_SIZE).text, "on a virtual GPU"), *show]
         if self.oom is None or not self.failed_with_oom:
@@ -286,7 +291,7 @@ def report_from_ledger(
         devices=devices,
         device=device,
         ending=ending,
-        seconds=ending.time or ledger.seconds,
+        seconds=ledger.seconds if ending.reason is ExitReason.UNKNOWN else ending.time or ledger.seconds,
         steps=max((step.step + 1 for step in steps), default=0),
         history=tuple(step for step in steps if device is not None and step.device == device.index),
         peak=_peak(ledger, device) if device else None,

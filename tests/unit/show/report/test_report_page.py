@@ -6,12 +6,18 @@ import zlib
 from array import array
 from base64 import b64decode
 
+import pytest
+from example_events import events
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
 from legroom.memory.annotations import DetectedLeak
 from legroom.memory.compare import compare_captures
-from legroom.memory.events import Alloc, Category, Frame, Phase
+from legroom.memory.events import Alloc, Category, Event, Frame, Phase
 from legroom.show.report.html_diff.page_writer import page as diff_page
+from legroom.show.report.html_report import page_writer
 from legroom.show.report.html_report.page_writer import page
 from legroom.units import MiB
 
@@ -188,3 +194,23 @@ def test_names_cannot_inject_html_into_a_comparison() -> None:
     assert "\x1b" not in text
     assert text.count("<polyline") == 2
     assert "+1.0 MiB" in text
+
+
+@settings(max_examples=40)
+@given(st.lists(events, max_size=25))
+def test_any_capture_makes_a_page(stream: list[Event]) -> None:
+    run = Run()
+    run.events = stream
+    text = page_of(run)
+    assert text.count("</script>") == 2
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+
+
+def test_many_small_blocks_are_merged_in_the_allocator_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_writer, "MAX_BLOCKS", 10)
+    run = Run()
+    for _ in range(60):
+        run.alloc(1)
+    (segments,) = [embedded(page_of(run))["segments"]]
+    assert sum(size for _, blocks in segments for size, _ in blocks) == 60 * MiB
+    assert sum(len(blocks) for _, blocks in segments) <= 31

@@ -3,7 +3,7 @@ timeline, the icicle chart and the allocator map on the data that this module em
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from html import escape
 from pathlib import PurePath
 from typing import Any
@@ -23,6 +23,8 @@ from legroom.units import format_size
 _SCRIPTS = ("timeline.js", "icicle.js", "allocator_map.js")
 _UNIT = 512
 """Sizes in binary data are multiples of this number of bytes, because a block is at least this large."""
+MAX_BLOCKS = 20_000
+"""The approximate maximum number of blocks in the allocator map."""
 _PHASES = tuple(Phase)
 
 
@@ -172,23 +174,26 @@ def _marks(figures: RunFigures) -> list[dict[str, Any]]:
     return [*ooms, *leaks]
 
 
-def _segments(layout: Layout, position: Any) -> list[list[Any]]:
-    """Return the segments: whether it is a small segment, and the size and site (or -1) of each block."""
-    return [
-        [
-            int(segment.is_small),
-            [
-                [
-                    block.size,
-                    position(Site(block.alloc.module, block.alloc.frame, block.alloc.category))
-                    if block.alloc
-                    else -1,
-                ]
-                for block in segment.blocks
-            ],
-        ]
-        for segment in layout.segments
-    ]
+def _segments(layout: Layout, position: Callable[[Site], int]) -> list[list[Any]]:
+    """Return the segments: whether it is a small segment, and the size and site (or -1) of each block.
+
+    With very many blocks, adjacent blocks that are too small to see are merged. A merged block has the site of its first
+    block.
+    """
+    number = sum(len(segment.blocks) for segment in layout.segments)
+    smallest = layout.reserved // MAX_BLOCKS if number > MAX_BLOCKS else 0
+    result: list[list[Any]] = []
+    for segment in layout.segments:
+        blocks: list[list[int]] = []
+        for block in segment.blocks:
+            if blocks and max(block.size, blocks[-1][0]) < smallest:
+                blocks[-1][0] += block.size
+                continue
+            alloc = block.alloc
+            site = position(Site(alloc.module, alloc.frame, alloc.category)) if alloc else -1
+            blocks.append([block.size, site])
+        result.append([int(segment.is_small), blocks])
+    return result
 
 
 def _layout_text(layout: Layout | None) -> str:

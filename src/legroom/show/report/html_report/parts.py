@@ -1,6 +1,5 @@
 """The sentences and tables of the page. All text from a capture is escaped."""
 
-import os
 from collections.abc import Iterable
 from html import escape
 
@@ -219,10 +218,12 @@ def _selected_steps(steps: tuple[Step, ...]) -> list[Step]:
 
 
 def next_commands(report: RunReport) -> str:
-    lines = [f"{command}   # {comment}" for command, comment in report.next_commands]
-    if report.command.target:
+    lines = [
+        f"{command}   # {comment}" for command, comment in report.next_commands if "--html" not in command
+    ]
+    if report.command.target and report.started:
         lines.insert(0, f"{report.command.text}   # recorded command")
-    return f"<pre>{_text(os.linesep.join(lines))}</pre>" if lines else ""
+    return f"<pre>{_text(chr(10).join(lines))}</pre>" if lines else ""
 
 
 def _table(heads: Iterable[str], rows: str, *, tall: bool = False) -> str:

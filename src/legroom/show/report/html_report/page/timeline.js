@@ -90,9 +90,9 @@ function draw() {
   context.rect(EDGE.left, 0, plot.width, height - 20);
   context.clip();
   drawColumns(context, yOf);
-  drawGaps(context);
   if (run.capacity && run.capacity <= top) drawLine(context, EDGE.left, yOf(run.capacity), EDGE.left + plot.width, yOf(run.capacity), palette.bad, [6, 4]);
   drawPhases(context, EDGE.top + plot.height + 3);
+  drawGaps(context);
   drawMarks(context);
   context.restore();
   if (run.capacity && run.capacity <= top) {
@@ -175,9 +175,9 @@ function drawGaps(context) {
     if (to < view.from || from > view.to) continue;
     const x = xOf(from), wide = Math.max(xOf(to) - x, 3);
     context.fillStyle = palette.ground;
-    context.fillRect(x, EDGE.top, wide, plot.height);
+    context.fillRect(x, EDGE.top, wide, plot.height + 14);
     context.fillStyle = stripes(context, palette.grey);
-    context.fillRect(x, EDGE.top, wide, plot.height);
+    context.fillRect(x, EDGE.top, wide, plot.height + 14);
   }
 }
 
@@ -204,7 +204,7 @@ function drawMarks(context) {
     drawLine(context, x, EDGE.top, x, EDGE.top + plot.height, color, kind === "oom" ? [] : [3, 3]);
     context.fillStyle = color;
     context.textAlign = x > EDGE.left + plot.width - 110 ? "right" : "left";
-    context.fillText(kind === "oom" ? "▲ out of memory" : "◆ leak", x + (context.textAlign === "right" ? 4 : -4), 13);
+    context.fillText(kind === "oom" ? "▲ out of memory" : "◆ leak", context.textAlign === "right" ? Math.min(x + 4, EDGE.left + plot.width) : x - 4, 13);
   }
   if (chosen !== null) {
     const x = xOf(run.moments[chosen].time);
