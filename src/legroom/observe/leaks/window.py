@@ -58,6 +58,8 @@ ITERATIONS_BEFORE_FIRST_STEP = 16
 """The number of iterations after which retained graphs indicate a leak although no optimizer has stepped. The batches
 of one accumulated step may share a graph.
 """
+UNROLLED_CALLS = 100
+"""The number of calls to a model that may be the time steps of one graph."""
 TENSOR_SCANS = 2
 """The number of scans, after the first scan, whose new storages must all be alive."""
 LARGER_SCANS = 4
@@ -222,7 +224,7 @@ class ScanWindow:
             old = _sample(old)
             carrying = [t for t, node in new[:200] if graph.iterations_below(node) >= min(len(retained), 3)]
             # An unrolled network: a single graph whose backward pass comes later.
-            if self._iterations.by_model_calls and carrying and not evaluating:
+            if self._may_be_unrolled(iteration) and carrying and not evaluating:
                 return seen
             parts = graph.parts([*old, *carrying[:MAX_SEARCHES]], iteration)
             for tensor in filter(self._on_device, old):  # a tensor in a container is itself retained
@@ -291,6 +293,10 @@ class ScanWindow:
             return False
         apart = max(after - before for before, after in pairwise(retained[-MIN_ITERATIONS:]))
         return iteration - retained[-1] <= 1.5 * apart + 1 and self._is_conclusive(evaluating)
+
+    def _may_be_unrolled(self, iteration: int) -> bool:
+        """Return whether the calls to a model may be the time steps of one graph."""
+        return self._iterations.by_model_calls and iteration < UNROLLED_CALLS
 
     def _is_conclusive(self, evaluating: bool) -> bool:
         """Return whether retained graphs indicate a leak. Before the first step, retained graphs may belong to the

@@ -10,6 +10,7 @@ from legroom.observe.source.syntax import (
     is_self,
     is_sliced,
     is_zero_or_one,
+    receiver_of,
 )
 
 _SELECTING_FUNCTIONS = {"nlargest", "nsmallest", "topk", "narrow", "islice", "sample"}
@@ -57,6 +58,9 @@ class SourceName:
         value, a slice of a value computed from the old value, or its largest or most recent items.
         """
         if isinstance(value, ast.Subscript) and (is_sliced(value) or self.is_it(value.value)):
+            return True
+        receiver = receiver_of(value)  # `torch.cat([queue, new])[-512:].clone()`
+        if isinstance(receiver, ast.Subscript) and is_sliced(receiver) and self.is_within(receiver):
             return True
         for inner in ast.walk(value):
             if isinstance(inner, ast.Subscript) and self.is_it(inner.value) and is_sliced(inner):

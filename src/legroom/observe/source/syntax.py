@@ -196,6 +196,13 @@ def flattened(target: ast.expr) -> Iterable[ast.expr]:
         yield target
 
 
+def receiver_of(value: ast.expr) -> ast.expr:
+    """Return `x[-512:]` for `x[-512:].detach().clone()`: the value whose methods are called."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        value = value.func.value
+    return value
+
+
 def called_name(node: ast.AST) -> str:
     if not isinstance(node, ast.Call):
         return ""

@@ -133,3 +133,37 @@ def test_views_of_a_base_that_only_they_reference_are_reported() -> None:
 
     (leak,) = _leaks_of(loop)
     assert leak.name == "halves"
+
+
+class _Filter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+        self.state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state = self.cell(x, self.state)
+        return self.state
+
+
+def test_a_state_that_keeps_its_graph_is_reported_once_it_is_too_long_for_an_unrolled_network(
+    no_earlier_optimizers: None,
+) -> None:
+    def loop(calls: int) -> None:
+        model = _Filter()
+        with torch.enable_grad():
+            for _ in range(calls):
+                model(torch.randn(2, 4)).sum().item()
+
+    (leak,) = _leaks_of(lambda _: loop(160))
+    assert (leak.name, leak.kind) == ("model.state", "graph")
+    assert _leaks_of(lambda _: loop(60)) == []
+
+
+def test_a_queue_that_is_sliced_and_copied_is_not_a_leak() -> None:
+    def loop(model: nn.Module) -> None:
+        queue = torch.empty(0, 4)
+        for _ in range(40):
+            queue = torch.cat([queue, model(torch.randn(3, 4))])[-36:].clone()
+
+    assert _leaks_of(loop) == []
