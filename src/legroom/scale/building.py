@@ -43,6 +43,7 @@ class ParallelOptions:
     micro_batches: int | None = None
     offload: bool | None = None
     static_graph: bool | None = None
+    find_unused_parameters: bool | None = None
 
     def check(self) -> None:
         if self.schedule not in ("1f1b", "gpipe"):
@@ -197,7 +198,8 @@ class Builder:
 
     def _ddp(self) -> StrategyEngine:
         has_unused, may_change = False, False
-        if self.options.batch is not None and self.options.static_graph is None:
+        is_given = self.options.static_graph is not None or self.options.find_unused_parameters is not None
+        if self.options.batch is not None and not is_given:
             setup = self._setup()
             has_unused, may_change = self._planning().broadcast(
                 lambda: strategy_memory.unused_parameters(setup)
@@ -210,6 +212,7 @@ class Builder:
             has_unused=has_unused,
             may_change=may_change,
             static_graph=self.options.static_graph,
+            find_unused_parameters=self.options.find_unused_parameters,
         )
 
     def _dp(self, choice: StrategyChoice) -> tuple[StrategyEngine, StrategyChoice]:

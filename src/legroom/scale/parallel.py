@@ -52,6 +52,7 @@ def parallel(
     micro_batches: int | None = None,
     offload: bool | None = None,
     static_graph: bool | None = None,
+    find_unused_parameters: bool | None = None,
 ) -> "Parallel":
     """Move the model to its devices, wrap it for the strategy, and return the run.
 
@@ -61,8 +62,8 @@ def parallel(
     loss that is a mean over elements other than samples, such as tokens. `precision` is "bf16", "fp16", "fp32", "auto"
     or a `legroom.precision(...)`. `clip_norm` is the norm to which gradients are clipped, over all ranks. `schedule`
     and `micro_batches` are options of a pipeline. With `offload`, the shards of "fsdp" are kept in host memory. By
-    default, the shards are offloaded only if they do not fit on the GPUs. `static_graph` is an option of DDP. By
-    default, Legroom detects the value of `static_graph`.
+    default, the shards are offloaded only if they do not fit on the GPUs. `static_graph` and
+    `find_unused_parameters` are options of DDP. By default, Legroom detects their values from `batch`.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -78,6 +79,7 @@ def parallel(
         micro_batches=micro_batches,
         offload=offload,
         static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters,
     )
     options.check()
     engine, choice, scaling = build(

@@ -51,7 +51,7 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def train(strategy: Any, options: dict[str, Any] | None = None, *, guarded: bool = False) -> dict[str, Any]:
     """Return the losses of the global batches, the weights of this rank, and the predictions for one batch."""
-    network = model(unused=strategy != "dp")  # a virtual GPU misplaces the gradients of unused replicas
+    network = model()
     run = legroom.parallel(
         network,
         torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9),
@@ -176,6 +176,19 @@ def rejected(strategy: str, options: dict[str, Any]) -> str:
     try:
         legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), strategy, **options)  # type: ignore[arg-type]
     except (legroom.errors.LegroomError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def unused_without_batch(options: dict[str, Any]) -> str:
+    """Take two DDP steps with an unused layer, without a batch from which Legroom could detect it."""
+    network = model()
+    run = legroom.parallel(network, torch.optim.SGD(network.parameters(), lr=0.1), "ddp", **options)
+    x, y = (each.to(run.device) for each in data()[:4])
+    try:
+        for _ in range(2):
+            run.step(lambda x, y: loss_of(run.model(x), y), x, y)
+    except legroom.errors.UsageError as error:
         return str(error)
     return ""
 

@@ -137,6 +137,13 @@ def test_invalid_options_are_rejected_on_every_rank(
         assert message in error
 
 
+def test_unused_parameters_are_explained_if_ddp_waits_for_them(pool: RankPool) -> None:
+    assert pool.run(tasks.unused_without_batch, {"find_unused_parameters": True}) == ["", ""]
+    for error in pool.run(tasks.unused_without_batch, {}):
+        assert "left parameters without a gradient" in error
+        assert "find_unused_parameters=True" in error
+
+
 @pytest.fixture(scope="module")
 def unequal_pool() -> Iterator[RankPool]:
     with RankPool(2, gpu="256MiB,128MiB") as pool:

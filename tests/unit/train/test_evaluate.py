@@ -16,17 +16,23 @@ def data(samples=50, features=6):
     return TensorDataset(torch.randn(samples, features), torch.randint(0, 3, (samples,)))
 
 
-def test_numbers_are_averaged_over_all_samples():
+def test_numbers_are_averaged_over_all_samples_and_counts_are_summed():
     model = nn.Linear(6, 3)
     x, y = data().tensors
 
     def scores(x, y):
-        return {"loss": F.cross_entropy(model(x), y), "accuracy": (model(x).argmax(1) == y).float().mean()}
+        correct = model(x).argmax(1) == y
+        return {
+            "loss": F.cross_entropy(model(x), y),
+            "accuracy": correct.float().mean(),
+            "correct": correct.sum(),
+        }
 
     result = legroom.evaluate(model, DataLoader(data(), 16), scores)  # batches of 16, 16, 16 and 2
     assert result["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
     assert result["accuracy"] == pytest.approx((model(x).argmax(1) == y).float().mean().item())
     assert type(result["loss"]) is float
+    assert result["correct"] == (model(x).argmax(1) == y).sum().item()
 
 
 def test_without_a_function_the_outputs_are_concatenated():

@@ -16,7 +16,12 @@ from torch.nn.parallel import gather, parallel_apply, replicate
 from legroom.scale.shares import split_by_shares
 from legroom.scale.strategies.engine import WrappedModelEngine
 from legroom.scale.world import RankDevices
-from legroom.train.guarding.batches.splitting import BatchArguments, concatenate_results, to_device
+from legroom.train.guarding.batches.splitting import (
+    BatchArguments,
+    concatenate_results,
+    result_to_device,
+    to_device,
+)
 
 DDP_IS_BETTER = (
     "ddp is faster: `legroom launch --nproc {count} --strategy ddp script.py`. dp copies the model to every GPU in every step, runs all "
@@ -64,5 +69,5 @@ class UnevenDataParallel(nn.Module):
         )
         if isinstance(outputs[0], torch.Tensor) and outputs[0].dim():
             return gather(outputs, self.devices[0])
-        on_coordinator = [to_device(output, self.devices[0]) for output in outputs]
+        on_coordinator = [result_to_device(output, self.devices[0]) for output in outputs]
         return concatenate_results(on_coordinator, [counts[index] for index in active])

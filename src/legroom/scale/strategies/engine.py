@@ -1,12 +1,14 @@
 """The interface of the engines that run the passes of a step, and the engines of a single device and of DDP."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from legroom.errors import UsageError
 from legroom.scale.loss_weights import LossWeighting
 from legroom.scale.world import RankDevices
 from legroom.train.guarding.batches.splitting import BatchArguments
@@ -65,7 +67,7 @@ class WrappedModelEngine:
         self, loss_fn: LossFunction, batch: BatchArguments, weighting: LossWeighting, scaling: Scaling
     ) -> torch.Tensor:
         wait_for_weight = weighting.begin(batch)
-        with scaling.autocast():
+        with scaling.autocast(), _unused_parameters_explained():
             loss = checked_loss(loss_fn(*batch.arguments, **batch.named))
         weight = wait_for_weight()
         weighted = loss if weight == 1.0 else loss * weight
@@ -81,6 +83,21 @@ class WrappedModelEngine:
         norm = nn.utils.get_total_norm(gradients)
         total: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return total
+
+
+@contextmanager
+def _unused_parameters_explained() -> Iterator[None]:
+    """Replace the error that DDP raises in the step after a step with unused parameters."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "Expected to have finished reduction in the prior iteration" not in str(error):
+            raise
+        raise UsageError(
+            "The previous step left parameters without a gradient, and DDP waits for all gradients. Pass one batch to "
+            "legroom.parallel(..., batch=(x, y)), so that Legroom detects these parameters. Otherwise, pass "
+            "find_unused_parameters=True, or freeze them with requires_grad_(False)."
+        ) from error
 
 
 def single_device_engine(
@@ -100,6 +117,7 @@ def ddp_engine(
     has_unused: bool = False,
     may_change: bool = False,
     static_graph: bool | None = None,
+    find_unused_parameters: bool | None = None,
 ) -> WrappedModelEngine:
     """Return the engine of DDP. Gradients are views of the buckets of DDP, so there is only one copy of the gradients.
 
@@ -108,6 +126,8 @@ def ddp_engine(
     search for them in each step. A trace of one step determines both options.
     """
     model.to(devices.device)
+    if find_unused_parameters is not None:
+        has_unused, may_change = find_unused_parameters, True
     static = (has_unused and not may_change) if static_graph is None else static_graph
     wrapped = DistributedDataParallel(
         model,

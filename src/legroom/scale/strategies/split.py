@@ -19,7 +19,7 @@ from legroom.scale.cutting.release_weights import move_plain_attributes
 from legroom.scale.cutting.stages import StageProgram
 from legroom.scale.strategies.engine import WrappedModelEngine
 from legroom.scale.world import RankDevices
-from legroom.train.guarding.batches.splitting import to_device
+from legroom.train.guarding.batches.splitting import result_to_device, to_device
 
 
 def split(
@@ -49,7 +49,7 @@ class SplitModel(nn.Module):
     def forward(self, *arguments: Any, **named: Any) -> Any:
         with _RunOnLaterDevice(self._devices):
             result = self.module(*arguments, **named)
-        return to_device(result, self._devices[0])
+        return result_to_device(result, self._devices[0])
 
 
 class _RunOnLaterDevice(TorchFunctionMode):

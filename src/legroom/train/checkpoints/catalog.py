@@ -99,23 +99,24 @@ def without_advice(error: CheckpointError) -> str:
     return str(error).removesuffix(ADVICE).rstrip()
 
 
-def best_checkpoint(
+def best_checkpoints(
     checkpoints: Iterable[CheckpointInfo], metric: str, *, higher: bool
-) -> CheckpointInfo | None:
-    """Return the checkpoint with the best metric, or None if no checkpoint has the metric. If several checkpoints have
-    the same value, return the newest of them."""
+) -> list[CheckpointInfo]:
+    """Return the checkpoints that have the metric, best first. If several checkpoints have the same value, the newest of
+    them comes first."""
     with_metric = [info for info in checkpoints if not math.isnan(info.metrics.get(metric, math.nan))]
     sign = 1 if higher else -1
-    return max(with_metric, key=lambda info: (sign * info.metrics[metric], info.serial), default=None)
+    return sorted(with_metric, key=lambda info: (sign * info.metrics[metric], info.serial), reverse=True)
 
 
 def removable(
-    checkpoints: list[CheckpointInfo], keep: int | None, best: CheckpointInfo | None
+    checkpoints: list[CheckpointInfo], keep: int | None, best: list[CheckpointInfo]
 ) -> list[CheckpointInfo]:
-    """Return the checkpoints to remove. The `keep` newest checkpoints and the best checkpoint are not removed."""
+    """Return the checkpoints to remove. The `keep` newest checkpoints and the best checkpoints are not removed."""
     if keep is None:
         return []
-    return [info for info in checkpoints[keep:] if best is None or info.serial != best.serial]
+    kept = {info.serial for info in best}
+    return [info for info in checkpoints[keep:] if info.serial not in kept]
 
 
 def unused_name(folder: Path, step: int) -> str:

@@ -21,6 +21,7 @@ This file is the public interface. The module `saving` copies and writes the dat
 `catalog` lists the existing checkpoints, and `unfinished_folder` makes a write atomic.
 """
 
+import difflib
 import numbers
 import os
 import weakref
@@ -42,7 +43,7 @@ from legroom.train.checkpoints.files.unfinished_folder import remove_folder
 from legroom.train.checkpoints.key_check import closest_name
 from legroom.train.checkpoints.loader_position import ResumableLoader
 from legroom.train.checkpoints.plain_state import not_plain_error
-from legroom.train.checkpoints.process_group import CheckpointGroup, SaveCalls, is_distributed
+from legroom.train.checkpoints.process_group import CheckpointGroup, SaveCalls, is_distributed, is_main_rank
 from legroom.train.checkpoints.unwrapped_modules import check_module, load_module, module_state, shapes
 
 
@@ -50,8 +51,8 @@ class Checkpoints:
     """The checkpoints of one training run, in one folder.
 
     `keep` is the number of newest checkpoints to keep, or None to keep all checkpoints. `best` is the name of a
-    metric that is passed to `save`. The checkpoint with the lowest value of this metric is also kept. If
-    `higher_is_better` is set, the checkpoint with the highest value is kept instead. With `background`, `save`
+    metric that is passed to `save`. The `keep_best` checkpoints with the lowest values of this metric are also kept. If
+    `higher_is_better` is set, the checkpoints with the highest values are kept instead. With `background`, `save`
     returns after all data is copied, and a thread writes the files.
     """
 
@@ -61,15 +62,19 @@ class Checkpoints:
         *,
         keep: int | None = 3,
         best: str | None = None,
+        keep_best: int = 1,
         higher_is_better: bool = False,
         background: bool = False,
     ) -> None:
         if keep is not None and keep < 1:
             raise UsageError(f"keep={keep} would keep no checkpoint. Pass 1 or more, or None to keep all.")
+        if keep_best < 1:
+            raise UsageError(f"keep_best={keep_best} is not valid. Pass 1 or more.")
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"{self.folder} is a file. Pass a folder for the checkpoints.")
-        self._keep, self._metric, self._higher_is_better = keep, best, higher_is_better
+        self._keep, self._metric, self._keep_best = keep, best, keep_best
+        self._higher_is_better = higher_is_better
         self._parts: dict[str, Any] = {}
         self._buffers: dict[str, HostBuffers] = {}
         self._writer = _BackgroundWriter() if background else None
@@ -117,6 +122,13 @@ class Checkpoints:
                 "No objects are tracked. Call checkpoints.track(model=model, optimizer=optimizer) first."
             )
         values = _checked_metrics(step, metrics)
+        if self._metric is not None and self._metric not in values:
+            similar = difflib.get_close_matches(self._metric, list(values), n=1, cutoff=0.8)
+            if similar:
+                raise UsageError(
+                    f"save() received the metric {similar[0]}, but the best checkpoint is selected by {self._metric}. Use the "
+                    f"same name: save(step, {self._metric}=...)."
+                )
         self.wait()
         group = self._group_of_save(step)
         if group is None:
@@ -181,21 +193,25 @@ class Checkpoints:
     def load_weights(
         self,
         model: nn.Module,
-        which: str | os.PathLike[str] = "best",
+        which: str | os.PathLike[str] | None = None,
         *,
         name: str = "model",
         strict: bool = True,
     ) -> None:
         """Load only the weights of one model, to evaluate the model or to start another training run.
 
+        By default, load the best checkpoint if there is one, and otherwise the last checkpoint. A message shows which.
         With `strict=False`, load the weights whose name and shape match, and log a warning that lists the other weights.
         """
         self.wait()
         group = CheckpointGroup(alone=True) if saving.has_all_tensors(model) else self._group()
-        candidates = self._candidates(which, group)
+        default = "last" if self.best is None else "best"
+        candidates = self._candidates(which or default, group)
         if not candidates:
             raise CheckpointError(f"{self.folder} contains no checkpoint yet.")
         info = candidates[0]
+        if which is None and is_main_rank():
+            log.warning("Loading the weights of the %s checkpoint, %s.", default, info.path)
         if name not in info.modules:
             raise CheckpointError(
                 f"{info.path} contains no model named '{name}'. Models in this checkpoint: {', '.join(info.modules) or 'none'}."
@@ -228,9 +244,12 @@ class Checkpoints:
     @property
     def best(self) -> CheckpointInfo | None:
         """The checkpoint with the best metric, or None if no checkpoint has the metric."""
+        return next(iter(self._best_checkpoints()), None)
+
+    def _best_checkpoints(self) -> list[CheckpointInfo]:
         if self._metric is None:
-            return None
-        return catalog.best_checkpoint(self.saved, self._metric, higher=self._higher_is_better)
+            return []
+        return catalog.best_checkpoints(self.saved, self._metric, higher=self._higher_is_better)
 
     # ------------------------------------------------------------ internals
 
@@ -265,7 +284,8 @@ class Checkpoints:
         return [catalog.read_manifest(path)]
 
     def _remove_old(self) -> None:
-        for info in catalog.removable(self.saved, self._keep, self.best):
+        best = self._best_checkpoints()[: self._keep_best]
+        for info in catalog.removable(self.saved, self._keep, best):
             try:
                 remove_folder(info.path)
             except OSError as error:  # the new checkpoint is complete, so the training can continue

@@ -25,6 +25,10 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def is_main_rank() -> bool:
+    return not is_distributed() or dist.get_rank() == 0
+
+
 class CheckpointGroup:
     """The processes of the training, or a single process if there is no process group. With `alone`, the group
     contains only this process."""

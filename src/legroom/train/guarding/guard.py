@@ -201,7 +201,8 @@ class Guard:
         """Call `function(*batch, **named)` without gradients, in micro-batches if needed, and on the CPU as a last
         resort.
 
-        Results with a batch dimension are concatenated. Single numbers are averaged over the samples.
+        Results with a batch dimension are concatenated. Single integers are counts, which are summed. Other single
+        numbers are averaged over the samples.
         """
         return self._evaluation.evaluate(function, batch, named)
 

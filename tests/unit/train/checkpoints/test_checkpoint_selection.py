@@ -34,6 +34,21 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     assert checkpoints.best.metrics == {"val_loss": 0.2}
 
 
+def test_several_best_checkpoints_are_kept(tmp_path):
+    _, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.3, 0.8, 0.7], keep=1, keep_best=2)
+    assert steps(checkpoints) == [5, 3, 2]
+    assert checkpoints.best.step == 2
+
+
+@pytest.mark.parametrize(("best", "step", "name"), [("val_loss", 2, "best"), (None, 3, "last")])
+def test_load_weights_loads_the_best_checkpoint_or_else_the_last(tmp_path, caplog, best, step, name):
+    _, checkpoints = with_losses(tmp_path, [0.5, 0.2, 0.9], best=best)
+    model = nn.Linear(2, 2)
+    checkpoints.load_weights(model)
+    assert model.weight[0, 0] == step
+    assert f"Loading the weights of the {name} checkpoint" in caplog.text
+
+
 def test_higher_is_better_selects_the_highest_and_never_nan(tmp_path):
     _, checkpoints = with_losses(tmp_path, [0.5, 0.9, float("nan"), None, 0.1], keep=1, higher_is_better=True)
     assert steps(checkpoints) == [5, 2]
@@ -298,6 +313,11 @@ def test_the_closest_name_has_the_same_last_part():
             lambda folder: with_losses(folder, ["low"]),
             "The metric val_loss is a str. Metrics of a checkpoint must be single numbers",
         ),
+        (
+            lambda folder: with_losses(folder, [0.1])[1].save(2, val_los=0.1),
+            r"save\(\) received the metric val_los, .* Use the same name: save\(step, val_loss=...\)",
+        ),
+        (lambda folder: legroom.Checkpoints(folder, keep_best=0), "keep_best=0 is not valid"),
         (lambda folder: with_losses(folder, [0.1])[1].save("5"), "must be the step, an integer of 0 or more"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict, namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -127,6 +128,18 @@ def test_concatenated_micro_batches_equal_the_whole_batch(sizes):
 def test_single_numbers_are_averaged_over_samples():
     assert concatenate_results([torch.tensor(1.0), torch.tensor(4.0)], [2, 1]).item() == pytest.approx(2.0)
     assert concatenate_results([(1.0, None), (4.0, None)], [2, 1]) == (pytest.approx(2.0), None)
+
+
+def test_integers_are_counts_and_are_summed():
+    assert concatenate_results([torch.tensor(5), torch.tensor(7)], [6, 7]).item() == 12
+    assert concatenate_results([{"correct": 5}, {"correct": 7}], [6, 7]) == {"correct": 12}
+
+
+def test_attributes_of_other_objects_are_concatenated():
+    results = [SimpleNamespace(scores=torch.ones(size), loss=torch.tensor(1.0)) for size in (2, 1)]
+    combined = concatenate_results(results, [2, 1])
+    assert combined.scores.tolist() == [1, 1, 1]
+    assert combined.loss == 1
 
 
 def test_results_that_cannot_be_concatenated_are_rejected():

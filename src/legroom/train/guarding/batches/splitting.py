@@ -108,15 +108,16 @@ def _lists_of_samples(value: Any) -> Iterator[int]:
 def concatenate_results(results: Sequence[Any], sizes: Sequence[int], batch_dim: int = 0) -> Any:
     """Combine the results for micro-batches of `sizes` samples into the result for the whole batch.
 
-    Tensors with a batch dimension are concatenated, lists with one item per sample are chained, and single numbers are
-    averaged over the samples.
+    Tensors with a batch dimension are concatenated, and lists with one item per sample are chained. Single integers are
+    counts, which are summed. Other single numbers are averaged over the samples.
     """
     first = results[0]
     if len(results) == 1 or first is None:
         return first
     if isinstance(first, torch.Tensor):
         if first.dim() == 0:
-            return _mean(results, sizes)
+            is_count = all(not result.is_floating_point() and not result.is_complex() for result in results)
+            return sum(results) if is_count else _mean(results, sizes)
         if all(
             result.dim() > batch_dim and result.shape[batch_dim] == size
             for result, size in zip(results, sizes, strict=True)
@@ -133,11 +134,17 @@ def concatenate_results(results: Sequence[Any], sizes: Sequence[int], batch_dim:
             f"The micro-batches returned different {type(first).__name__} values. Return tensors or numbers."
         )
     if isinstance(first, int | float):
-        return _mean(results, sizes)
+        return sum(results) if all(isinstance(each, int) for each in results) else _mean(results, sizes)
     if isinstance(first, list) and all(
         len(result) == size for result, size in zip(results, sizes, strict=True)
     ):
         return [item for result in results for item in result]
+    if hasattr(first, "__dict__") and not _is_container(first):
+        combined = copy.copy(first)
+        for name in vars(first):
+            values = [getattr(result, name) for result in results]
+            setattr(combined, name, concatenate_results(values, sizes, batch_dim))
+        return combined
     if not _is_container(first):
         raise UsageError(
             f"Results of type {type(first).__name__} cannot be combined. Return tensors, numbers, or "
@@ -159,6 +166,16 @@ def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     return _map_children(value, lambda item: to_device(item, device, non_blocking=non_blocking))
+
+
+def result_to_device(value: Any, device: torch.device) -> Any:
+    """Return a result of a model with its tensors on `device`. The result may be any object with tensors as attributes."""
+    if isinstance(value, torch.Tensor | type) or _is_container(value) or not hasattr(value, "__dict__"):
+        return to_device(value, device)
+    moved = copy.copy(value)
+    for name, item in vars(value).items():
+        setattr(moved, name, result_to_device(item, device))
+    return moved
 
 
 # --- traversal of containers
