@@ -31,6 +31,7 @@ FOLDER = Path(__file__).parents[2] / "tests" / "data" / "errors"
 TABLES = (
     "development",
     "development_02_host_device",
+    "development_03_families",
     "heldout_01",
     "heldout_02",
     "heldout_03",

@@ -298,8 +298,14 @@ def _counts(found: LogMatch, lines: int) -> bool:
     looks like an error."""
     if any(marker in found.text for marker in _NOT_ERRORS):
         return False
-    if found.pattern is None or not found.pattern.informal:
+    if found.pattern is None:
         return True
+    if _ADVICE.search(found.text) is not None:
+        return False
+    if not found.pattern.informal:
+        return True
+    if _OTHER_ERROR.search(found.text) is not None:
+        return False
     if _ERROR_WORDS.search(found.text) is not None:
         return True
     return lines <= 3 and _MENTIONED.search(found.text) is None
@@ -345,6 +351,15 @@ _HANDLED = re.compile(
     r"retry|retries|trying again|try again|skipping|skipped|caught|recover|reducing|halving|fall(?:ing)? back|lowering|instead",
     re.IGNORECASE,
 )
+_ADVICE = re.compile(
+    r"^(?!.{0,80}(?:Error|Exception)\b).{0,200}\b(?:avoid\w*|prevent\w*|in case of|if you|when|whenever|retry on)\b[^.]{0,40}\bout of memory",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Matches advice about errors that have not occurred. The line contains no exception."""
+_OTHER_ERROR = re.compile(
+    r"^\s*(?:\w+\.)*(?:Assertion|Attribute|FileNotFound|Import|Key|ModuleNotFound|Name|Type)Error\b"
+)
+"""Matches the error line of a program error, which may quote the name of a file or a test."""
 _MENTIONED = re.compile(
     r"handler|\[W\]|\bwarning\b|skipping|avoid|prevent|in case|\bif\b|without|never|no longer|instead of|\bmay\b|\bmight\b|\bwould\b|risk",
     re.IGNORECASE,

@@ -22,6 +22,8 @@ def classify_python_error(error: ErrorLine) -> ErrorFamily:
     text = _NOT_ABOUT_SIZE.sub("", error.text)
     if name == "OutOfMemoryError" and error.kind.startswith(_HOST_LIBRARIES):
         return "host-oom", "LG702"
+    if name == "OutOfMemoryError" and "." in error.kind and not error.kind.startswith(_GPU_LIBRARIES):
+        return "unknown", ""
     if name in _BY_CLASS:
         return _BY_CLASS[name]
     if code := _code_of_errno(text):
@@ -102,6 +104,8 @@ _DTYPE = re.compile(r"scalar ?type|\bdtypes?\b|ndarray of type|supported types a
 
 _HOST_LIBRARIES = ("ray.",)
 """Libraries whose OutOfMemoryError refers to host memory."""
+_GPU_LIBRARIES = ("torch.", "cupy", "cuda", "jax", "tensorflow.", "paddle.", "rmm.", "numba.")
+"""Libraries whose OutOfMemoryError refers to GPU memory."""
 
 _LIBRARIES = tuple(
     (code, re.compile(pattern))
@@ -156,7 +160,7 @@ _FAMILIES = tuple(
         ("LG782", r"huggingface\.co\b|\brepo_id\b|on the Hub\b"),
         ("LG783", r"\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|can't find|cannot find|could not find).{0,80}\b(?:file|directory|folder|dataset)\b"),
         ("LG731", r"\bnccl\b"),
-        ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|connect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
+        ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|(?<!\] )\bconnect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
         ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative"),
         ("LG761", r"autocast|GradScaler|grad scaling|\bscaler\b|unscale_|mixed[- ]precision"),

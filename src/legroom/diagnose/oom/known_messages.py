@@ -323,7 +323,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     # --- informal messages from any program
     _message(_SURE, "", rf"out of {_GPU}|not enough {_GPU}|insufficient {_GPU}|out of memory (?:error )?(?:on|in|for) (?:the |a |your )?(?:GPU|CUDA|device)\b", _CUDA, informal=True),
     _message(_SURE, "", r"\b(?:GPU|CUDA|VRAM|video|device) memory is (?:insufficient|not enough|not sufficient|too small)|amount of GPU memory[^\n]{0,60}could not", _CUDA, informal=True),
-    _message(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-)[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, informal=True),
+    _message(_SURE, "", r"\b(?:GPU|CUDA|VRAM)(?:[:_ ]?\d{1,2})?\b(?!-|: tasks? )[^\n]{0,40}[\s(]out of memory|\bCUDA OOM\b|\bGPU OOM\b|GPU memory (?:is )?exhausted|GPU memory (?:is )?full", _CUDA, informal=True),
     _message(_SURE, "", r"\b(?:OOM|requested|needs?|requires?)\b[^\n]{0,60}\b(?:VRAM|GPU memory)\b[^\n]{0,40}\bbut only\b", _TOO_SMALL, informal=True),
     _message(_PINNED, "", rf"{_CANNOT} allocate\b[^\n]{{0,40}}\b(?:pinned|page-?locked)\b", "Page-locked host memory could not be allocated.", informal=True),
     _message(_SURE, "", rf"{_CANNOT} allocate\b[^\n]{{0,20}}\b(?:GPU|CUDA\d?|device|VRAM)\b", _CUDA, informal=True),

@@ -106,6 +106,16 @@ def test_unknown_error_that_mentions_memory_stays_unknown() -> None:
         ("error: the job ran out of system memory", "host-oom"),
         ("fatal: failed to allocate 52 MB", "disguised-oom"),
         ("we avoid running out of GPU memory by a smaller batch", "unknown"),
+        ("note: set expandable_segments:True to avoid CUDA out of memory errors", "unknown"),
+        ("usage: train.py [--retry N]  retry when CUDA out of memory", "unknown"),
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 2 MiB. Try this to avoid fragmentation.",
+            "oom",
+        ),
+        ("AssertionError: expected CUDA OOM to be raised", "not-memory"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'cuda_out_of_memory.log'", "not-memory"),
+        ("redis.exceptions.OutOfMemoryError: OOM command not allowed", "unknown"),
+        ("srun: error: cuda07: task 0: Out Of Memory", "host-oom"),
         ("INFO the handler for out of memory was installed", "unknown"),
     ],
 )

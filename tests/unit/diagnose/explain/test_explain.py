@@ -31,10 +31,16 @@ def test_collected_errors_are_classified_without_false_oom() -> None:
     assert not [entry["text"] for each, entry in results if each.kind == "oom" and entry["kind"] != "oom"]
 
 
-def test_host_and_device_memory_are_distinguished() -> None:
-    """Covers schedulers, containers, page-locked and shared memory, library checks, drivers and messages that only sound
-    like memory."""
-    table = json.loads((ERRORS / "development_02_host_device.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "development_02_host_device",  # schedulers, containers, page-locked and shared memory, messages that sound like memory
+        pytest.param("development_03_families", marks=pytest.mark.slow),  # all areas, by families of messages
+        pytest.param("heldout_12", marks=pytest.mark.slow),
+    ],
+)
+def test_every_text_of_a_table_has_its_kind_and_page(name: str) -> None:
+    table = json.loads((ERRORS / f"{name}.json").read_text(encoding="utf-8"))
     wrong = [
         (entry["kind"], entry["code"], found.kind, found.code, entry["text"])
         for entry in table
