@@ -70,6 +70,7 @@ def _run_pass(program: Program, *, first: bool) -> None:
     for function in program.functions.values():
         function.call_sites = []
         function.returned_nodes = []
+        function.is_dispatched = False
     for function in sorted(program.functions.values(), key=lambda each: first and each is program.top):
         _Walker(program, function, call_sites[function], first=first).run()
     for function in program.functions.values():
@@ -130,10 +131,12 @@ class _Walker(Assignments):
             del self.names[path]
         for name in function.parameters:
             given = [site.values[name] for site in call_sites if name in site.values]
+            if name in function.mutable_defaults:
+                given.append(self._default(name))
             value = given[0] if given else UNKNOWN
             for each in given[1:]:
                 value = join_values(value, each)
-            if value.kind is ValueKind.UNKNOWN and not value.class_name:
+            if value.kind is ValueKind.UNKNOWN and not (value.class_name or value.function):
                 value = self._guess_parameter(name)
             self.names[name] = value
         if self.program.is_autograd_function(function.class_name):
@@ -156,6 +159,16 @@ class _Walker(Assignments):
                         and self.names[parameter.name.value].kind is ValueKind.UNKNOWN
                     ):
                         self.names[parameter.name.value] = self.model_input  # from other layers
+
+    def _default(self, name: str) -> Value:
+        """Return the value of a parameter's default."""
+        assert isinstance(self.function.node, cst.FunctionDef)
+        parameters = self.function.node.params
+        for group in (parameters.posonly_params, parameters.params, parameters.kwonly_params):
+            for each in group:
+                if each.name.value == name and each.default is not None:
+                    return self.evaluate_silently(each.default)
+        return UNKNOWN
 
     def _guess_parameter(self, name: str) -> Value:
         """Return the usual value of a parameter: `agent` is an instance of the class `Agent` of this file."""

@@ -1,5 +1,6 @@
 """Evaluates expressions for the flow analysis."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -476,6 +477,10 @@ class Expressions:
             made = dotted(node.args[0].value)
             if made in self.program.classes:
                 return container(Value(ValueKind.UNKNOWN, class_name=made), mapping=True)
+        if known is None and name.rpartition(".")[2] in _QUEUES and _QUEUE_MODULES.search(name):
+            limit = keyword(node, "maxsize") or (node.args[0] if node.args else None)
+            unlimited = limit is None or (isinstance(limit.value, cst.Integer) and limit.value.value == "0")
+            return container(bounded=limit is not None and not unlimited and _is_small(limit.value))
         if known is not None and known.kind is ValueKind.CONTAINER and name.endswith("deque"):
             limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
             if limit is not None and _is_small(limit.value):
@@ -492,6 +497,8 @@ def _split_result(result: Value, forward: Function | None) -> Value:
     return Value(ValueKind.CONTAINER, items=items)
 
 
+_QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "JoinableQueue"}
+_QUEUE_MODULES = re.compile(r"^(?:queue|asyncio|multiprocessing|torch\.multiprocessing)\.")
 _MAX_SMALL = 10_000
 """A container of more graphs is as large as an unlimited one: no run reaches its limit."""
 

@@ -24,6 +24,8 @@ class Function:
     """Names that the function declares global or nonlocal."""
     local_names: frozenset[str] = frozenset()
     """Names that the function assigns, except parameters."""
+    mutable_defaults: frozenset[str] = frozenset()
+    """Parameters whose default is a list, dict or set. All calls share this object."""
     no_grad: bool = False
     """True if a decorator or every caller disables gradients."""
     grad_mode_varies: bool = False
@@ -33,6 +35,9 @@ class Function:
     optimizer_step: bool = False
     """True if the function calls an optimizer's `step` outside loops."""
     call_sites: "list[CallSite]" = field(default_factory=list)
+    is_dispatched: bool = False
+    """True if the program calls the method without naming its object, as in `for callback in callbacks:
+    callback.on_step_end(loss)`."""
     returns: Value = UNKNOWN
     returned_nodes: list[cst.BaseExpression] = field(default_factory=list)
     stored_parameters: dict[str, "StoreFact"] = field(default_factory=dict)
@@ -61,6 +66,12 @@ class Function:
             elif names:
                 yield names[min(index, len(names) - 1)], argument
                 index += 1
+
+    def uses_default(self, call: cst.Call, name: str) -> bool:
+        """Return True if a call does not pass a parameter."""
+        return not any(each.star for each in call.args) and all(
+            given != name for given, _ in self.receives(call)
+        )
 
     def owns(self, path: str) -> bool:
         """Return True if a path starts with a local name."""

@@ -129,6 +129,9 @@ def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
         owner = owner.outer
     if owner is None or isinstance(owner.node, cst.Module):
         return False
+    made_in = {loop for site in owner.call_sites for loop in site.loops}
+    if inner.call_sites and all(site.loops and site.loops[-1] in made_in for site in inner.call_sites):
+        return True  # each step creates a new container
     called = {id(site.call.func) for site in inner.call_sites}
     if any(
         isinstance(each, cst.Name) and each.value == inner.name and id(each) not in called
@@ -162,11 +165,25 @@ def _argument_survives(
     pass new lists of features."""
     if not function.call_sites:
         return not is_forward(program, function)
+    if _keeps_default(program, function, parameter):
+        return True
     return any(
         _survives_call(program, site, path_of(argument.value), seen | {function})
         for site in function.call_sites
         for name, argument in function.receives(site.call)
         if name == parameter
+    )
+
+
+def _keeps_default(program: Program, function: Function, parameter: str) -> bool:
+    """Return True if calls without this argument share the list or dict that is its default."""
+    return (
+        parameter in function.mutable_defaults
+        and any(function.uses_default(site.call, parameter) for site in function.call_sites)
+        and not any(
+            each.function is function and each.target == parameter and each.how == "assign"
+            for each in program.stores
+        )
     )
 
 
@@ -421,6 +438,8 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
     for release in program.releases:
         if last_name(release.target) != name or _is_never_called(program, release.function):
             continue
+        if not _may_run_between_steps(program, release, function, within):
+            continue
         if _may_be_same(program, release.function, release.target, function, target):
             return True
     for store in program.stores:
@@ -434,6 +453,8 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
             continue
         if store.uses_old_value and not is_shrunk(store):
             continue
+        if not _may_run_between_steps(program, store, function, within):
+            continue
         first_made = not store.loops and (
             isinstance(store.function.node, cst.Module) or (plain and _encloses(store.function, function))
         )
@@ -444,6 +465,43 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
         if store.function is function and not plain and (within is None or _within(store, within)):
             return True
     return False
+
+
+def _may_run_between_steps(
+    program: Program, release: Fact, function: Function, within: LoopFact | None
+) -> bool:
+    """Return True if a release may run between two steps of a function or loop. A queue that is emptied after the last step
+    is not released between steps."""
+    if release.function is function:
+        return True
+    around = _loops_around(program, function, frozenset())
+    around_release = _loops_around(program, release.function, frozenset())
+    if around is None or around_release is None:
+        return True
+    while within is not None:
+        around = around | {within}
+        within = within.outer
+    if not around:  # for example a lambda that a hook calls
+        return True
+    return not around.isdisjoint(around_release | frozenset(release.loops))
+
+
+def _loops_around(
+    program: Program, function: Function, seen: frozenset[Function]
+) -> frozenset[LoopFact] | None:
+    """Return all loops in which a function is called, directly or through its callers. Return None if other code may
+    call the function."""
+    if isinstance(function.node, cst.Module) or function in seen:
+        return frozenset()
+    if not function.call_sites or function.name in program.passed_names:
+        return None
+    found: frozenset[LoopFact] = frozenset()
+    for site in function.call_sites:
+        outer = _loops_around(program, site.caller, seen | {function})
+        if outer is None:
+            return None
+        found = found.union(outer, site.loops)
+    return found
 
 
 def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:

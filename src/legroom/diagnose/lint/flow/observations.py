@@ -1,5 +1,6 @@
 """Records stores, releases and calls during the flow analysis, each with its context."""
 
+import re
 from dataclasses import replace
 
 import libcst as cst
@@ -58,6 +59,8 @@ _PRESERVING_METHODS = {
     "mean", "reshape", "squeeze", "stack", "sum", "to", "unsqueeze", "view", "vstack",
 }  # fmt: skip
 """Methods and functions whose result has the graph of their arguments."""
+_CALLBACK = re.compile(r"^(?:on|after|before)_|_end$|_callback$")
+"""Names of methods that a trainer calls on its callbacks."""
 _QUEUE_GETTERS = {"get", "get_nowait"}
 _REMOVING_METHODS = {
     "clear": "empty",
@@ -173,9 +176,15 @@ class FactRecorder(Expressions):
                     self.argument_values(local, node, arguments),
                 )
             )
+        for other in self._overriding(node, method, owner, local):
+            other.is_dispatched = True
+            values = self.argument_values(other, node, arguments)
+            other.call_sites.append(CallSite(self.function, self.loops, self.no_grad, node, values))
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)
+            if _CALLBACK.search(method or "") and any(root(target or "") in loop.bound for loop in self.loops):
+                local.is_dispatched = True
         adder = self.append_methods.get(dotted(node.func) or "")
         if adder is not None and (path := path_of(adder.value)) is not None:
             self._record_append(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
@@ -228,6 +237,30 @@ class FactRecorder(Expressions):
             self._record_named_item(node, target, 0, arguments)
         elif name == "setattr" and len(arguments) > 2 and (path := path_of(node.args[0].value)) is not None:
             self._record_named_item(node, path, 1, arguments)
+
+    def _overriding(
+        self, node: cst.Call, method: str | None, owner: Value, local: Function | None
+    ) -> list[Function]:
+        """Return the other methods that a call may run: the same method of related classes, or of all classes if the
+        object is unknown and the method is a callback."""
+        known = self.program.methods.get(method or "", [])
+        if not known or (len(known) == 1 and known[0] is local) or method in {"__init__", "forward"}:
+            return []
+        if owner.kind is not ValueKind.UNKNOWN or owner.function is not None:
+            return []
+        if owner.class_name is None:
+            return known if local is None and _CALLBACK.search(method or "") else []
+        path = path_of(receiver(node)) or ""
+        first = root(path)
+        if path == "self":
+            return [each for each in known if self.program.inherits(each.class_name or "", owner.class_name)]
+        if first not in self.function.parameters and all(first not in loop.bound for loop in self.loops):
+            return []  # the class is known
+        return [
+            each
+            for each in known
+            if each is not local and self.program.are_related(each.class_name or "", owner.class_name)
+        ]
 
     def _record_named_item(
         self, node: cst.Call, target: str, name: int, arguments: tuple[Value, ...]

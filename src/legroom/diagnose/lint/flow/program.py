@@ -124,6 +124,13 @@ class Program:
             return False
         return base in known.bases or any(self.inherits(each, base, seen | {name}) for each in known.bases)
 
+    def are_related(self, one: str, other: str) -> bool:
+        """Return True if one class is derived from the other, or if both are derived from the same class of this
+        file."""
+        if self.inherits(one, other) or self.inherits(other, one):
+            return True
+        return any(self.inherits(one, base) and self.inherits(other, base) for base in self.classes)
+
     def method(self, class_name: str | None, name: str) -> Function | None:
         """Return the method that a class in this file defines or inherits."""
         seen: set[str] = set()
@@ -171,6 +178,33 @@ class Program:
         return frozenset(
             path for node in self.nodes if type(node) is cst.Attribute and (path := dotted(node.value))
         )
+
+    @cached_property
+    def methods(self) -> dict[str, list[Function]]:
+        """The methods of all classes by name."""
+        found: dict[str, list[Function]] = {}
+        for known in self.classes.values():
+            for name, method in known.methods.items():
+                found.setdefault(name, []).append(method)
+        return found
+
+    @cached_property
+    def passed_names(self) -> frozenset[str]:
+        """The last names of all names and attributes that the file reads other than to call them, for example of a
+        function that is the target of a thread."""
+        return frozenset(
+            node.value if type(node) is cst.Name else node.attr.value
+            for node in self.nodes
+            if type(node) in (cst.Name, cst.Attribute) and self._is_passed(node)
+        )
+
+    def _is_passed(self, node: cst.CSTNode) -> bool:
+        parent = self.parent.get(node)
+        if isinstance(parent, (cst.FunctionDef, cst.ClassDef, cst.Param, cst.AssignTarget, cst.ImportAlias)):
+            return False
+        if isinstance(parent, cst.Attribute):
+            return False
+        return not (isinstance(parent, cst.Call) and parent.func is node)
 
     @cached_property
     def _identifiers(self) -> frozenset[str]:
@@ -227,6 +261,12 @@ class Program:
             parameters=parameters,
             nonlocal_names=frozenset(outside),
             local_names=frozenset(local - set(parameters)),
+            mutable_defaults=frozenset(
+                each.name.value
+                for group in (node.params.posonly_params, node.params.params, node.params.kwonly_params)
+                for each in group
+                if _is_mutable(each.default)
+            ),
             no_grad=any(
                 _disables_gradients(self.imports.qualified(_called(each.decorator)))
                 for each in node.decorators
@@ -239,6 +279,14 @@ class Program:
         if class_name is not None and outer.class_name is None:
             self.classes[class_name].methods.setdefault(name, function)
         self._define(node.body, outer=function, class_name=None, prefix=f"{function.qualified_name}.")
+
+
+def _is_mutable(default: cst.BaseExpression | None) -> bool:
+    """Return True if a default value is a list, dict or set."""
+    if isinstance(default, cst.Call):
+        made = dotted(default.func) or ""
+        return made.rpartition(".")[2] in {"list", "dict", "set", "defaultdict", "OrderedDict", "Queue"}
+    return isinstance(default, (cst.List, cst.Dict, cst.Set))
 
 
 def _bound_names(target: cst.CSTNode) -> Iterator[str]:

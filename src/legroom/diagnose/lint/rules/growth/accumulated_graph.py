@@ -564,8 +564,8 @@ def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
 
 
 def _is_reported_at_store(store: StoreFact) -> bool:
-    """Return True if the store itself is reported."""
-    return store.value.has_graph and store.function.name == "forward"
+    """Return True if the store itself is reported. The caller of a callback does not know what the callback stores."""
+    return store.value.has_graph and (store.function.name == "forward" or store.function.is_dispatched)
 
 
 def _describe(program: Program, parts: list[cst.BaseExpression]) -> str:
