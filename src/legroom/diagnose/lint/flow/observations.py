@@ -20,7 +20,6 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
-    is_call_of,
     keys_of,
     last_name,
     method_name,
@@ -183,25 +182,17 @@ class FactRecorder(Expressions):
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)
-            if _CALLBACK.search(method or "") and any(root(target or "") in loop.bound for loop in self.loops):
+            if _CALLBACK.search(method or "") and any(
+                root(target or "") in loop.bound for loop in self.loops
+            ):
                 local.is_dispatched = True
         adder = self.append_methods.get(dotted(node.func) or "")
         if adder is not None and (path := path_of(adder.value)) is not None:
             self._record_append(node, adder.attr.value, path, self.names.get(path, UNKNOWN), arguments)
-        adds_module = (  # nn.ModuleList.append
-            bool(arguments)
-            and arguments[0].kind is ValueKind.MODEL
-            and not is_call_of(node.args[0].value, "deepcopy")
-        )
         of_library = target is not None and root(target) in self.program.imports.full_names  # torch.add
         if method == "add":  # x.add(y) computes with tensors; a set returns nothing
             of_library |= not isinstance(self.program.parent.get(node), cst.Expr)
-        if (
-            method in ADDING_METHODS
-            and target is not None
-            and not (adds_module or of_library)
-            and local is None
-        ):
+        if method in ADDING_METHODS and target is not None and not of_library and local is None:
             self._record_append(node, method, target, owner, arguments)
         elif method in _REMOVING_METHODS and target is not None:
             self.record_release(node, target, _REMOVING_METHODS[method])

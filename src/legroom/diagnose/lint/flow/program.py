@@ -180,6 +180,13 @@ class Program:
         )
 
     @cached_property
+    def uses_gpu(self) -> bool:
+        """True if the file names a GPU, as in `model.cuda()` or `torch.device("cuda")`."""
+        return self.mentions("cuda", "device", "mps", "xpu", "Accelerator") or bool(
+            re.search(r"[\"'](?:cuda|mps|xpu)", self.text)
+        )
+
+    @cached_property
     def methods(self) -> dict[str, list[Function]]:
         """The methods of all classes by name."""
         found: dict[str, list[Function]] = {}
@@ -193,9 +200,9 @@ class Program:
         """The last names of all names and attributes that the file reads other than to call them, for example of a
         function that is the target of a thread."""
         return frozenset(
-            node.value if type(node) is cst.Name else node.attr.value
+            node.attr.value if isinstance(node, cst.Attribute) else node.value
             for node in self.nodes
-            if type(node) in (cst.Name, cst.Attribute) and self._is_passed(node)
+            if isinstance(node, (cst.Name, cst.Attribute)) and self._is_passed(node)
         )
 
     def _is_passed(self, node: cst.CSTNode) -> bool:

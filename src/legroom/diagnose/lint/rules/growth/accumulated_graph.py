@@ -45,6 +45,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from legroom.diagnose.lint.collected_copies import collected_gradients, collected_models
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
@@ -52,21 +53,17 @@ from legroom.diagnose.lint.flow.lifetimes import (
     ends_with_enclosing_call,
     is_forward,
     is_in_step_code,
-    is_innermost_step_loop,
     is_length_limited,
     is_released_elsewhere,
     is_used_in_backward,
     iterates_data,
     object_survives,
     outlives_its_step,
-    survives,
 )
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
-    contained_parts,
     dotted,
     has_modulo,
-    is_call_of,
     last_name,
     method_name,
     names_in,
@@ -93,8 +90,8 @@ def check(program: Program) -> Iterator[Problem]:
                 yield _stored(program, store)
         else:
             yield from _collected_at_once(program, store)
-            yield from _collected_gradients(program, store)
-            yield from _collected_models(program, store)
+            yield from collected_gradients(program, store, _key_is_new)
+            yield from collected_models(program, store, _key_is_new)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
 
@@ -322,117 +319,6 @@ def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
                 else (),
                 safe=can_be_detached(program, [result], store),
             )
-
-
-def _collected_gradients(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find stores such as `history.append(parameter.grad.clone())`. Gradients have no graph, but each step adds tensors
-    as large as the model."""
-    if (
-        store.how not in {"append", "item"}
-        or store.value.host
-        or not _contains_gradients(program, store.expression)
-    ):
-        return
-    if store.how == "item" and not store.varying_key:
-        return
-    if not all(survives(program, store.target, loop) for loop in store.loops if loop.trains):
-        return  # averaged over several batches
-    scope = outlives_its_step(program, store)
-    if scope is not None and _key_is_new(program, store, scope):
-        yield Problem(
-            node=store.expression,
-            message=f"`{store.target}` stores gradients, which keeps the gradients of every step alive",
-            help="Store a number such as `.norm().item()`, or copy the gradient to host memory with `.cpu()`",
-        )
-
-
-_SAME_SIZE = {
-    "abs",
-    "clone",
-    "data",
-    "detach",
-    "flatten",
-    "float",
-    "half",
-    "pow",
-    "reshape",
-    "square",
-    "view",
-}
-
-
-def _contains_gradients(program: Program, expression: cst.BaseExpression) -> bool:
-    """Return True if an expression contains the whole gradient of a parameter, and not only its norm or its copy on the
-    host."""
-    if isinstance(expression, (cst.ListComp, cst.GeneratorExp)):
-        return _contains_gradients(program, expression.elt)
-    if isinstance(expression, cst.DictComp):
-        return _contains_gradients(program, expression.value)
-    parts = contained_parts(expression)
-    if parts:
-        return any(_contains_gradients(program, each) for each in parts)
-    if isinstance(expression, cst.Call):
-        owner = receiver(expression)
-        return (
-            owner is not None
-            and method_name(expression) in _SAME_SIZE
-            and _contains_gradients(program, owner)
-        )
-    if not isinstance(expression, cst.Attribute):
-        return False
-    if expression.attr.value == "grad":
-        return program.value(expression.value).kind is ValueKind.PARAMETER
-    return expression.attr.value == "data" and _contains_gradients(program, expression.value)
-
-
-_WHOLE_MODEL = {"named_parameters", "parameters", "state_dict"}
-
-
-def _collected_models(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find stores such as `history.append(copy.deepcopy(model.state_dict()))` in every step."""
-    if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
-        return
-    if not any(_copies_model(program, each) for each in walk(store.expression)) or any(
-        isinstance(each, cst.Call) and method_name(each) == "cpu" for each in walk(store.expression)
-    ):
-        return
-    scope = outlives_its_step(program, store)
-    loops = (
-        [scope]
-        if isinstance(scope, LoopFact)
-        else [site.loops[-1] for site in scope.call_sites if site.loops]
-        if scope is not None
-        else []
-    )
-    if scope is None or not any(is_innermost_step_loop(program, loop) for loop in loops):
-        return  # a copy for each epoch
-    if _key_is_new(program, store, scope):
-        yield Problem(
-            node=store.expression,
-            message=f"`{store.target}` stores a copy of the model or its state, and nothing removes old copies",
-            help="Keep only the latest copies, or store them in host memory",
-        )
-
-
-def _copies_model(program: Program, node: cst.CSTNode) -> bool:
-    """Return True for `deepcopy(model)`, `deepcopy(model.state_dict())` and `[p.clone() for p in model.parameters()]`."""
-    if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.DictComp)):
-        made: cst.BaseExpression | None = node.value if isinstance(node, cst.DictComp) else node.elt
-        methods = set[str | None]()
-        while isinstance(made, cst.Call):
-            methods.add(method_name(made))
-            made = receiver(made)
-        reads = {method_name(each) for each in walk(node.for_in.iter) if isinstance(each, cst.Call)}
-        is_parameter = isinstance(made, cst.Name) or (
-            isinstance(made, cst.Attribute) and made.attr.value == "data"
-        )
-        return is_parameter and bool(reads & _WHOLE_MODEL) and "clone" in methods and methods <= _SAME_SIZE
-    if not isinstance(node, cst.Call) or not is_call_of(node, "deepcopy") or not node.args:
-        return False
-    given = node.args[0].value
-    if isinstance(given, cst.Call):
-        return method_name(given) == "state_dict"
-    return program.value(given).kind is ValueKind.MODEL
 
 
 def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:

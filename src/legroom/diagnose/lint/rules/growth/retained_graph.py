@@ -1,7 +1,11 @@
 """LG108: Every backward pass retains the graph
 
 ## What it detects
-The rule checks for `retain_graph=True` in a loop, if no other backward pass follows in the same iteration.
+The rule checks for `retain_graph=True` in a loop in two cases:
+
+- No other backward pass follows in the same iteration.
+- The step of a GAN's discriminator retains the generator's graph, although the gradients of the generator are set to
+  zero before its own backward pass.
 
 ## Why this is a problem
 `backward()` frees the saved activations layer by layer, which makes room for the gradients. With `retain_graph=True`,
@@ -14,11 +18,17 @@ carried from step to step with its graph. Detach that tensor (LG104).
 ## Example
 ```python
 loss.backward(retain_graph=True)
+
+d_loss = adversarial(discriminator(fake), zeros)   # computes gradients of the generator, too
+d_loss.backward(retain_graph=True)
 ```
 
 ## Use instead
 ```python
 loss.backward()
+
+d_loss = adversarial(discriminator(fake.detach()), zeros)
+d_loss.backward()
 ```
 
 ## Fix safety
@@ -30,10 +40,19 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_argument
-from legroom.diagnose.lint.flow.facts import CallFact
+from legroom.diagnose.lint.flow.facts import CallFact, LoopFact
 from legroom.diagnose.lint.flow.lifetimes import runs_every_step
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import is_true, keyword, method_name, names_in
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_true,
+    keyword,
+    method_name,
+    names_in,
+    names_with_graph,
+    receiver,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth import carried_state
 
@@ -49,7 +68,12 @@ def check(program: Program) -> Iterator[Problem]:
         repeated = bool(call.loops) or (
             bool(call.function.call_sites) and runs_every_step(program, call.function)
         )
-        if not repeated or _another_follows(program, call) or _reuses_graph(program, call):
+        if not repeated or _reuses_graph(program, call):
+            continue
+        if _another_follows(program, call):
+            shared = _shared_without_need(program, call)
+            if shared:
+                yield _undetached(argument, shared[0])
             continue
         if not (call.loops or call.method in _PASSES or call.function.optimizer_step):
             continue  # a function that returns gradients: its graph is freed when it returns
@@ -63,6 +87,71 @@ def check(program: Program) -> Iterator[Problem]:
             else (remove_argument(program, call.node, argument),),
             safe=False,
         )
+
+
+def _undetached(argument: cst.Arg, name: str) -> Problem:
+    return Problem(
+        node=argument,
+        message=f"`retain_graph=True` retains the graph of `{name}`, but the gradients behind `{name}` are set to zero before they are used",
+        help=f"Pass `{name}.detach()` to the model that this step trains, and remove `retain_graph=True`",
+    )
+
+
+def _shared_without_need(program: Program, first: CallFact) -> list[str]:
+    """Return the names whose graph two backward passes share, if only the second pass needs the gradients behind these
+    names. Between the two passes, the first model takes its optimizer step, and the gradients of the second model are
+    set to zero."""
+    loop = first.loops[-1] if first.loops else None
+    calls = [
+        each
+        for each in program.calls
+        if each.function is first.function
+        and each.order > first.order
+        and (loop is None or loop.first <= each.order <= loop.last)
+    ]
+    second = next((each for each in calls if _is_backward(each)), None)
+    if second is None:
+        return []
+    between = [each for each in calls if each.order < second.order]
+    stepped = {dotted(receiver(each.node)) for each in between if _is_step(each)}
+    zeroed = {dotted(receiver(each.node)) for each in between if each.method == "zero_grad"}
+    optimizers = {
+        path
+        for each in calls
+        if each.order > second.order and _is_step(each) and (path := dotted(receiver(each.node))) is not None
+    }
+    if not stepped or not any(_is_zeroed(program, each, zeroed) for each in optimizers - stepped):
+        return []
+    used = _used_with_graph(program, first, loop)
+    return [name for name in _used_with_graph(program, second, loop) if name in used]
+
+
+def _is_step(call: CallFact) -> bool:
+    return call.method == "step" and call.receiver.kind is ValueKind.OPTIMIZER
+
+
+def _is_zeroed(program: Program, optimizer: str, zeroed: set[str | None]) -> bool:
+    """Return True if the gradients of an optimizer are set to zero, through the optimizer or through its model."""
+    return optimizer in zeroed or any(
+        not zeroed.isdisjoint(names_in(each)) for each in program.assigned(optimizer)
+    )
+
+
+def _used_with_graph(program: Program, call: CallFact, loop: LoopFact | None) -> list[str]:
+    """Return the names with a graph from which the loss of a backward pass is computed."""
+    stores = [
+        each
+        for each in program.stores
+        if each.function is call.function
+        and each.order < call.order
+        and (loop is None or each.order >= loop.first)
+        and each.value.has_graph
+    ]
+    names = names_with_graph(call.node)
+    for store in reversed(stores):
+        if store.target in names:
+            names |= names_with_graph(store.expression)
+    return list(dict.fromkeys(store.target for store in stores if store.target in names))
 
 
 def _accumulates(program: Program, call: CallFact) -> bool:

@@ -1,0 +1,244 @@
+"""Finds containers that collect gradients or copies of a model, for LG101. The copies have no graph, but each one is
+as large as the model."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.lifetimes import is_innermost_step_loop, outlives_its_step, survives
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
+    dotted,
+    is_call_of,
+    keyword,
+    last_name,
+    method_name,
+    names_in,
+    receiver,
+    root,
+    string_value,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.rule import Problem
+
+KeyCheck = Callable[[Program, StoreFact, LoopFact | Function], bool]
+"""Returns True if each step stores its value under a new key."""
+
+
+def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
+    """Find stores such as `history.append(copy.deepcopy(model.state_dict()))` in every step or epoch."""
+    if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
+        return
+    copies = _copied_models(program, store.expression, store)
+    if not copies:
+        return
+    scope = outlives_its_step(program, store)
+    if scope is None or not any(
+        _adds_copies(program, loop, models) for loop, models in _loops_of(scope, copies)
+    ):
+        return
+    if key_is_new(program, store, scope):
+        yield Problem(
+            node=store.expression,
+            message=f"`{store.target}` stores a copy of the model or its state, and nothing removes old copies",
+            help="Keep only the latest copies, or store them in host memory",
+        )
+
+
+def _loops_of(scope: LoopFact | Function, copies: set[str]) -> Iterator[tuple[LoopFact, set[str]]]:
+    """Yield the loops that store the copies, each with the names of the copied models in that loop."""
+    if isinstance(scope, LoopFact):
+        yield scope, copies
+        return
+    for site in scope.call_sites:
+        if site.loops:
+            given = {name: dotted(argument.value) or "" for name, argument in scope.receives(site.call)}
+            yield site.loops[-1], {given.get(root(path), path) for path in copies}
+
+
+def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
+    """Return True if a loop trains one model, and each iteration copies that model. A loop over folds or tasks, which
+    trains a few models, keeps a copy of each."""
+    if is_innermost_step_loop(program, loop):
+        return True
+    if not isinstance(loop.node, cst.For) or not loop.trains or not program.uses_gpu:
+        return False
+    iterated = {last_name(path) for path in names_in(loop.node.iter)} | loop.bound
+    if any(_FEW.search(name) for name in iterated) or not any(_MANY.search(name) for name in iterated):
+        return False
+    return not any(
+        each.how == "assign"
+        and loop.first <= each.order <= loop.last
+        and each.function is loop.function
+        and any(model == each.target or model.startswith(f"{each.target}.") for model in models)
+        for each in program.stores
+    )
+
+
+_MANY = re.compile(r"epoch|step|iter|round|cycle|^(?:e|ep|it|i|t|k|n|_)$", re.IGNORECASE)
+_FEW = re.compile(
+    r"fold|task|seed|trial|member|client|stage|domain|expert|layer|head|agent|model", re.IGNORECASE
+)
+_WHOLE_MODEL = {"named_parameters", "parameters", "state_dict"}
+
+
+def _copied_models(
+    program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0
+) -> set[str]:
+    """Return the models of which an expression contains a copy on the same device, such as `model` for
+    `{"state": copy.deepcopy(model.state_dict())}`."""
+    nodes = list(walk(expression))
+    if any(_moves_to_host(node) for node in nodes):
+        return set()
+    found = {path for node in nodes if (path := _copied_model(program, node)) is not None}
+    if found or depth > 2:
+        return found
+    for part in (expression, *contained_parts(expression)):
+        found |= _copied_before(program, part, store, depth)
+    return found
+
+
+def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact, depth: int) -> set[str]:
+    """Return the copied models of a name, from its last assignment, or of a call, from what the function returns."""
+    path = dotted(part)
+    if path is not None:
+        made = [
+            each
+            for each in program.stores
+            if each.target == path and each.function is store.function and each.order < store.order
+        ]
+        moved = any(
+            _moves_to_host(each) and isinstance(each, cst.Call) and dotted(receiver(each)) == path
+            for each in walk(store.function.body)
+        )
+        return (
+            _copied_models(program, made[-1].expression, made[-1], depth + 1) if made and not moved else set()
+        )
+    if not isinstance(part, cst.Call):
+        return set()
+    call = next((each for each in program.calls if each.node is part), None)
+    if call is None or call.local is None:
+        inner = receiver(part)  # copy.deepcopy(model).eval()
+        return _copied_before(program, inner, store, depth) if inner is not None and depth == 0 else set()
+    inside = next((each for each in program.stores if each.function is call.local), store)
+    given = {name: dotted(argument.value) or "" for name, argument in call.local.receives(part)}
+    return {
+        given.get(model, model)
+        for each in call.local.returned_nodes
+        for model in _copied_models(program, each, inside, depth + 1)
+    }
+
+
+def _moves_to_host(node: cst.CSTNode) -> bool:
+    """Return True for `x.cpu()`, `x.numpy()` and `x.to("cpu")`."""
+    if not isinstance(node, cst.Call):
+        return False
+    if method_name(node) in {"cpu", "numpy"}:
+        return True
+    given = keyword(node, "device") or (node.args[0] if node.args else None)
+    return method_name(node) == "to" and given is not None and "cpu" in (string_value(given.value) or "")
+
+
+def _copied_model(program: Program, node: cst.CSTNode) -> str | None:
+    """Return the model that a node copies: `deepcopy(model)`, `deepcopy(model.state_dict())`, `[p.clone() for p in
+    model.parameters()]` or `parameters_to_vector(model.parameters())`."""
+    if isinstance(node, (cst.ListComp, cst.GeneratorExp, cst.DictComp)):
+        return _cloned_model(program, node)
+    if not isinstance(node, cst.Call) or not node.args:
+        return None
+    given = node.args[0].value
+    if is_call_of(node, "parameters_to_vector"):
+        return _read_model(given)
+    if not is_call_of(node, "deepcopy"):
+        return None
+    if isinstance(given, cst.Call):
+        return _read_model(given) if method_name(given) == "state_dict" else None
+    return dotted(given) if program.value(given).kind is ValueKind.MODEL else None
+
+
+def _cloned_model(program: Program, node: cst.ListComp | cst.GeneratorExp | cst.DictComp) -> str | None:
+    made: cst.BaseExpression | None = node.value if isinstance(node, cst.DictComp) else node.elt
+    methods = set[str | None]()
+    while isinstance(made, cst.Call):
+        methods.add(method_name(made))
+        made = receiver(made)
+    is_parameter = isinstance(made, cst.Name) or (
+        isinstance(made, cst.Attribute) and made.attr.value == "data"
+    )
+    outer = program.parent.get(program.parent.get(node, node))
+    copies = "clone" in methods or (isinstance(outer, cst.Call) and is_call_of(outer, "cat"))
+    if not is_parameter or not copies or not methods <= _SAME_SIZE:
+        return None
+    return next((path for each in walk(node.for_in.iter) if (path := _read_model(each)) is not None), None)
+
+
+def _read_model(node: cst.CSTNode) -> str | None:
+    """Return `model` for `model.state_dict()` and `model.parameters()`."""
+    if isinstance(node, cst.Call) and method_name(node) in _WHOLE_MODEL:
+        return dotted(receiver(node)) or ""
+    return None
+
+
+def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck) -> Iterator[Problem]:
+    """Find stores such as `history.append(parameter.grad.clone())`. Gradients have no graph, but each step adds tensors
+    as large as the model."""
+    if (
+        store.how not in {"append", "item"}
+        or store.value.host
+        or not _contains_gradients(program, store.expression)
+    ):
+        return
+    if store.how == "item" and not store.varying_key:
+        return
+    if not all(survives(program, store.target, loop) for loop in store.loops if loop.trains):
+        return  # averaged over several batches
+    scope = outlives_its_step(program, store)
+    if scope is not None and key_is_new(program, store, scope):
+        yield Problem(
+            node=store.expression,
+            message=f"`{store.target}` stores gradients, which keeps the gradients of every step alive",
+            help="Store a number such as `.norm().item()`, or copy the gradient to host memory with `.cpu()`",
+        )
+
+
+_SAME_SIZE = {
+    "abs",
+    "clone",
+    "data",
+    "detach",
+    "flatten",
+    "float",
+    "half",
+    "pow",
+    "reshape",
+    "square",
+    "view",
+}
+
+
+def _contains_gradients(program: Program, expression: cst.BaseExpression) -> bool:
+    """Return True if an expression contains the whole gradient of a parameter, and not only its norm or its copy on the
+    host."""
+    if isinstance(expression, (cst.ListComp, cst.GeneratorExp)):
+        return _contains_gradients(program, expression.elt)
+    if isinstance(expression, cst.DictComp):
+        return _contains_gradients(program, expression.value)
+    parts = contained_parts(expression)
+    if parts:
+        return any(_contains_gradients(program, each) for each in parts)
+    if isinstance(expression, cst.Call):
+        owner = receiver(expression)
+        return (
+            owner is not None
+            and method_name(expression) in _SAME_SIZE
+            and _contains_gradients(program, owner)
+        )
+    if not isinstance(expression, cst.Attribute):
+        return False
+    if expression.attr.value == "grad":
+        return program.value(expression.value).kind is ValueKind.PARAMETER
+    return expression.attr.value == "data" and _contains_gradients(program, expression.value)

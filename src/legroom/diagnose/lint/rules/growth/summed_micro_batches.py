@@ -1,0 +1,176 @@
+"""LG119: The losses of several micro-batches are summed before one backward pass
+
+## What it detects
+The rule checks for losses of different batches that are summed, or collected in a list, for one backward pass. The
+backward pass follows after a fixed number of batches, or after a loop over micro-batches.
+
+The rule does not flag losses that share a graph: several losses of one batch, the time steps of a recurrent model, and
+losses computed from features outside the loop.
+
+## Why this is a problem
+Gradient accumulation saves memory because only one micro-batch has a graph at a time. If the losses are summed first,
+the graphs of all micro-batches stay alive until the backward pass. The peak is then as high as without accumulation.
+
+## Example
+```python
+for micro_batch in micro_batches:
+    total = total + criterion(model(micro_batch.x), micro_batch.y) / len(micro_batches)
+total.backward()
+```
+
+## Use instead
+```python
+for micro_batch in micro_batches:
+    loss = criterion(model(micro_batch.x), micro_batch.y) / len(micro_batches)
+    loss.backward()                      # frees the graph; the gradients add up
+```
+
+## Fix safety
+The rule has no automatic fix.
+"""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.lifetimes import runs_every_step
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    has_modulo,
+    is_true,
+    keyword,
+    method_name,
+    names_with_graph,
+    path_of,
+    receiver,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.rules.growth.accumulated_graph import adds_to_itself
+
+CODE = "LG119"
+_MICRO_BATCHES = re.compile(r"micro|accum|chunk|sub_?batch|mini_?batch|grad_acc|split", re.IGNORECASE)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    for call in program.calls:
+        if call.method != "backward":
+            continue
+        total = _summed(program, receiver(call.node))
+        if total is None:
+            continue
+        for store in program.stores:
+            if (
+                store.target == total
+                and store.function is call.function
+                and store.order < call.order
+                and _adds_a_loss(program, store)
+                and _is_one_backward(program, store, call)
+                and _is_independent(program, store)
+            ):
+                yield Problem(
+                    node=store.expression,
+                    message=f"`{total}` collects the losses of several micro-batches, so all their graphs stay alive until one backward pass",
+                    help="Call `backward()` on the loss of each micro-batch; the gradients add up",
+                )
+                break
+
+
+def _summed(program: Program, node: cst.BaseExpression | None) -> str | None:
+    """Return the sum or list from which `backward` starts: `total` for `(total / 4)`, `scaler.scale(total)` and
+    `torch.stack(total).mean()`."""
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
+        return _summed(program, node.left) or _summed(program, node.right)
+    if isinstance(node, cst.Call):
+        owner, name = receiver(node), program.imports.qualified(node.func) or ""
+        if method_name(node) == "scale" or name in {"sum", "torch.stack", "torch.sum", "torch.mean"}:
+            return _summed(program, node.args[0].value) if node.args else None
+        if method_name(node) in {"mean", "sum"}:
+            return _summed(program, owner)
+        return None
+    return dotted(node)
+
+
+def _adds_a_loss(program: Program, store: StoreFact) -> bool:
+    if not store.value.has_graph:
+        return False
+    if store.how == "augment":
+        return isinstance(store.node, cst.AugAssign) and isinstance(store.node.operator, cst.AddAssign)
+    return store.how == "append" or (store.how == "assign" and adds_to_itself(program, store))
+
+
+def _is_one_backward(program: Program, store: StoreFact, call: CallFact) -> bool:
+    """Return True if the backward pass runs after several stores: after a loop over micro-batches, or in every n-th
+    iteration."""
+    if store.loops == call.loops:
+        if not store.loops and not runs_every_step(program, store.function):
+            return False
+        return any(
+            _counts(each.test, store.target) and not program.inside(store.node, each)
+            for each in program.ancestors(call.node)
+            if isinstance(each, cst.If) and program.inside(call.node, each.body)
+        )
+    if not store.loops or store.loops[:-1] != call.loops:
+        return False
+    return _iterates_micro_batches(program, store.loops[-1])
+
+
+def _counts(test: cst.BaseExpression, target: str) -> bool:
+    """Return True for `(step + 1) % 4 == 0` and `len(losses) == 4`."""
+    return has_modulo(test) or any(
+        isinstance(each, cst.Call)
+        and dotted(each.func) == "len"
+        and each.args
+        and path_of(each.args[0].value) == target
+        for each in walk(test)
+    )
+
+
+def _iterates_micro_batches(program: Program, loop: LoopFact) -> bool:
+    if not isinstance(loop.node, cst.For):
+        return False
+    if loop.iterable.kind is ValueKind.LOADER:
+        return True
+    names = {each.value for each in walk(loop.node.iter) if isinstance(each, cst.Name)} | loop.bound
+    return any(_MICRO_BATCHES.search(name) for name in names)
+
+
+def _is_independent(program: Program, store: StoreFact) -> bool:
+    """Return True if each loss has its own graph: the model runs on the batch, and no value with a graph comes from
+    outside the iteration."""
+    region: cst.CSTNode = store.loops[-1].node.body if store.loops else store.function.body
+    first, bound = program.order[region], store.loops[-1].bound if store.loops else set[str]()
+    inside = [
+        each
+        for each in program.stores
+        if each.function is store.function and first < each.order and program.inside(each.node, region)
+    ]
+    made: dict[str, int] = {}
+    for each in inside:
+        if each.how == "assign" and not each.uses_old_value:
+            made.setdefault(each.target, each.order)
+    names = names_with_graph(store.expression) - {store.target}
+    expressions: list[cst.CSTNode] = [store.expression]
+    for each in reversed(inside):
+        if each.order < store.order and each.target in names:
+            names |= names_with_graph(each.expression)
+            expressions.append(each.expression)
+    nodes = [node for each in expressions for node in walk(each)]
+    if any(isinstance(each, cst.Call) and is_true(keyword(each, "create_graph")) for each in walk(region)):
+        return False  # meta-learning
+    for node in nodes:
+        path = dotted(node)
+        if path is None or path == store.target or not program.value(node).has_graph:
+            continue
+        if path in bound or program.order[node] <= made.get(path, len(program.nodes)):
+            return False
+    models = {
+        call.node if call.node in nodes else call.function
+        for call in program.calls
+        if call.receiver.kind is ValueKind.MODEL and call.result.has_graph
+    }
+    return any(call.node in nodes and (call.node in models or call.local in models) for call in program.calls)
