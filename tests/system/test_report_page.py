@@ -12,7 +12,9 @@ sys.path.append(str(Path(__file__).parents[1]))
 from example_runs import TRAIN, Run
 from legroom.diagnose.report.run_figures import figures_from_capture
 from legroom.memory.annotations import DetectedLeak
+from legroom.memory.compare import compare_captures
 from legroom.memory.events import Category, Phase
+from legroom.show.report.html_diff.page_writer import page as diff_page
 from legroom.show.report.html_report.page_writer import page as page_of
 from legroom.units import MiB
 
@@ -74,6 +76,7 @@ def test_the_page_in_a_browser(browser: "playwright.Browser", tmp_path: Path) ->
     canvas.hover(position={"x": 500, "y": 150})
     assert "allocated" in tip.inner_text()
     assert "activation" in tip.inner_text()
+    assert "train.py:7" in tip.inner_text()
     whole = drawn(tab, "#timeline canvas")
     canvas.focus()
     tab.keyboard.press("End")
@@ -136,6 +139,19 @@ def test_the_page_in_a_browser(browser: "playwright.Browser", tmp_path: Path) ->
     tab.screenshot(path=tmp_path / "narrow.png", full_page=True)
     unnamed = "[...document.querySelectorAll('button,select,input,canvas')].filter((each) => !(each.ariaLabel || each.textContent.trim() || each.labels?.length || each.getAttribute('aria-labelledby'))).length"
     assert tab.evaluate(unnamed) == 0, "a screen reader can name every control"
+
+    # The comparison of two runs.
+    file = tmp_path / "diff.html"
+    before, after = Run(), leaking_run()
+    before.alloc(100, Category.PARAMETER, line=3, module="net.0")
+    difference = compare_captures(before.capture(), after.capture())
+    file.write_text(diff_page(difference, (before.report(), after.report()), names=(EVIL, "after.legroom")))
+    tab.goto(file.as_uri())
+    assert "Peak memory increased by 420.0 MiB" in tab.locator(".lead").inner_text()
+    tab.click("section:nth-of-type(3) th:first-child button")
+    assert tab.locator("section:nth-of-type(3) tbody td").first.inner_text() == "activation"
+    assert tab.evaluate("document.documentElement.scrollWidth") == 400
+    tab.screenshot(path=tmp_path / "diff.png", full_page=True)
     assert problems == []
 
 

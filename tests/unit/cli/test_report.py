@@ -147,6 +147,16 @@ def test_a_page(capture, tmp_path, capfd):
     assert "Memory of train.py" in (tmp_path / "a.html").read_text()
 
 
+def test_a_page_is_opened(capture, tmp_path, monkeypatch, capfd):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) == 1)
+    words = ["report", capture("a.legroom"), "--html", "a.html", "--force", "--open"]
+    assert main(words) == 0
+    assert opened == [(tmp_path / "a.html").as_uri()]
+    assert main(words) == 2
+    assert capfd.readouterr().err == "legroom: No browser found. Open a.html in a browser.\n"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

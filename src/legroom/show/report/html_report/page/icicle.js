@@ -116,10 +116,25 @@ function choose(at) {
   drawSoon();
 }
 
-function chooseNear(time) {
+function nearest(time) {
   let best = 0;
   run.moments.forEach((moment, at) => { if (Math.abs(moment.time - time) < Math.abs(run.moments[best].time - time)) best = at; });
-  choose(best);
+  return best;
+}
+const chooseNear = (time) => choose(nearest(time));
+
+// The three lines with the most live memory at a moment.
+function largestLines(at) {
+  const moment = run.moments[at];
+  if (!moment.lines) {
+    const sums = new Map();
+    for (let entry = moment.start; entry < moment.start + moment.size; entry++) {
+      const { location } = sites[live.sites[entry]];
+      sums.set(location, (sums.get(location) ?? 0) + live.sizes[entry] * UNIT);
+    }
+    moment.lines = [...sums].sort((a, b) => b[1] - a[1]).slice(0, 3);
+  }
+  return moment.lines;
 }
 
 picker.onchange = () => choose(Number(picker.value));

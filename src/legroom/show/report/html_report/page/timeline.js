@@ -1,6 +1,10 @@
 // The timeline: stacked columns on a canvas. The data has several resolutions, so a frame draws a few thousand columns at most.
 const run = JSON.parse(document.getElementById("run").textContent);
 if (!run.levels) return; // no memory was used
+if (!("DecompressionStream" in window)) {
+  document.querySelector("header").append(element("p", { className: "remark", textContent: "The charts need a newer browser. The tables contain the same values." }));
+  return;
+}
 const UNIT = 512;
 const byId = (id) => document.getElementById(id);
 const seconds = (time) => (time < 100 ? `${time.toFixed(time < 10 ? 3 : 2)} s` : time < 3600 ? `${Math.floor(time / 60)} min ${(time % 60).toFixed(0)} s` : `${(time / 3600).toFixed(2)} h`);
@@ -257,9 +261,10 @@ function point(time, speak = false) {
   tip.hidden = cursor === null;
   drawSoon();
   if (cursor === null) return;
-  const { head, mark, total, parts } = describe(cursor);
+  const { head, mark, total, parts } = describe(cursor), lines = largestLines(nearest(cursor));
   tip.replaceChildren(element("strong", { textContent: head }), ...(mark ? [element("strong", { textContent: mark, style: "color: var(--bad)" })] : []), element("div", { textContent: total }),
-    ...parts.map(([name, bytes, kind]) => element("div", {}, element("i", { className: `swatch c${kind}` }), `${name}: ${size(bytes)}`)));
+    ...parts.map(([name, bytes, kind]) => element("div", {}, element("i", { className: `swatch c${kind}` }), `${name}: ${size(bytes)}`)),
+    element("strong", { textContent: "Largest lines at the nearest moment" }), ...lines.map(([name, bytes]) => element("div", { textContent: `${name}: ${size(bytes)}` })));
   const x = xOf(cursor), wide = tip.offsetWidth;
   tip.style.left = `${x + 14 + wide > chart.clientWidth ? Math.max(x - wide - 14, 0) : x + 14}px`;
   if (speak) byId("timeline-live").textContent = [head, mark, total, ...parts.map(([name, bytes]) => `${name} ${size(bytes)}`)].filter(Boolean).join(", ");
