@@ -165,6 +165,9 @@ def run_job(
         engine.run(job, runner)
     except KeyboardInterrupt:
         interrupted = True
+    except SystemExit:  # SIGTERM
+        runner.notify(f"Terminated. Results are in {job.folder}. Resume the study to continue.")
+        raise
     finally:
         runner.close()
     return Study(

@@ -262,14 +262,12 @@ def _disk_full_as_store_error(folder: Path) -> Iterator[None]:
     except Exception as error:
         text = " ".join(str(each).lower() for each in _chain(error))
         if any("full" in str(each) or getattr(each, "errno", 0) == errno.ENOSPC for each in _chain(error)):
-            reason = "the disk is full"
+            reason = "the disk is full. Free some space, then resume the study."
         elif isinstance(error, OSError) or any(words in text for words in _NOT_WRITABLE):
-            reason = "the folder is not writable"
+            reason = "the folder is not writable. Choose another folder with `storage`."
         else:
             raise
-        raise StoreError(
-            f"The study in {folder} cannot be written: {reason}. Free some space or choose another folder, then resume."
-        ) from None
+        raise StoreError(f"The study in {folder} cannot be written: {reason}") from None
 
 
 _NOT_WRITABLE = ("disk i/o", "readonly", "unable to open")

@@ -5,7 +5,9 @@ Engines only run the trials. The runner makes all decisions. The runner is calle
 stored before a call returns, so a new `StudyRunner` that is created from that storage continues in the same way.
 """
 
+import difflib
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from legroom.errors import UsageError
+from legroom.errors import UsageError, did_you_mean
 from legroom.tuning.job import StudyCallback, TuneJob
 from legroom.tuning.memory.admission import Admission, AdmissionVerdict, Fit, Gate
 from legroom.tuning.memory.other_processes import OtherProcessUsage
@@ -29,6 +31,13 @@ from legroom.tuning.trial.trial import remove
 MAX_REJECTED = 20
 """The maximum number of configurations that can never fit, per requested trial. If there are more such
 configurations, the study ends, because almost no configuration of the space fits."""
+
+
+SAME_NAME = 0.85
+"""The similarity of two names above which one of them is misspelled (`los` and `loss`, but not `loss_g` and `loss_d`)."""
+ALIKE_FAILURES = 3
+"""The number of trials that fail for the same reason before the study ends, if no trial has reported the metric."""
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +224,8 @@ class StudyRunner:
         for path in before - in_use:
             remove(Path(str(path)))
         value = metrics.get(self.job.metric)
+        if value is None:
+            self._check_spelling(record, metrics)
         decision = self._decide(record, value)
         self._notify_update(record)
         return decision
@@ -246,6 +257,8 @@ class StudyRunner:
         self._notify_update(record)
         if ending.affects_all_trials:
             raise UsageError(reason)
+        if state is TrialState.FAILED:
+            self._raise_if_all_fail_alike(record)
         if state is not ending.state:  # it failed because it never reported the metric
             self._raise_if_never_reported(record)
 
@@ -449,11 +462,37 @@ class StudyRunner:
         reported = f"only {', '.join(names)}" if names else "nor any other metric"
         return f"Never reported `{self.job.metric}`, {reported}"
 
+    def _check_spelling(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
+        """Handle a report without the metric before any trial has reported the metric. If a name in the report is
+        nearly the same, the metric is misspelled, and the study ends."""
+        if not metrics or self._has_metric:
+            return
+        names = ", ".join(f"`{name}`" for name in metrics)
+        text = f"Trial {record.number} reported {names}, but not the metric `{self.job.metric}`."
+        if difflib.get_close_matches(self.job.metric, metrics, n=1, cutoff=SAME_NAME):
+            raise UsageError(text + did_you_mean(self.job.metric, metrics))
+        self.notify(f"{text} The study needs this metric at least once per trial.")
+
+    @property
+    def _has_metric(self) -> bool:
+        return any(self.job.metric in report.metrics for record in self.records for report in record.reports)
+
+    def _raise_if_all_fail_alike(self, ended: TrialRecord) -> None:
+        """Raise an error if the first trials fail for the same reason, because the other trials would fail too."""
+        failed = [record for record in self.records if record.state is TrialState.FAILED]
+        is_alike = len({_NUMBER.sub("0", record.reason) for record in failed}) == 1
+        if len(failed) < ALIKE_FAILURES or not is_alike or self._has_metric:
+            return
+        raise UsageError(
+            f"The first {len(failed)} trials failed in the same way: {ended.reason}. Fix the function, then resume the study. "
+            f"Output: {self.folder_of(ended.number) / 'output.txt'}"
+        )
+
     def _raise_if_never_reported(self, ended: TrialRecord) -> None:
         """Raise an error if the first trial ends without having reported the metric, because the other trials would not
         report it either.
         """
-        if any(self.job.metric in report.metrics for record in self.records for report in record.reports):
+        if self._has_metric:
             return
         raise UsageError(
             f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric."

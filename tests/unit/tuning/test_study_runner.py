@@ -189,6 +189,51 @@ def test_the_error_for_a_missing_metric_lists_the_reported_ones(tmp_path: Path) 
         runner.ended(0, FINISHED)
 
 
+def test_a_misspelled_metric_is_an_error_at_the_first_report(tmp_path: Path) -> None:
+    runner = make_runner(tmp_path, trials=1)
+    start_all(runner)
+    runner.started(0, "cpu", None)
+    with pytest.raises(
+        UsageError, match="reported `losss`, but not the metric `loss`. Did you mean `losss`?"
+    ):
+        runner.reported(0, {"losss": 0.5})
+
+
+def test_a_report_without_the_metric_is_mentioned_once(tmp_path: Path) -> None:
+    notes = Notes()
+    runner = make_runner(tmp_path, trials=1, callbacks=[notes])
+    start_all(runner)
+    runner.started(0, "cpu", None)
+    for metrics in ({"train_loss": 0.5}, {"train_loss": 0.4}, {"loss": 0.3}, {"train_loss": 0.2}):
+        runner.reported(0, metrics)
+    assert notes.messages == [
+        "Trial 0 reported `train_loss`, but not the metric `loss`. The study needs this metric at least once per trial."
+    ]
+
+
+def test_a_study_whose_first_trials_fail_alike_ends(tmp_path: Path) -> None:
+    runner = make_runner(tmp_path, trials=9)
+    start_all(runner)
+    for number in range(3):
+        runner.started(number, "cpu", None)
+    for number, reason in enumerate(["ValueError: size 4, train.py:7", "ValueError: size 16, train.py:7"]):
+        runner.ended(number, TrialOutcome(TrialState.FAILED, reason))
+    with pytest.raises(
+        UsageError, match="The first 3 trials failed in the same way: ValueError: size 8, train.py:7"
+    ):
+        runner.ended(2, TrialOutcome(TrialState.FAILED, "ValueError: size 8, train.py:7"))
+
+
+def test_failures_after_a_report_do_not_end_the_study(tmp_path: Path) -> None:
+    runner = make_runner(tmp_path, trials=9)
+    start_all(runner)
+    for number in range(4):
+        runner.started(number, "cpu", None)
+    runner.reported(3, {"loss": 1.0})
+    for number in range(3):
+        runner.ended(number, TrialOutcome(TrialState.FAILED, "ValueError"))
+
+
 def test_a_requeued_trial_that_no_longer_fits_keeps_its_reports(tmp_path: Path) -> None:
     runner = make_runner(tmp_path, trials=1)
     start_all(runner)

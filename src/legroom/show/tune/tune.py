@@ -26,7 +26,8 @@ def write_files(study: Study) -> list[Path]:
 
 
 def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
-    """Add a live table to the search, unless the caller passes callbacks. `callbacks=[]` is silent."""
+    """Add a live table to the search, unless the caller passes callbacks. `callbacks=[]` is silent. After Ctrl-C, the
+    results are written before `KeyboardInterrupt` ends the program."""
 
     @functools.wraps(search)
     def shown(*arguments: P.args, **options: P.kwargs) -> Study:
@@ -35,8 +36,10 @@ def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
             options["callbacks"] = [LiveTable()]
         study = search(*arguments, **options)
         write_files(study)
-        if study.interrupted and not is_silent:
-            say(f"Interrupted. Results are in {study.folder}; continue with `resume=True`.")
+        if study.interrupted:
+            if not is_silent:
+                say(f"Interrupted. Results are in {study.folder}; continue with `resume=True`.")
+            raise KeyboardInterrupt
         return study
 
     return shown

@@ -32,10 +32,11 @@ class TuneEngine(Protocol):
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM end a study in the same way as Ctrl-C. This function works only in the main thread."""
+    """Make SIGTERM end a study in the same way as Ctrl-C, and then the program. This function works only in the main
+    thread."""
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise SystemExit(128 + signal.SIGTERM)
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)

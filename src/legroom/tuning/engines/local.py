@@ -73,7 +73,7 @@ class _LocalRun:
                         self._dispatcher.stop_on_timeout()
                         return
                     self._receive_messages()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self._kill_all()
             self._dispatcher.interrupt()
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import legroom
 from legroom.errors import UsageError
 from legroom.tuning.api import tune
 from legroom.tuning.job import TuneJob
@@ -112,6 +113,28 @@ def test_after_ctrl_c_a_resumed_study_repeats_no_completed_trial(tmp_path: Path)
     assert [trial.state for trial in second.trials] == [TrialState.FINISHED] * 8
     assert all(second.trials[number] == trial for number, trial in done.items())
     assert all(trial.step == 4 for trial in second.trials)
+
+
+@pytest.mark.usefixtures("ctrl_c_enabled")
+@pytest.mark.parametrize(
+    ("sent", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_ends_the_python_program_after_the_results_are_stored(
+    sent: signal.Signals, raised: type[BaseException], tmp_path: Path
+) -> None:
+    def interrupt(record: TrialRecord) -> None:
+        if record.reports:
+            os.kill(os.getpid(), sent)
+
+    with pytest.raises(raised) as caught:
+        legroom.tune(
+            f"{FILE}:resumes", {"x": {"int": [0, 30]}}, storage=tmp_path, engine="local", gpu="cpu", parallel=1, trials=2,
+            callbacks=[OnUpdate(interrupt)],
+        )  # fmt: skip
+    if raised is SystemExit:
+        assert caught.value.code == 143  # type: ignore[attr-defined]
+    trial = Study.load(tmp_path).trials[0]
+    assert (trial.state, trial.step) == (TrialState.WAITING, 1)
 
 
 def test_a_time_budget_ends_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ class RayEngine:
                 contextlib.nullcontext() if self._server is None else workers.reused(),
             ):
                 _tuner(shared, ray_folder, request).fit()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             dispatcher.interrupt()
             raise
         except OSError as error:
