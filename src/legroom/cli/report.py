@@ -72,9 +72,14 @@ def report(
 def _write_page(file: Path, html: Path, *, with_source: bool, force: bool, open_page: bool) -> int:
     from legroom.diagnose.report.run_figures import figures_from_capture
     from legroom.show.common.html_page import check_new, show_page, write_new
+    from legroom.show.common.progress import progress_line
     from legroom.show.report.html_report.page_writer import page
 
     check_new(html, force=force)
-    figures = figures_from_capture(read_recording(file), path=str(file))
-    show_page(write_new(html, page(figures, with_source=with_source), force=force), open_page=open_page)
+    with progress_line(sys.stderr) as progress:
+        progress(f"Reading {file}")
+        capture = read_recording(file)
+        progress(f"Aggregating {len(capture.events):,} events")
+        text = page(figures_from_capture(capture, path=str(file)), with_source=with_source)
+    show_page(write_new(html, text, force=force), open_page=open_page)
     return 0
