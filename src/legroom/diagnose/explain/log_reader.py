@@ -366,6 +366,17 @@ _MENTIONED = re.compile(
 )
 
 
+@cache
+def _is_single_line(pattern: re.Pattern[str]) -> bool:
+    """Return True if a match cannot contain a line break. Such a pattern is matched against one line, which is faster."""
+    return _LINE_BREAK.search(_NO_LINE_BREAK.sub("", pattern.pattern)) is None
+
+
+_NO_LINE_BREAK = re.compile(r"\[\^[^\]]*\\n[^\]]*\]")
+_LINE_BREAK = re.compile(r"\\[sWDn]|(?<!\\)[.$^]")
+"""Matches the parts of a pattern that can match a line break or depend on the end of the searched text."""
+
+
 class _Window:
     """A chunk of the log, preceded by the end of the previous chunk."""
 
@@ -394,7 +405,11 @@ class _Window:
 
     def _match(self, pattern: re.Pattern[str], position: int) -> re.Match[str] | None:
         """Return the match that includes this position."""
-        for match in pattern.finditer(self._lowered, max(position - _BEFORE, 0), position + _AFTER):
+        begin, end = max(position - _BEFORE, 0), position + _AFTER
+        if _is_single_line(pattern):
+            begin = max(self._lowered.rfind("\n", begin, position), begin)
+            end = (self._lowered.find("\n", position, end) + 1 or end + 1) - 1
+        for match in pattern.finditer(self._lowered, begin, end):
             if match.start() > position:
                 return None
             if position < match.end():

@@ -166,7 +166,7 @@ _KILLED = (
 
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
-_HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual) memory|RAM)\b"
+_HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual|application) memory|RAM)\b"
 _BY_SIGNAL_9 = r"\W{0,8}(?:-9|137)\b"
 
 MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
@@ -260,8 +260,8 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _message(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _message(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
-    _message(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
-    _message(_HOST, "a cluster", r"low on resource: memory|MemoryPressure|tried to allocate more memory than is available|memory cgroup out of memory|exceeded \d+% memory budget|due to memory pressure", _SYSTEM),
+    _message(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|low virtual memory condition|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
+    _message(_HOST, "a cluster", r"low on resource: memory|instance type with more memory|MemoryPressure|tried to allocate more memory than is available|memory cgroup out of memory|exceeded \d+% memory budget|due to memory pressure", _SYSTEM),
     _message(
         _HOST, "a scheduler", r"TERM_MEMLIMIT|job killed: [pv]{0,2}mem \d+|hard limit \W?h_(?:vmem|rss)|gone over memory limit|YARN for exceeding|running beyond (?:physical|virtual) memory limits|killed due to memory usage|earlyoom[^\n]{0,40}(?:low memory|sending SIG)",
         "The process used more host memory than the scheduler or container allows.",
