@@ -98,6 +98,9 @@ def test_findings_leaks_variables_and_steps_are_listed() -> None:
     assert "<li>train.py:7 losses (list, 412 items)</li><li>tensor</li><li>graph of 3 nodes</li>" in text
     assert '<span class="code">LG101</span>' in text
     assert "<h2>What it detects</h2>" in text, "the page of the code is included"
+    assert '<p class="fix"><a href="#findings">' in text
+    for section in set(re.findall(r'<a href="#([\w-]+)">', text)):
+        assert re.search(rf'<section id="?{section}\b', text)
     assert "losses (list, 12 items)" in text
     assert text.count("<tr data-time=") == 6
     assert [mark["kind"] for mark in embedded(text)["marks"]] == ["oom", "leak"]

@@ -43,7 +43,11 @@ def page(figures: RunFigures, *, with_source: bool = True) -> str:
         verdict=escape(format_verdict(report)),
         verdict_class="bad" if report.failed_with_oom or report.leaks else "good",
         notes=parts.notes(report),
+        fix=parts.first_fix(report),
         facts=parts.facts(report),
+        contents=parts.contents(
+            has_charts=figures.history is not None, has_map=figures.layout is not None, report=report
+        ),
         bar=parts.memory_bar(snapshot, report) if snapshot else "",
         findings=parts.findings(report, sources),
         leaks=parts.leaks(report, sources),

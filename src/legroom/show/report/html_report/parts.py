@@ -49,6 +49,33 @@ def notes(report: RunReport) -> str:
     return "".join(f'<p class="remark">{_text(remark)}</p>' for remark in remarks)
 
 
+def first_fix(report: RunReport) -> str:
+    """Return the most useful change, which the page also explains below."""
+    if report.oom and report.oom.advice and report.failed_with_oom:
+        first = report.oom.advice[0]
+        code, fix, section = first.code, first.fix, "findings"
+    elif report.leaks:
+        code, fix, section = report.leaks[0].code, report.leaks[0].advice, "leaks"
+    else:
+        return ""
+    return f'<p class="fix"><a href="#{section}">{_text(code)}</a> {_prose(fix)}</p>'
+
+
+def contents(*, has_charts: bool, has_map: bool, report: RunReport) -> str:
+    """Return links to the sections of the page."""
+    findings = len(report.oom.advice) if report.oom else 0
+    links = [
+        ("timeline-section", "Memory over time", has_charts),
+        ("icicle-section", "Modules and lines", has_charts),
+        ("map-section", "Allocator map", has_map),
+        ("leaks", f"Leaks ({len(report.leaks)})", bool(report.leaks)),
+        ("findings", f"Suggested changes ({findings})", bool(findings)),
+        ("steps", "Steps", bool(report.history)),
+    ]
+    shown = "".join(f'<a href="#{name}">{text}</a>' for name, text, exists in links if exists)
+    return f'<nav aria-label="Sections">{shown}</nav>' if shown else ""
+
+
 def facts(report: RunReport) -> str:
     device = report.device
     entries = [
@@ -101,9 +128,7 @@ def findings(report: RunReport, sources: Sources) -> str:
     if not advice:
         return ""
     items = "".join(_finding(each, sources) for each in advice)
-    return (
-        f"<section><h2>Suggested changes</h2><p>Most useful first.</p><ol class=cards>{items}</ol></section>"
-    )
+    return f"<section id=findings><h2>Suggested changes</h2><p>Most useful first.</p><ol class=cards>{items}</ol></section>"
 
 
 def _finding(finding: Finding, sources: Sources) -> str:
@@ -120,7 +145,7 @@ def leaks(report: RunReport, sources: Sources) -> str:
     if not report.leaks:
         return ""
     items = "".join(_leak(each, sources) for each in report.leaks)
-    return f"<section><h2>Memory leaks</h2><p>Memory that grows with every step.</p><ol class=cards>{items}</ol></section>"
+    return f"<section id=leaks><h2>Memory leaks</h2><p>Memory that grows with every step.</p><ol class=cards>{items}</ol></section>"
 
 
 def _leak(leak: Leak, sources: Sources) -> str:
