@@ -18,7 +18,7 @@ Text = str | None
 
 def tune(
     function: Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="The training function, or a script that calls ray.tune.run or Tuner.fit.", show_default=False)],
-    space: Annotated[Path | None, typer.Argument(metavar="[SPACE.toml]", help="The search space. The [study] table may set the options below. Omit it for a script.", show_default=False)] = None,
+    space: Annotated[Path | None, typer.Argument(metavar="[SPACE.toml]", help="The search space. The [study] table may set the options below. Omit it for a script, or for a function that calls trial.suggest_float().", show_default=False)] = None,
     metric: Annotated[Text, typer.Option(metavar="NAME", help="Metric to optimize, as passed to trial.report().", show_default=False)] = None,
     mode: Annotated[Text, typer.Option(metavar="min|max", help="Whether to minimize or maximize the metric.", show_default="min")] = None,
     search: Annotated[Text, typer.Option(metavar="NAME", help="Search algorithm: random, grid, bayes, hyperopt or optuna.", show_default="random")] = None,
@@ -55,10 +55,10 @@ def tune(
         "time_budget": time_budget, "engine": engine, "address": address, "parallel": parallel, "ranks": ranks,
         "points_to_evaluate": None, "seed": seed, "grace_period": grace_period, "reduction_factor": reduction_factor, "max_steps": max_steps, "interval": interval,
     }  # fmt: skip
-    if space is None:
+    if space is None and ":" not in function:
         return _script(function, given | {"storage": storage, "resume": resume or None})
-    parameters, study_options = read_toml(space)
-    options = _merged(space, study_options, given)
+    parameters, study_options = (None, {}) if space is None else read_toml(space)
+    options = _merged(space or Path(), study_options, given)
     if "metric" not in options:
         raise UsageError(
             'No metric given. Add `--metric loss`, or `metric = "loss"` under [study] in the space file.'

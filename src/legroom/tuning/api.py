@@ -15,6 +15,7 @@ from legroom.tuning.job import StudyCallback, TuneJob
 from legroom.tuning.memory.admission import Gate, TrialGpu, gpus_for
 from legroom.tuning.memory.gate import MemoryGate, OpenGate
 from legroom.tuning.memory.other_processes import OtherProcessUsage
+from legroom.tuning.memory.suggested_space import suggested_space
 from legroom.tuning.schedule.schedulers import SCHEDULERS, SchedulerOptions, make_scheduler
 from legroom.tuning.search.searchers import check_search, make_searcher
 from legroom.tuning.space.space import Space, read_space
@@ -99,7 +100,8 @@ def tune(
         None if options["scheduler"] == "none" else options["scheduler"]
     )  # the command line has no None
     function = TrainFunction.of(train_fn)
-    read = _read(space)
+    gpus = gpus_for(gpu)
+    read = suggested_space(function, gpus) if space is None else _read(space)
     _check(
         metric=metric, mode=mode, search=search, space=read, scheduler=scheduler, engine=engine, address=address,
         seed=seed, trials=trials, parallel=parallel, ranks=ranks,
@@ -109,7 +111,6 @@ def tune(
     if points and search == "grid":
         raise UsageError("A grid search tries every point of the grid. Omit `points_to_evaluate`.")
     trial_engine, reason = _engine(engine, address)
-    gpus = gpus_for(gpu)
     if address is not None and gpu is None:  # use the GPUs of the cluster
         gpus = trial_engine.gpus()  # type: ignore[attr-defined]
     if ranks > 1:

@@ -24,7 +24,7 @@ from legroom.tuning.schedule.protocol import Action, Decision
 from legroom.tuning.study_runner import ReadyTrial, StudyRunner
 from legroom.tuning.trial.process import TrialExit, TrialTask
 from legroom.tuning.trial.records import TrialOutcome, TrialState
-from legroom.tuning.trial.trial import ReportMessage
+from legroom.tuning.trial.trial import THE_METRIC, ReportMessage
 
 PREPARED_PER_SLOT = 4
 """If the search does not learn from results, this many trials are prepared for each trial that can run at the same time."""
@@ -110,7 +110,7 @@ class TrialDispatcher:
         `ended` is called."""
         decision = self._runner.reported(
             number,
-            message.metrics,
+            self._named(message.metrics),
             checkpoint=message.checkpoint,
             actual_bytes=message.actual_bytes,
             ooms=message.ooms,
@@ -135,7 +135,7 @@ class TrialDispatcher:
                 seen = self._runner.records[number].memory.actual or 0
                 self._runner.record_oom(number, trial.fit, seen)
         if end.final is not None:
-            self._runner.reported(number, end.final)
+            self._runner.reported(number, self._named(end.final))
         decision = trial.decision
         min_size = self._larger_gpu_size(number, trial) if end.state is TrialState.OUT_OF_MEMORY else None
         if min_size is not None:
@@ -152,6 +152,10 @@ class TrialDispatcher:
             self._runner.ended(
                 number, TrialOutcome(state, end.reason or decision.reason, end.affects_all_trials)
             )
+
+    def _named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics with the name of the study's metric for a value without a name."""
+        return {self._job.metric if name == THE_METRIC else name: value for name, value in metrics.items()}
 
     def stop_on_timeout(self) -> None:
         """Record that all processes were killed because the time budget is used up. Trials with a value are complete.

@@ -23,6 +23,21 @@ def raises_in_some(config: dict[str, Any], trial: Any) -> dict[str, float]:
     return {"loss": config["x"]}
 
 
+def suggests(trial: Any) -> float:
+    """Suggests its parameters, as in Optuna. A branch and a loop suggest further ones."""
+    import optuna
+
+    layers = trial.suggest_int("layers", 1, 3)
+    widths = [trial.suggest_float(f"width_{layer}", 0, 1) for layer in range(layers)]
+    kind = trial.suggest_categorical("kind", ["plain", "large"])
+    if kind == "large":
+        widths.append(trial.suggest_int("extra", 2, 8, step=2))
+    trial.report(100.0, 0)
+    if trial.should_prune() or sum(widths) > 6:
+        raise optuna.TrialPruned
+    return sum(widths)
+
+
 def sleeps(config: dict[str, Any], trial: Any) -> None:
     time.sleep(600)
 

@@ -11,11 +11,14 @@ from legroom.gpus.catalog import GpuSpec
 from legroom.observe.cuda_rules.convolution.cudnn_process import check_setting
 from legroom.tuning.engines.fork_server import ForkedProcess, ServerGone, fork_server, wait_for_exit
 from legroom.tuning.memory.admission import TrialGpu
+from legroom.tuning.space.domains import AnyDomain
 from legroom.tuning.space.space import Config
 from legroom.tuning.trial.function import TrainFunction
 
 OUTPUT = "output.txt"
 """The file with the output of the tracing process. If the process dies, the last line of this file is reported."""
+SUGGESTED = "suggested:"
+"""The prefix of replies with a parameter that the function suggested."""
 TIMEOUT, BACKGROUND_TIMEOUT = 120.0, 600.0
 """The maximum time in seconds for a trace, and for a trace with low priority. After this time, the trial runs without
 an estimate."""
@@ -101,21 +104,30 @@ class Tracer:
     ) -> TraceResult:
         """Trace two steps of a configuration. Raises `CannotEstimate` if the trace fails. Unless `urgent` is set,
         running trials have priority."""
-        pipe, request = (
-            self._started_process().pipe,
-            TraceRequest(config, micro_batch, checkpoint, urgent),
-        )
-        reply: dict[str, Any] = {}
+        reply = self._traced(TraceRequest(config, micro_batch, checkpoint, urgent))
+        reply = {name: value for name, value in reply.items() if not name.startswith(SUGGESTED)}
+        if "error" in reply or "reserved" not in reply:
+            raise CannotEstimate(reply.get("error", "the tracing process died"))
+        del reply["done"]
+        return TraceResult(**reply)
+
+    def suggestions(self, config: Config) -> dict[str, AnyDomain]:
+        """Return the parameters that the function suggests (`trial.suggest_float`, ...) with a configuration."""
+        reply = self._traced(TraceRequest(config, None, None, True))
+        found = {name: value for name, value in reply.items() if name.startswith(SUGGESTED)}
+        if not found and "error" in reply:
+            raise CannotEstimate(reply["error"])
+        return {name.removeprefix(SUGGESTED): domain for name, domain in found.items()}
+
+    def _traced(self, request: TraceRequest) -> dict[str, Any]:
+        pipe, reply = self._started_process().pipe, dict[str, Any]()
         try:
             pipe.send(request)
         except OSError:
             raise self._process_ended() from None
         while "done" not in reply:
             reply.update(self._reply(pipe, request.timeout + 10))
-        if "error" in reply or "reserved" not in reply:
-            raise CannotEstimate(reply.get("error", "the tracing process died"))
-        del reply["done"]
-        return TraceResult(**reply)
+        return reply
 
     def kill(self) -> None:
         """Kill the process and its children. If a trace is running, the trace fails."""

@@ -34,8 +34,9 @@ from legroom.predict.sandbox.sandbox import Sandbox
 from legroom.predict.tracing.trace import Trace
 from legroom.predict.tracing.virtual_trace import finish, make_device
 from legroom.train.guarding.guard import Guard
-from legroom.tuning.memory.tracer import OUTPUT, TraceRequest, TracerSetup
+from legroom.tuning.memory.tracer import OUTPUT, SUGGESTED, TraceRequest, TracerSetup
 from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.space.domains import Categorical
 from legroom.tuning.trial.process import call, print_to
 from legroom.tuning.trial.trial import ReportMessage, Trial
 
@@ -157,6 +158,7 @@ class _TracingServer:
             channel=_AlwaysContinue(),
             _micro_batch=request.micro_batch,
         )
+        trial.on_suggestion = lambda name, domain: self._send({f"{SUGGESTED}{name}": domain})
         clock = device.recorder.clock
         # The ends of steps are needed to replay further steps: the allocator's cache may still grow.
         on_step_end = clock.on_step_end
@@ -220,6 +222,14 @@ class _TracedTrial(Trial):
     min_micro_batch: int = 1
     guarded: bool = False
     on_steps: Callable[[int], object] = staticmethod(lambda steps: None)
+    on_suggestion: Callable[[str, Any], object] = staticmethod(lambda name, domain: None)
+
+    def _suggested(self, name: str, domain: Any) -> Any:
+        """Return the value of a parameter, or the largest value while the space is unknown."""
+        self.on_suggestion(name, domain)
+        if name not in self.config:
+            self.config[name] = domain.options[0] if isinstance(domain, Categorical) else domain.high
+        return self.config[name]
 
     def guard(self, model: Any, optimizer: Any, **options: Any) -> Guard:
         self.can_split = True

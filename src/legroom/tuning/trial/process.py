@@ -29,6 +29,7 @@ from legroom.tuning.trial.function import CannotLoad, Train, TrainFunction, para
 from legroom.tuning.trial.ray_session import ray_session
 from legroom.tuning.trial.records import TrialState
 from legroom.tuning.trial.trial import (
+    THE_METRIC,
     Channel,
     DiskFull,
     ReportMessage,
@@ -107,7 +108,8 @@ def run_trial(task: TrialTask, channel: Channel) -> TrialExit:
         except StopTrial:
             end = TrialExit(state=TrialState.STOPPED)
         except BaseException as error:
-            end = _failure(error)
+            is_pruned = type(error).__name__ == "TrialPruned"  # Optuna's exception, which the function raised
+            end = TrialExit(state=TrialState.STOPPED, reason="Pruned") if is_pruned else _failure(error)
         return replace(end, actual_bytes=reserved_peak(), ooms=out_of_memory_count())
 
 
@@ -218,7 +220,9 @@ def _group(task: TrialTask) -> Iterator[None]:
 
 
 def _metrics(returned: Any) -> dict[str, float] | None:
-    """Return the metrics that a function returned, if it returned a dict of numbers."""
+    """Return the metrics that a function returned, if it returned a number or a dict of numbers."""
+    if returned is not None and not isinstance(returned, dict | str | bytes):
+        returned = {THE_METRIC: returned}
     if not isinstance(returned, dict):
         return None
     numbers: dict[str, float] = {}

@@ -19,13 +19,14 @@ import os
 import shutil
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from legroom.errors import LegroomError, UsageError
 from legroom.tuning.schedule.protocol import Action
+from legroom.tuning.space.domains import Categorical, FloatRange, IntRange
 from legroom.tuning.space.space import Config
 from legroom.units import MiB
 
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 FULL_DISK_BYTES = 1 * MiB
 """A disk with less free space than this is treated as full."""
+
+
+THE_METRIC = ""
+"""The name of a value that the function reports or returns without a name. The value belongs to the study's metric."""
 
 
 class DiskFull(LegroomError):  # noqa: N818
@@ -116,19 +121,47 @@ class Trial:
         self._guards.append(weakref.ref(guard))
         return guard
 
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Return the value of a parameter with a float range, as in Optuna."""
+        return float(self._suggested(name, FloatRange(float(low), float(high), log, step)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Return the value of a parameter with an integer range, as in Optuna."""
+        domain = Categorical(tuple(range(low, high + 1, step))) if step != 1 else IntRange(low, high, log)
+        return int(self._suggested(name, domain))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return one of several values, as in Optuna."""
+        return self._suggested(name, Categorical(tuple(choices)))
+
+    def _suggested(self, name: str, domain: FloatRange | IntRange | Categorical) -> Any:
+        """Return the value that the searcher chose. A parameter that the searcher does not know is sampled at random,
+        with a seed that depends on the trial."""
+        if name not in self.config:
+            from numpy.random import default_rng
+
+            print(f"`{name}` was not suggested when the study started, so it is sampled at random.")
+            self.config[name] = domain.draw(default_rng((self.number, *name.encode())))
+        return self.config[name]
+
+    def should_prune(self) -> bool:
+        """Return False. If a trial is stopped early, `report` ends the function."""
+        return False
+
     def report(
-        self, metrics: Mapping[str, Any] | None = None, /, *, checkpoint: Any = None, **named: Any
+        self, metrics: Any = None, step: int | None = None, /, *, checkpoint: Any = None, **named: Any
     ) -> None:
         """Report the progress of the training, as in `trial.report(loss=0.3, accuracy=0.9, checkpoint=model.state_dict())`.
 
-        Metrics can also be passed as a dict, as in `trial.report({"loss": 0.3})`. A metric is a number, a NumPy scalar
+        Metrics can also be passed as a dict, as in `trial.report({"loss": 0.3})`, or as in Optuna, as in
+        `trial.report(0.3, step)`. A metric is a number, a NumPy scalar
         or a tensor with one element. `checkpoint` is an object that `torch.save` can save, or the path of a file or folder. If the scheduler stops
         the trial, this call raises `StopTrial`.
         """
         if metrics is not None and not isinstance(metrics, Mapping):
-            raise UsageError(
-                f"`report` needs the names of metrics, but got a {type(metrics).__name__}. Write `trial.report(loss=...)`."
-            )
+            metrics = {THE_METRIC: metrics}
         given = {**(metrics or {}), **named}
         self.step += 1
         message = ReportMessage(
@@ -239,6 +272,10 @@ def _cuda_in_use() -> Any:
 
 
 def _number(name: str, value: Any) -> float:
+    if name == THE_METRIC and isinstance(value, Mapping | str | bytes | Sequence):
+        raise UsageError(
+            f"`report` needs a number or the names of metrics, not {type(value).__name__}. Write `trial.report(loss=...)`."
+        )
     if isinstance(value, Mapping | str | bytes):
         raise UsageError(f"`report({name}=...)` needs a number, not {type(value).__name__}.")
     try:

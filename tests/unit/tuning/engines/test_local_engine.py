@@ -7,12 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import legroom
 from legroom.errors import UsageError
 from legroom.tuning.api import tune
 from legroom.tuning.job import TuneJob
+from legroom.tuning.space.domains import Categorical, FloatRange, IntRange
+from legroom.tuning.store import FILE as FILE_OF_STUDY
 from legroom.tuning.store import StoreError
 from legroom.tuning.study import Study
 from legroom.tuning.study_runner import StudyRunner
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.slow
 FILE = Path(__file__).parents[1] / "tuned_functions.py"
 
 
-def search(function: str, space: dict[str, Any], folder: Path, **options: Any) -> Study:
+def search(function: str, space: dict[str, Any] | None, folder: Path, **options: Any) -> Study:
     return tune(
         f"{FILE}:{function}",
         space,
@@ -53,6 +56,31 @@ def test_every_trial_runs_and_the_best_one_has_its_checkpoint(tmp_path: Path) ->
     assert study.best_value == pytest.approx(1 / 3)
     assert study.best_checkpoint == str(tmp_path / "trials/0003/checkpoint-3.pt")
     assert Path(study.best_checkpoint).is_file()
+
+
+def test_a_function_can_suggest_its_parameters_as_in_optuna(tmp_path: Path) -> None:
+    study = search(
+        "suggests",
+        None,
+        tmp_path,
+        trials=6,
+        points_to_evaluate=[{"kind": "large", "extra": 8}, {"layers": 1, "kind": "plain"}],
+    )
+    assert {parameter.name: parameter.domain for parameter in study.space.parameters} == {
+        "layers": IntRange(1, 3),
+        **{f"width_{layer}": FloatRange(0.0, 1.0) for layer in range(3)},
+        "kind": Categorical(("plain", "large")),
+        "extra": Categorical((2, 4, 6, 8)),
+    }
+    pruned, first, *_ = study.trials
+    assert (pruned.state, pruned.reason) == (TrialState.STOPPED, "Pruned")
+    assert [report.metrics for report in pruned.reports] == [{"loss": 100.0}]
+    assert first.state is TrialState.FINISHED
+    assert first.value("loss", "min") == first.config["width_0"]
+    optuna_study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / FILE_OF_STUDY}")
+    assert optuna_study.best_params == study.best_params  # what optuna-dashboard shows
+    assert optuna_study.best_value == study.best_value
+    assert len(optuna_study.trials_dataframe()) == 6
 
 
 def test_a_trial_that_raises_fails_and_the_others_continue(tmp_path: Path) -> None:
@@ -123,7 +151,7 @@ def test_a_signal_ends_the_python_program_after_the_results_are_stored(
     sent: signal.Signals, raised: type[BaseException], tmp_path: Path
 ) -> None:
     def interrupt(record: TrialRecord) -> None:
-        if record.reports:
+        if record.reports and record.state is TrialState.RUNNING:
             os.kill(os.getpid(), sent)
 
     with pytest.raises(raised) as caught:

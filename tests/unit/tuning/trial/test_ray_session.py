@@ -12,7 +12,7 @@ from ray.tune import report as imported_report
 from legroom.errors import UsageError
 from legroom.tuning.schedule.protocol import Action
 from legroom.tuning.trial.process import call
-from legroom.tuning.trial.trial import ReportMessage, Trial
+from legroom.tuning.trial.trial import THE_METRIC, ReportMessage, Trial
 
 
 class Channel:
@@ -67,9 +67,9 @@ def test_metrics_can_be_passed_as_a_dict_or_by_name(tmp_path: Path) -> None:
     trial, channel = make_trial(tmp_path)
     trial.report({"loss": torch.tensor(2.0)}, accuracy=numpy.int64(1))
     assert channel.messages[0].metrics == {"loss": 2.0, "accuracy": 1.0}
-    with pytest.raises(
-        UsageError, match=r"needs the names of metrics, but got a float. Write `trial.report\(loss=...\)`"
-    ):
-        trial.report(0.5)  # type: ignore[arg-type]
+    trial.report(0.5, 3)  # as in Optuna
+    assert channel.messages[1].metrics == {THE_METRIC: 0.5}
+    with pytest.raises(UsageError, match=r"not str. Write `trial.report\(loss=...\)`"):
+        trial.report("loss")
     with pytest.raises(UsageError, match=r"`report\(loss=...\)` needs a number, not dict"):
         trial.report(loss={"a": 1})
