@@ -115,7 +115,7 @@ _LIBRARIES = tuple(
             "LG782",
             r"/(?:huggingface_hub|requests|urllib3|httpx|aiohttp|botocore|modelscope/hub)/|/urllib/(?:request|error)|/http/client",
         ),
-        ("LG783", r"/(?:datasets|pyarrow)/|/pil/|/json/decoder|/zipfile|/tarfile|/gzip"),
+        ("LG783", r"/(?:datasets|pyarrow)/|/pil/|/json/decoder|/zipfile|/tarfile|/gzip|/pandas/errors"),
         ("LG752", r"/torch/(?:_dynamo|_inductor|_functorch|_export|jit|fx/experimental)/|/triton/"),
         ("LG743", r"/multiprocessing/(?:spawn|reduction|popen)"),
         ("LG740", r"/multiprocessing/connection|/torch/multiprocessing/reductions"),
@@ -158,7 +158,7 @@ _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
         ("LG782", r"huggingface\.co\b|\brepo_id\b|on the Hub\b"),
-        ("LG783", r"\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|can't find|cannot find|could not find).{0,80}\b(?:file|directory|folder|dataset)\b"),
+        ("LG783", r"\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|(?:can't|cannot|couldn't|could not|unable to) find).{0,80}\b(?:file|directory|folder|dataset)\b|find (?:a |any )?(?:valid )?checkpoint\b"),
         ("LG731", r"\bnccl\b"),
         ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|(?<!\] )\bconnect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
@@ -182,7 +182,7 @@ _FAMILIES = tuple(
         ("LG734", r"broken pipe"),
         ("LG752", r"Arguments for call are not valid|\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
         ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),
-        ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib\w+\.so|\.dll|dylib)"),
+        ("LG726", r"(?:load|open|find|locate)\w*.{0,60}(?:shared library|\blib(?:cu|nv|torch)\w+|\blib\w+\.so|\.dll|dylib)"),
         ("LG728", r"\bcuda\b.{0,40}\b(?:error|fail\w*)"),
     )
 )  # fmt: skip

@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         "LG735", r"CANCELLED AT [^\n]{0,40}DUE TO|job killed: walltime \d+|TERM_RUNLIMIT|TERM_OWNER|reached its time limit|(?:active longer than specified|exceeded its) deadline|Preempted by |Node failure on \w+"
         r"|job submission failed: |Unable to (?:allocate resources|create step): |Unable to create step for job|Insufficient nvidia\.com/gpu|FailedScheduling|not enough slots available in the system",
     ),
-    _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
+    _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|Signals\.SIG(?:TERM|INT|HUP)|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
     _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError", weak=True),
     # --- loading data
@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
     # --- downloads, files, packages
     _rule(
         "LG782", r"\b\d{3} Client Error|\b\d{3} Server Error|gated repo|GatedRepoError|RepositoryNotFoundError|LocalEntryNotFoundError|OfflineModeIsEnabled|We couldn't connect to '|HfHubHTTPError"
-        r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|Consistency check failed: file|Repo id must be in the form",
+        r"|is not a local folder and is not a valid model identifier|is not a valid model identifier listed on|Max retries exceeded with url|NameResolutionError|Temporary failure in name resolution|SSLCertVerificationError|CERTIFICATE_VERIFY_FAILED|urlopen error|HTTP Error \d{3}|ReadTimeoutError|huggingface-cli login|HTTP status (?:client|server) error|invalid hash value|Consistency check failed: file|Repo id must be in the form",
     ),
     _rule(
         "LG783", r"ArrowInvalid|ArrowTypeError|UnidentifiedImageError|cannot identify image file|JSONDecodeError|Error tokenizing data|image file is truncated|Unable to open file \(|Error loading file|Not able to read records in the JSON file",
