@@ -85,6 +85,13 @@ def test_the_page_in_a_browser(browser: "playwright.Browser", tmp_path: Path) ->
     tab.wait_for_timeout(100)
     assert drawn(tab, "#timeline canvas") != whole
     tab.keyboard.press("0")
+    tab.keyboard.press("Escape")
+    tab.wait_for_timeout(100)
+    steps = drawn(tab, "#timeline canvas")
+    tab.uncheck("#equal-steps")
+    tab.wait_for_timeout(100)
+    assert drawn(tab, "#timeline canvas") != steps
+    tab.check("#equal-steps")
     tab.click("#zoom-step")
     tab.click("#zoom-all")
 

@@ -22,7 +22,22 @@ for (const level of levels) {
 const coarse = levels[levels.length - 1];
 const highest = Math.max(coarse.totals.reduce((a, b) => Math.max(a, b), 0), coarse.reserved.reduce((a, b) => Math.max(a, b), 0)) * UNIT;
 const used = run.categories.map((_, kind) => coarse.sums.subarray(kind * coarse.size, (kind + 1) * coarse.size).some((value) => value > 0));
-const end = Math.max(run.end, run.begin + 1e-6), shortest = Math.max((end - run.begin) / 1e6, 1e-6);
+const end = Math.max(run.end, run.begin + 1e-6);
+
+// The x axis shows places. A place is a time, or a step and the part of the step that has passed: the first step is often much longer
+// than the others.
+const equalSteps = byId("equal-steps"), edges = Float64Array.from([run.begin, ...steps.ends.filter((time) => time > run.begin && time < end), end]);
+equalSteps.checked = steps.ends.length > 2;
+equalSteps.parentElement.hidden = !steps.ends.length;
+const within = (at) => Math.min(Math.max(at, 0), edges.length - 2);
+const placeOf = (time) => { if (!equalSteps.checked) return time; const at = within(after(edges, time) - 1); return at + (time - edges[at]) / (edges[at + 1] - edges[at]); };
+const timeOf = (place) => { if (!equalSteps.checked) return place; const at = within(Math.floor(place)); return edges[at] + (place - at) * (edges[at + 1] - edges[at]); };
+let first, last; // places of the first and the last event
+function place() {
+  for (const part of [...levels, phases]) part.places = part.times.map(placeOf);
+  [first, last] = [placeOf(run.begin), placeOf(end)];
+}
+place();
 
 let style, palette;
 function readColors() {
@@ -61,7 +76,7 @@ function stripes(context, color) {
 }
 
 const chart = byId("timeline").querySelector("canvas"), tip = byId("timeline").querySelector(".tip");
-const view = { from: run.begin, to: end };
+const view = { from: first, to: last }; // places
 const EDGE = { left: 66, right: 8, top: 20, bottom: 40 };
 let chosen = null, cursor = null, plot = null, frame = 0; // `chosen` is the position of the selected moment
 const toCapacity = byId("to-capacity");
@@ -69,8 +84,10 @@ toCapacity.checked = run.capacity > 0 && highest > run.capacity / 4;
 toCapacity.parentElement.hidden = !run.capacity;
 
 const drawSoon = () => { frame ||= requestAnimationFrame(() => { frame = 0; draw(); }); };
-const xOf = (time) => EDGE.left + ((time - view.from) / (view.to - view.from)) * plot.width;
-const timeAt = (x) => view.from + ((x - EDGE.left) / plot.width) * (view.to - view.from);
+const xAt = (place) => EDGE.left + ((place - view.from) / (view.to - view.from)) * plot.width;
+const xOf = (time) => xAt(placeOf(time));
+const placeAt = (x) => view.from + ((x - EDGE.left) / plot.width) * (view.to - view.from);
+const timeAt = (x) => timeOf(placeAt(x));
 const stepAt = (time) => { const at = Math.max(after(steps.ends, time), 0); return at < steps.ends.length ? steps.numbers[at] : steps.ends.length ? steps.numbers[at - 1] + 1 : 0; };
 const phaseAt = (time) => { const at = after(phases.times, time) - 1; return at < 0 ? 3 : phases.kinds[at]; };
 
@@ -78,7 +95,7 @@ const phaseAt = (time) => { const at = after(phases.times, time) - 1; return at 
 function levelFor(from, to) {
   for (let number = levels.length - 1; number > 0; number--) {
     const level = levels[number];
-    if (after(level.times, to) - after(level.times, from) >= 2 * plot.width) return level;
+    if (after(level.places, to) - after(level.places, from) >= 2 * plot.width) return level;
   }
   return levels[0];
 }
@@ -140,19 +157,19 @@ function drawGrid(context, top, yOf) {
 
 // One column per pixel: of several columns in a pixel, the highest is drawn.
 function drawColumns(context, yOf) {
-  const level = levelFor(view.from, view.to), { times, totals, reserved } = level;
-  const first = Math.max(after(times, view.from) - 1, 0), last = after(times, view.to);
+  const level = levelFor(view.from, view.to), { places, totals, reserved } = level;
+  const stop = after(places, view.to);
   const line = [];
-  let at = first;
-  while (at < last) {
-    const x = Math.floor(Math.max(xOf(times[at]), EDGE.left - 1));
+  let at = Math.max(after(places, view.from) - 1, 0);
+  while (at < stop) {
+    const x = Math.floor(Math.max(xAt(places[at]), EDGE.left - 1));
     let best = at, most = reserved[at], next = at + 1;
-    while (next < last && xOf(times[next]) < x + 1) {
+    while (next < stop && xAt(places[next]) < x + 1) {
       if (totals[next] > totals[best]) best = next;
       if (reserved[next] > most) most = reserved[next];
       next++;
     }
-    const right = next < level.size ? Math.max(Math.floor(xOf(times[next])), x + 1) : xOf(end);
+    const right = next < level.size ? Math.max(Math.floor(xAt(places[next])), x + 1) : xAt(last);
     let bytes = 0, low = yOf(0);
     for (let kind = 0; kind < kinds; kind++) {
       const value = level.sums[kind * level.size + best] * UNIT;
@@ -176,7 +193,7 @@ function drawColumns(context, yOf) {
 
 function drawGaps(context) {
   for (const [from, to] of run.gaps) {
-    if (to < view.from || from > view.to) continue;
+    if (placeOf(to) < view.from || placeOf(from) > view.to) continue;
     const x = xOf(from), wide = Math.max(xOf(to) - x, 3);
     context.fillStyle = palette.ground;
     context.fillRect(x, EDGE.top, wide, plot.height + 14);
@@ -186,15 +203,15 @@ function drawGaps(context) {
 }
 
 function drawPhases(context, y) {
-  const first = Math.max(after(phases.times, view.from) - 1, 0), last = after(phases.times, view.to);
-  if (last - first > plot.width / 2) {
+  const { places } = phases, start = Math.max(after(places, view.from) - 1, 0), stop = after(places, view.to);
+  if (stop - start > plot.width / 2) {
     context.fillStyle = palette.faint;
     context.textAlign = "left";
     context.fillText("Zoom in to see the phases.", EDGE.left, y + 11);
     return;
   }
-  for (let at = first; at < last; at++) {
-    const x = Math.max(xOf(phases.times[at]), EDGE.left), right = at + 1 < phases.times.length ? xOf(phases.times[at + 1]) : xOf(end);
+  for (let at = start; at < stop; at++) {
+    const x = Math.max(xAt(places[at]), EDGE.left), right = at + 1 < places.length ? xAt(places[at + 1]) : xAt(last);
     context.fillStyle = palette.phases[phases.kinds[at]];
     context.fillRect(x, y, Math.max(right - x, 0.5), 10);
   }
@@ -203,7 +220,7 @@ function drawPhases(context, y) {
 function drawMarks(context) {
   context.textAlign = "left";
   for (const { time, kind } of run.marks) {
-    if (time < view.from || time > view.to) continue;
+    if (placeOf(time) < view.from || placeOf(time) > view.to) continue;
     const x = xOf(time), color = kind === "oom" ? palette.bad : palette.warn;
     drawLine(context, x, EDGE.top, x, EDGE.top + plot.height, color, kind === "oom" ? [] : [3, 3]);
     context.fillStyle = color;
@@ -233,15 +250,15 @@ function drawSteps(context, height) {
     for (let part = 0; part <= 4; part++) { const time = view.from + ((view.to - view.from) * part) / 4.2; label(seconds(time), xOf(time)); }
     return;
   }
-  const first = after(steps.ends, view.from), last = after(steps.ends, view.to);
-  const every = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b).find((each) => (last - first + 1) / each <= plot.width / 64) ?? 1;
+  const from = timeOf(view.from), begin = after(steps.ends, from), stop = after(steps.ends, timeOf(view.to));
+  const every = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b).find((each) => (stop - begin + 1) / each <= plot.width / 64) ?? 1;
   let free = -Infinity; // where the previous label ends
-  for (let at = first; at <= last; at++) {
+  for (let at = begin; at <= stop; at++) {
     const number = at < steps.numbers.length ? steps.numbers[at] : steps.numbers[at - 1] + 1, start = at ? steps.ends[at - 1] : run.begin;
     if (number % every) continue;
-    const x = xOf(Math.max(start, view.from));
-    if (start >= view.from) drawLine(context, x, EDGE.top + plot.height, x, height - 20, palette.faint);
-    const crowded = start < view.from && at < steps.ends.length && xOf(steps.ends[at]) - x < 60; // the next label is more useful
+    const x = xOf(Math.max(start, from));
+    if (start >= from) drawLine(context, x, EDGE.top + plot.height, x, height - 20, palette.faint);
+    const crowded = start < from && at < steps.ends.length && xOf(steps.ends[at]) - x < 60; // the next label is more useful
     if (crowded || x < free) continue;
     label(`step ${number}`, x);
     free = x + 60;
@@ -271,24 +288,25 @@ function point(time, speak = false) {
 }
 
 function show(from, to) {
-  const length = Math.min(Math.max(to - from, shortest), end - run.begin);
-  view.from = Math.min(Math.max(from, run.begin), end - length);
+  const length = Math.min(Math.max(to - from, (last - first) / 1e6), last - first);
+  view.from = Math.min(Math.max(from, first), last - length);
   view.to = view.from + length;
   drawSoon();
 }
-const zoom = (factor, around = cursor ?? (view.from + view.to) / 2) => show(around - (around - view.from) * factor, around + (view.to - around) * factor);
+const showAll = () => show(first, last);
+const zoom = (factor, around = cursor === null ? (view.from + view.to) / 2 : placeOf(cursor)) => show(around - (around - view.from) * factor, around + (view.to - around) * factor);
 const pan = (share) => show(view.from + share * (view.to - view.from), view.to + share * (view.to - view.from));
 
 byId("zoom-in").onclick = () => zoom(0.5);
 byId("zoom-out").onclick = () => zoom(2);
-byId("zoom-all").onclick = () => show(run.begin, end);
+byId("zoom-all").onclick = showAll;
 byId("zoom-step").hidden = !steps.ends.length;
 byId("zoom-step").onclick = () => {
-  const at = Math.min(after(steps.ends, cursor ?? run.moments[chosen].time - 1e-9), steps.ends.length);
-  const from = at ? steps.ends[at - 1] : run.begin, to = at < steps.ends.length ? steps.ends[at] : end;
+  const at = within(after(edges, cursor ?? run.moments[chosen].time - 1e-9) - 1), from = placeOf(edges[at]), to = placeOf(edges[at + 1]);
   show(from - (to - from) * 0.05, to + (to - from) * 0.05);
 };
 toCapacity.onchange = drawSoon;
+equalSteps.onchange = () => { place(); showAll(); };
 
 const pointers = new Map();
 let dragged = 0;
@@ -300,7 +318,7 @@ chart.addEventListener("pointermove", (event) => {
   const other = [...pointers].find(([id]) => id !== event.pointerId);
   if (other) { // two fingers zoom
     const apart = Math.abs(before - other[1]), now = Math.abs(event.offsetX - other[1]);
-    if (apart > 8 && now > 8) zoom(apart / now, timeAt((event.offsetX + other[1]) / 2));
+    if (apart > 8 && now > 8) zoom(apart / now, placeAt((event.offsetX + other[1]) / 2));
   } else if (dragged > 3) { pan((before - event.offsetX) / plot.width); point(null); }
   pointers.set(event.pointerId, event.offsetX);
 });
@@ -310,27 +328,27 @@ chart.addEventListener("pointerup", (event) => {
 });
 chart.addEventListener("pointercancel", (event) => pointers.delete(event.pointerId));
 chart.addEventListener("pointerleave", () => pointers.size || point(null));
-chart.addEventListener("dblclick", () => show(run.begin, end));
+chart.addEventListener("dblclick", showAll);
 chart.addEventListener("wheel", (event) => {
-  if (event.ctrlKey || event.metaKey) { event.preventDefault(); zoom(1.002 ** event.deltaY, timeAt(event.offsetX)); }
+  if (event.ctrlKey || event.metaKey) { event.preventDefault(); zoom(1.002 ** event.deltaY, placeAt(event.offsetX)); }
   else if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) { event.preventDefault(); pan(event.deltaX / plot.width); }
 }, { passive: false });
 chart.addEventListener("keydown", (event) => {
-  const by = ((view.to - view.from) / plot.width) * (event.shiftKey ? 40 : 4), now = cursor ?? Math.max(run.moments[chosen]?.time ?? view.from, view.from);
+  const by = ((view.to - view.from) / plot.width) * (event.shiftKey ? 40 : 4), now = placeOf(cursor ?? run.moments[chosen].time);
   const moves = {
-    ArrowLeft: () => move(now - by), ArrowRight: () => move(now + by), Home: () => move(run.begin), End: () => move(end),
-    "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), "−": () => zoom(2), 0: () => show(run.begin, end), Enter: () => chooseNear(now), Escape: () => point(null),
+    ArrowLeft: () => move(now - by), ArrowRight: () => move(now + by), Home: () => move(first), End: () => move(last),
+    "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), "−": () => zoom(2), 0: showAll, Enter: () => chooseNear(timeOf(now)), Escape: () => point(null),
   };
   const act = moves[event.key];
   if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
   event.preventDefault();
   act();
 });
-function move(time) {
-  const inside = Math.min(Math.max(time, run.begin), end);
+function move(place) {
+  const inside = Math.min(Math.max(place, first), last);
   if (inside < view.from) show(inside, inside + view.to - view.from);
   if (inside > view.to) show(inside - (view.to - view.from), inside);
-  point(inside, true);
+  point(timeOf(inside), true);
 }
 chart.addEventListener("blur", () => point(null));
 
