@@ -18,7 +18,9 @@ def test_every_chart_is_drawn(tmp_path: Path) -> None:
     rejected = trial(
         3, outcome="rejected", state="cannot fit", reason="too large", value=None, curve=[], peak=None
     )
-    page = write_page(study(trial(0), trial(1), stopped, rejected), tmp_path / "report.html")
+    page = write_page(
+        study(trial(0), trial(1, config={"lr": 0.1}), stopped, rejected), tmp_path / "report.html"
+    )
     opened = subprocess.run(
         [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1000,2000", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
@@ -29,6 +31,7 @@ def test_every_chart_is_drawn(tmp_path: Path) -> None:
     )
     assert parallel.count('class="axis"') == 3
     assert parallel.count('class="line is-best"') == 1
+    assert parallel.count(">not set<") == 1, "the batch size of trial 1"
     assert curves.count('class="mark line"') == 1, "one cross, where the scheduler stopped a trial"
     assert memory.count('class="capacity"') == 1
     assert memory.count('class="mark"') == 4

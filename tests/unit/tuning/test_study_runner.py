@@ -484,6 +484,18 @@ def test_a_trial_that_copied_weights_is_recorded_with_the_configuration_of_its_b
     assert [records[1].config_at(step) for step in (1, 2)] == [own, {"x": 7}]
 
 
+def test_estimate_and_measured_peak_belong_to_the_same_start(tmp_path: Path) -> None:
+    runner = make_runner(tmp_path, trials=1)
+    start_all(runner)
+    runner.started(0, "cpu", Fit(predicted=90, safe=100))
+    runner.reported(0, {"loss": 1.0}, checkpoint="weights", actual_bytes=80)
+    runner.exploit(0, Decision(Action.EXPLOIT, parent=0, config={"x": 1}))
+    runner.started(0, "cpu", Fit(predicted=40, safe=50, micro_batch=2))
+    runner.reported(0, {"loss": 0.9}, actual_bytes=30)
+    memory = runner.records[0].memory
+    assert (memory.safe, memory.micro_batch, memory.actual) == (50, 2, 30)
+
+
 def test_steps_after_copying_weights_belong_to_the_new_configuration(tmp_path: Path) -> None:
     runner = make_runner(tmp_path, trials=2)
     start_all(runner)

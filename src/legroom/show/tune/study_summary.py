@@ -12,6 +12,7 @@ from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import verbatim
 from legroom.show.tune.trial_table import format_config, trial_table
+from legroom.tuning.report.figures import as_toml
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialState
 
@@ -33,6 +34,7 @@ def summary(
     yield Text(_second_sentence(study))
     yield from _table(study)
     yield from _failures(study)
+    yield from _best_configuration(study)
     if written:
         yield Text(
             f"\nResults are in {study.folder}: {', '.join(path.name for path in written)}, and a folder for each trial."
@@ -99,6 +101,14 @@ def _table(study: Study) -> Iterator[RenderableType]:
         study.mode,
         best=ranked[0] if ranked else None,
     )
+
+
+def _best_configuration(study: Study) -> Iterator[RenderableType]:
+    """Yield the best configuration with all digits, as it can be copied to a TOML file."""
+    if study.ranked:
+        yield from section("Best configuration", "TOML; in Python: study.best_config")
+        for line in as_toml(study.best_config).splitlines():
+            yield verbatim(f"  {line}")
 
 
 def _failures(study: Study) -> Iterator[RenderableType]:

@@ -3,7 +3,9 @@
 The data is computed once from the records, so the report needs no engine, no storage and no torch.
 """
 
+import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 Outcome = Literal["good", "split", "stopped", "rejected", "failed", "lost", "open"]
 """The final state of a trial in the charts. A trial has finished, has finished in micro-batches, was stopped early,
 was rejected because it cannot fit, failed with an error, ran out of memory, or is not finished."""
+MAX_TICKS = 64
+"""The maximum number of values of a range with steps that are passed to the charts as tick labels."""
 MAX_CURVE_POINTS = 200
 """The maximum number of points of a learning curve. More points would not be visible on a screen."""
 
@@ -58,7 +62,7 @@ class ParameterFigures:
     name: str
     kind: Literal["linear", "log", "category"]
     values: Sequence[Any] = ()
-    """The options of a category, in the order of the space."""
+    """The options of a category, in the order of the space, or the values of a range with steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,25 @@ def figures_of(study: "Study") -> StudyFigures:
     )
 
 
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as plain data. An object of the user's classes becomes the name of its class."""
+
+    def name_of(value: Any) -> str:
+        return str(getattr(value, "__name__", type(value).__name__))
+
+    return dict(json.loads(json.dumps(dict(config), default=name_of)))
+
+
+def as_toml(config: Mapping[str, Any]) -> str:
+    """Return a configuration in TOML, with all digits, one parameter per line."""
+    lines = []
+    for name, value in plain_config(config).items():
+        key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+        if value is not None:  # TOML has no null
+            lines.append(f"{key} = {json.dumps(value)}")
+    return "\n".join(lines)
+
+
 def importance_of(parameters: Sequence[ParameterFigures], trials: Sequence[TrialFigures]) -> dict[str, float]:
     """Return the importance of each parameter, from the trials that have a value."""
     valued = [trial for trial in trials if trial.value is not None]
@@ -142,8 +165,14 @@ def _axis(name: str, domain: AnyDomain, trials: Sequence[TrialRecord]) -> Parame
         return ParameterFigures(name=name, kind="category", values=domain.options)
     if isinstance(domain, Sampled):
         return ParameterFigures(name=name, kind="category", values=_distinct(name, trials))
-    is_log = isinstance(domain, PowerRange) or (isinstance(domain, FloatRange | IntRange) and domain.log)
-    return ParameterFigures(name=name, kind="log" if is_log else "linear")
+    is_log = isinstance(domain, PowerRange) or domain.log
+    few = isinstance(domain, PowerRange) or domain.high - domain.low <= MAX_TICKS * (_step(domain) or 0)
+    values = (domain.grid() or ()) if few else ()
+    return ParameterFigures(name=name, kind="log" if is_log else "linear", values=values)
+
+
+def _step(domain: FloatRange | IntRange) -> float | None:
+    return 1 if isinstance(domain, IntRange) else domain.step
 
 
 _OUTCOMES: dict[TrialState, tuple[Outcome, str]] = {

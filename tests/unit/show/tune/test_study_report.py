@@ -1,8 +1,11 @@
 """The HTML report of a study: complete, self-contained and safe to open."""
 
+import ast
+import html
 import json
 import math
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -153,6 +156,30 @@ def test_without_a_gpu_there_is_no_memory_legend() -> None:
 def test_a_configuration_that_never_fits_does_not_count_as_a_trial() -> None:
     rejected = trial(1, outcome="rejected", state="cannot fit", value=None, curve=[], peak=None)
     assert "The best of 1 trial reached" in page(study(trial(0), rejected))
+
+
+def test_the_best_configuration_can_be_copied_with_all_digits() -> None:
+    best = trial(
+        0,
+        config={"lr": 0.008144886973076106, "name": 'a "b"', "last layer": True, "decay": None},
+        value=1 / 3,
+    )
+    text = page(study(best))
+    assert "Trial 0 reached loss 0.3333333333333333." in text
+    blocks = [html.unescape(each) for each in re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)]
+    assert tomllib.loads(blocks[0]) == {
+        name: value for name, value in best.config.items() if value is not None
+    }
+    assert ast.literal_eval(blocks[1]) == best.config
+
+
+def test_importance_mentions_trials_that_are_too_few_or_were_stopped_early() -> None:
+    assert "Not available: 2 trials reported loss. At least 6 trials are needed." in page(
+        study(trial(0), trial(1))
+    )
+    stopped = trial(2, outcome="stopped", state="stopped early")
+    text = page(study(trial(0), trial(1), stopped, importance={"lr": 0.5}))
+    assert "1 of 3 trials were stopped early, so their values are from fewer reports." in text
 
 
 def test_importance_at_chance_level_is_described_as_such() -> None:

@@ -53,8 +53,8 @@ def test_axes_follow_the_space() -> None:
     assert axes == {
         "lr": ("log", ()),
         "batch_size": ("category", (2, 16, 256)),
-        "width": ("log", ()),
-        "depth": ("linear", ()),
+        "width": ("log", (4, 8, 16, 32, 64, 128, 256, 512)),
+        "depth": ("linear", (1, 2, 3, 4)),
     }
 
 

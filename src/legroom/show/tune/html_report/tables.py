@@ -5,7 +5,8 @@ from html import escape
 from typing import Any
 
 from legroom.show.common.formatting import format_count, format_duration
-from legroom.tuning.report.figures import StudyFigures, TrialFigures
+from legroom.tuning.report.figures import StudyFigures, TrialFigures, as_toml, plain_config
+from legroom.tuning.report.importance import MIN_TRIALS
 from legroom.units import format_size
 
 MIN_SHOWN_IMPORTANCE = 0.005
@@ -45,7 +46,7 @@ def facts(study: StudyFigures) -> str:
         ("Out of memory", str(study.count("lost"))),
         ("Search", study.search),
         ("Scheduler", study.scheduler),
-        ("TuneEngine", study.engine),
+        ("Engine", study.engine),
         ("Time", format_duration(study.seconds)),
     ]
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in entries)
@@ -55,33 +56,47 @@ def best_section(study: StudyFigures) -> str:
     best = study.best
     if best is None:
         return ""
-    values = ", ".join(f"{name} = {figure(value)}" for name, value in best.config.items())
+    forms = [("TOML", as_toml(best.config)), ("Python", repr(plain_config(best.config)))]
+    blocks = "".join(
+        f'<div class="copied"><button data-copy>Copy as {language}</button><pre>{escape(text)}</pre></div>'
+        for language, text in forms
+    )
     how = (
         f" The trial ran in micro-batches of {best.micro_batch}, with the same gradients as the full batch."
         if best.is_split
         else ""
     )
     return (
-        f"<section><h2>Best configuration</h2><p>Trial {best.number}: <code>{escape(values)}</code>."
-        f"{escape(how)}</p></section>"
+        f"<section><h2>Best configuration</h2><p>Trial {best.number} reached {escape(study.metric)} {best.value!r}."
+        f"{escape(how)}</p>{blocks}</section>"
     )
 
 
 def importance_bars(study: StudyFigures) -> str:
+    valued = [trial for trial in study.trials if trial.value is not None]
+    if not study.importance and len(valued) < MIN_TRIALS:
+        count = format_count(len(valued), "trial")
+        return f"<p>Not available: {count} reported {escape(study.metric)}. At least {MIN_TRIALS} trials are needed.</p>"
     if not study.importance:
-        return "<p>Not available: too few trials have a value, or every parameter has the same value in all trials.</p>"
+        return "<p>Not available: every parameter has the same value in all trials.</p>"
+    early = sum(trial.outcome == "stopped" for trial in valued)
+    cut_short = (
+        f" {early} of {format_count(len(valued), 'trial')} were stopped early, so their values are from fewer reports."
+        if early
+        else ""
+    )
     if max(study.importance.values()) < MIN_SHOWN_IMPORTANCE:
-        count = format_count(sum(trial.value is not None for trial in study.trials), "trial")
+        count = format_count(len(valued), "trial")
         return (
             f"<p>With {count}, no parameter on its own explains more of the variation of "
-            f"{escape(study.metric)} than expected by chance.</p>"
+            f"{escape(study.metric)} than expected by chance.{cut_short}</p>"
         )
     rows = "".join(
         f'<span>{escape(name)}</span><i style="width:{share * 100:.1f}%"></i><span class="number">{share:.0%}</span>'
         for name, share in study.importance.items()
     )
     return (
-        f"<p>The bars show the fraction of the variation in the rank of {escape(study.metric)} that each parameter explains on its own. Interactions between parameters are not included.</p>"
+        f"<p>The bars show the fraction of the variation in the rank of {escape(study.metric)} that each parameter explains on its own. Interactions between parameters are not included.{cut_short}</p>"
         f'<div class="bars">{rows}</div>'
     )
 
@@ -147,7 +162,7 @@ def failure_table(study: StudyFigures) -> str:
 
 def trials_table(study: StudyFigures) -> str:
     names = [parameter.name for parameter in study.parameters]
-    heads = ["Trial", "State", study.metric, *names, "Reports", "Predicted", "Measured", "Time", "Reason"]
+    heads = ["Trial", "State", "Reason", study.metric, *names, "Reports", "Predicted", "Measured", "Time"]
     head = "".join(f"<th><button>{escape(name)}</button></th>" for name in heads)
     body = "".join(_row(trial, names) for trial in study.trials)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -170,13 +185,13 @@ def _row(trial: TrialFigures, names: list[str]) -> str:
     cells = [
         _cell(str(trial.number), trial.number),
         f"<td class='state {trial.outcome}'>{escape(trial.state)}</td>",
+        f"<td class=reason>{escape(trial.reason)}</td>",
         _cell(figure(trial.value), trial.value),
         *(_cell(figure(trial.config.get(name)), trial.config.get(name)) for name in names),
         _cell(str(len(trial.curve)), len(trial.curve)),
         _cell(format_size(trial.predicted) if trial.predicted is not None else "–", trial.predicted),
         _cell(format_size(trial.peak) if trial.peak is not None else "–", trial.peak),
         _cell(format_duration(trial.seconds) if trial.seconds is not None else "–", trial.seconds),
-        f"<td class=reason>{escape(trial.reason)}</td>",
     ]
     return f'<tr data-trial="{trial.number}">{"".join(cells)}</tr>'
 

@@ -43,6 +43,13 @@ function pointable(element, number) {
 document.addEventListener("click", () => { if (pinned !== null) { pinned = null; point(null); } });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") { pinned = null; point(null); } });
 
+for (const button of document.querySelectorAll("[data-copy]"))
+  button.addEventListener("click", () => {
+    const text = button.nextElementSibling;
+    getSelection().selectAllChildren(text); // a copy by keyboard also works, if the clipboard is not available
+    navigator.clipboard?.writeText(text.textContent).then(() => { button.textContent = "Copied"; });
+  });
+
 function keep() {
   const kept = new Set(study.trials.filter((trial) => [...brushes.values()].every((inside) => inside(trial))).map((trial) => trial.number));
   document.querySelectorAll("[data-trial]").forEach((element) => element.classList.toggle("is-out", !kept.has(Number(element.dataset.trial))));

@@ -24,12 +24,14 @@ function figure(value) {
 }
 
 // A scale maps a value to a coordinate; `ticks` are the labeled values.
-function numbers(values, from, to, log) {
+function numbers(values, from, to, log, known = []) {
   let [low, high] = extent(values);
   if (low === high) { const pad = Math.abs(low) * 0.1 || 1; low -= log ? low * 0.1 : pad; high += pad; }
   const warp = log ? Math.log10 : (value) => value;
   const place = (value) => from + ((warp(value) - warp(low)) / (warp(high) - warp(low))) * (to - from);
   const room = Math.max(2, Math.floor(Math.abs(to - from) / 45));
+  const within = known.filter((value) => value >= low && value <= high); // the values of a range with steps
+  if (within.length) { const every = Math.ceil(within.length / room); return { place, ticks: within.filter((_, index) => index % every === 0) }; }
   const few = [...new Set(values)].sort((a, b) => a - b);
   if (few.length <= Math.min(room, 8)) return { place, ticks: few };
   return { place, ticks: log ? decades(low, high, room) : evenly(low, high, room) };
@@ -71,7 +73,7 @@ function names(values, from, to) {
 // Better trials have a stronger color. By rank, so that an outlier does not make all others look the same.
 const ranked = study.trials.filter((trial) => trial.value !== null).sort((a, b) => (study.mode === "max" ? b.value - a.value : a.value - b.value));
 const share = new Map(ranked.map((trial, index) => [trial.number, ranked.length > 1 ? 1 - index / (ranked.length - 1) : 1]));
-const best = ranked.length ? ranked[0].number : null;
+const best = ranked.find((trial) => !["failed", "lost"].includes(trial.outcome))?.number ?? null;
 
 function color(trial) {
   if (!share.has(trial.number)) return `var(--${trial.outcome})`;

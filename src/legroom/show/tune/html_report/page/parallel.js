@@ -1,13 +1,10 @@
 // Parallel coordinates. On a narrow screen the axes are stacked vertically.
-const MISSING = "not set";
-
 function axesOf(length) {
   const axes = study.parameters.map((parameter) => {
     const values = study.trials.map((trial) => trial.config[parameter.name] ?? null);
-    const absent = values.includes(null) && parameter.kind === "category" ? [MISSING] : [];
     const found = values.filter((value) => value !== null);
-    const scale = parameter.kind === "category" ? names([...parameter.values, ...absent], length, 0) : numbers(found, length, 0, parameter.kind === "log");
-    return { name: parameter.name, scale, of: (trial) => trial.config[parameter.name] ?? (absent.length ? MISSING : null) };
+    const scale = parameter.kind === "category" ? names(parameter.values, length, 0) : numbers(found, length, 0, parameter.kind === "log", parameter.values);
+    return { name: parameter.name, scale, of: (trial) => trial.config[parameter.name] ?? null };
   });
   if (ranked.length) {
     const values = ranked.map((trial) => trial.value);
@@ -19,16 +16,15 @@ function axesOf(length) {
 function drawParallel() {
   const narrow = document.getElementById("parallel").clientWidth < 620;
   const count = study.parameters.length + (ranked.length ? 1 : 0);
-  const { width, root } = canvas("parallel", narrow ? 20 + count * 74 : 330);
+  const { width, root } = canvas("parallel", narrow ? 20 + count * 74 : 340);
   const length = narrow ? width - 24 : 250;
   const axes = axesOf(length);
   const gap = narrow ? 74 : (width - 130) / Math.max(1, axes.length - 1);
   const at = (index, along) => (narrow ? [12 + (length - along), 34 + index * gap] : [50 + index * gap, 46 + along]);
 
   for (const trial of study.trials) {
-    const places = axes.map((axis, index) => [index, axis.of(trial)]).filter(([, value]) => value !== null);
-    if (places.length < 2) continue;
-    const d = "M" + places.map(([index, value]) => at(index, axes[index].scale.place(value)).map((each) => each.toFixed(1)).join(" ")).join("L");
+    const d = pathOf(axes, trial, at, length);
+    if (!d) continue;
     const kind = `line${trial.number === best ? " is-best" : ""}${trial.value === null ? " is-unfinished" : ""}`;
     shape("path", { d, class: kind, stroke: color(trial), "data-trial": trial.number }, root);
     pointable(shape("path", { d, class: "touch" }, root), trial.number);
@@ -36,11 +32,22 @@ function drawParallel() {
   axes.forEach((axis, index) => drawAxis(root, axis, index, at, length, narrow));
 }
 
+// Beyond the end of an axis: trials that do not have its parameter.
+const MISSING = 22;
+
+function pathOf(axes, trial, at, length) {
+  const values = axes.map((axis) => axis.of(trial));
+  if (values.filter((value) => value !== null).length < 2) return null;
+  const places = values.map((value, index) => at(index, value === null ? length + MISSING : axes[index].scale.place(value)));
+  return "M" + places.map((place) => place.map((each) => each.toFixed(1)).join(" ")).join("L");
+}
+
 function drawAxis(root, axis, index, at, length, narrow) {
   const [x1, y1] = at(index, 0), [x2, y2] = at(index, length);
   shape("line", { x1, y1, x2, y2, class: "axis" }, root);
   const [nameX, nameY, anchor] = narrow ? [x2, y1 - 22, "start"] : [x1, 18, "middle"];
   shape("text", { x: nameX, y: nameY + (narrow ? 8 : 0), "text-anchor": anchor, class: "name" }, root, axis.name);
+  if (!narrow && study.trials.some((trial) => axis.of(trial) === null)) shape("text", { x: x1 + 7, y: y2 + MISSING + 4 }, root, "not set");
   let last = Infinity;
   for (const tick of axis.scale.ticks) {
     const place = axis.scale.place(tick), [x, y] = at(index, place);
