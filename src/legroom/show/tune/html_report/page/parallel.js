@@ -8,7 +8,7 @@ function axesOf(length) {
   });
   if (ranked.length) {
     const values = ranked.map((trial) => trial.value);
-    axes.push({ name: study.metric, scale: numbers(values, length, 0, spreads(values)), of: (trial) => trial.value });
+    axes.push({ name: study.metric, scale: numbers(values, length, 0, spreads(values)), of: (trial) => trial.value, isMetric: true });
   }
   return axes;
 }
@@ -36,7 +36,7 @@ function drawParallel() {
 const MISSING = 22;
 
 function pathOf(axes, trial, at, length) {
-  const values = axes.map((axis) => axis.of(trial));
+  const values = axes.filter((axis) => !axis.isMetric || trial.value !== null).map((axis) => axis.of(trial));
   if (values.filter((value) => value !== null).length < 2) return null;
   const places = values.map((value, index) => at(index, value === null ? length + MISSING : axes[index].scale.place(value)));
   return "M" + places.map((place) => place.map((each) => each.toFixed(1)).join(" ")).join("L");
@@ -47,7 +47,7 @@ function drawAxis(root, axis, index, at, length, narrow) {
   shape("line", { x1, y1, x2, y2, class: "axis" }, root);
   const [nameX, nameY, anchor] = narrow ? [x2, y1 - 22, "start"] : [x1, 18, "middle"];
   shape("text", { x: nameX, y: nameY + (narrow ? 8 : 0), "text-anchor": anchor, class: "name" }, root, axis.name);
-  if (!narrow && study.trials.some((trial) => axis.of(trial) === null)) shape("text", { x: x1 + 7, y: y2 + MISSING + 4 }, root, "not set");
+  if (!narrow && !axis.isMetric && study.trials.some((trial) => axis.of(trial) === null)) shape("text", { x: x1 + 7, y: y2 + MISSING + 4 }, root, "not set");
   let last = Infinity;
   for (const tick of axis.scale.ticks) {
     const place = axis.scale.place(tick), [x, y] = at(index, place);
