@@ -101,6 +101,7 @@ class Run:
         fragmented: int = 0,
         limit: int | None = None,
         op: str = "aten.mm",
+        module: str = "layer",
     ) -> None:
         self._time += 0.001
         limit_bytes = self.capacity - self.other if limit is None else limit * MiB
@@ -120,7 +121,7 @@ class Run:
                 other=self.other,
                 step=self.step,
                 phase=self.phase,
-                module="layer",
+                module=module,
                 frame=Frame(TRAIN, line, "train"),
                 op=op,
                 message=f"CUDA out of memory. Tried to allocate {requested:.2f} MiB. GPU 0 has …",

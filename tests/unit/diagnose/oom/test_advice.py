@@ -103,9 +103,14 @@ def test_options_are_ordered_by_effort(training):
 
 
 def test_operation_larger_than_the_device_comes_first(training):
-    training.oom(2000)
+    training.oom(2000, module="")
     codes = list(training.advice())
     assert codes[0] == "LG601"
+
+
+def test_a_layer_larger_than_the_device_needs_a_smaller_batch(training):
+    training.oom(2000)
+    assert list(training.advice())[:2] == ["LG603", "LG601"]
 
 
 def test_weights_that_do_not_fit(make_run):
