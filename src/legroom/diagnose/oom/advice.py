@@ -59,8 +59,9 @@ def advise(evidence: Evidence) -> tuple[Finding, ...]:
 
 def _rank(finding: Finding, evidence: Evidence, effort: int) -> tuple[int, int, int]:
     """Return the sort key of a finding. Findings with lower keys come first."""
+    # The output of a layer grows with the batch size. Other operations may broadcast by mistake.
     if finding.code == "LG601" and evidence.setting is not None and evidence.oom.module:
-        return 4, 0, effort  # the output of a layer is proportional to the batch size, and nothing is broadcast by mistake
+        return 4, 0, effort
     if finding.code in _BLOCKING_CODES or finding.evidence.get("no_batch_fits"):
         return 0, 0, effort
     grows = finding.code in _RETAINED_GRAPH_CODES or "bytes_per_step" in finding.evidence

@@ -110,7 +110,9 @@ def test_operation_larger_than_the_device_comes_first(training):
 
 def test_a_layer_larger_than_the_device_needs_a_smaller_batch(training):
     training.oom(2000)
-    assert list(training.advice())[:2] == ["LG603", "LG601"]
+    codes = list(training.advice())
+    assert codes[0] == "LG603"
+    assert "LG601" in codes
 
 
 def test_weights_that_do_not_fit(make_run):
