@@ -2,6 +2,7 @@
 
 import os
 import pty
+import socket
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,12 @@ import pytest
 
 LEGROOM = [sys.executable, "-m", "legroom"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "TERM": "xterm"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

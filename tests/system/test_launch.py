@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
+from tests.system.conftest import free_port
 
 PRINTING = """
 import os, sys
@@ -32,8 +32,27 @@ def test_ctrl_c_stops_all_ranks(write, start, tmp_path):
     assert not _running("train.py", tmp_path)
 
 
+SPAWNING = """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(rank):
+    dist.init_process_group("gloo", "tcp://127.0.0.1:29517", rank=rank, world_size=2)
+
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
+
+def test_a_script_that_starts_its_own_ranks_is_rejected(write, legroom):
+    done = legroom("launch", "--nproc", "2", write(SPAWNING), timeout=120)
+    assert done.returncode == 1
+    assert "Start the script with `legroom run train.py`" in " ".join(done.stderr.split())
+
+
 def test_two_nodes_connect(write, start):
-    arguments = ["launch", "--nodes", "2", "--rendezvous", f"127.0.0.1:{_free_port()}", write(PRINTING)]
+    arguments = ["launch", "--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port()}", write(PRINTING)]
     nodes = [start(*arguments), start(*arguments)]
     shown = [node.communicate(timeout=60)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
@@ -45,12 +64,6 @@ def test_ray_engine_runs_the_ranks(write, legroom):
     done = legroom("launch", "--engine", "ray", "--nproc", "2", write(PRINTING), timeout=240)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["[0] hello from 0 of 2 None", "[1] hello from 1 of 2 None"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _running(script: str, folder: Path) -> list[int]:

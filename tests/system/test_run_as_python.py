@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
+from tests.system.conftest import free_port
 
 from legroom.memory.annotations import RunEnded
 from legroom.memory.capture.capture import read_capture
@@ -267,25 +268,27 @@ def test_a_script_runs_on_a_full_disk(legroom, write, tmp_path, full_disk, optio
 
 SPAWNS = """
     import sys, torch
+    import torch.distributed as dist
     import torch.multiprocessing as mp
 
-    def train(rank, size):
+    def train(rank, size, port):
+        dist.init_process_group("nccl", f"tcp://127.0.0.1:{port}", rank=rank, world_size=1)
         torch.zeros(size, dtype=torch.uint8, device="cuda")
 
     if __name__ == "__main__":
-        mp.spawn(train, args=(int(sys.argv[1]),), nprocs=1)
+        mp.spawn(train, args=tuple(map(int, sys.argv[1:])), nprocs=1)
 """
 
 
 def test_the_memory_of_spawned_processes_is_reported(write, legroom, tmp_path):
     script = write(SPAWNS)
-    done = legroom("run", *GPU, "--format", "json", script, str(8 << 20))
+    done = legroom("run", *GPU, "--format", "json", script, str(8 << 20), str(free_port()))
     report = json.loads(done.stdout)
     assert (report["exit_code"], report["peak_allocated_bytes"]) == (0, 8 << 20)
-    assert "which the script started" in report["remarks"][0]
-    done = legroom("run", *GPU, "--format", "json", script, str(1 << 30))
+    assert "this report is about rank 0, which the script started" in report["remarks"][0]
+    done = legroom("run", *GPU, "--format", "json", script, str(1 << 30), str(free_port()))
     report = json.loads(done.stdout)
-    assert (done.returncode, report["oom"]["line"]) == (1, 6)
+    assert (done.returncode, report["oom"]["line"], report["rank"]) == (1, 8, 0)
     assert any(type(event) is Oom for event in read_capture(tmp_path / report["capture"]).events)
 
 

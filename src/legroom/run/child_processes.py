@@ -1,7 +1,8 @@
-"""Selects the process to report on, if the script starts other processes that use the virtual GPUs."""
+"""Selects the process to report on, if the script starts other processes that use GPUs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from legroom.memory.capture.capture import Capture
 from legroom.memory.events import Event
@@ -16,10 +17,16 @@ class RecordedProcess:
     name: str
     ledger: Ledger
     events: Sequence[Event] = ()
+    ranks: Mapping[str, Any] = field(default_factory=dict)
+    """The rank of the process and the number of ranks, if it has a process group."""
 
     @classmethod
     def from_capture(cls, capture: Capture) -> "RecordedProcess":
-        return cls(f"process {capture.run.get('process')}", Ledger(capture.events), capture.events)
+        ranks: dict[str, Any] = {
+            key: capture.run[key] for key in ("rank", "world_size") if key in capture.run
+        }
+        name = f"rank {ranks['rank']}" if ranks else f"process {capture.run.get('process')}"
+        return cls(name, Ledger(capture.events), capture.events, ranks)
 
     @property
     def peak(self) -> int:

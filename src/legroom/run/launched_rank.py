@@ -7,6 +7,7 @@ because tracking every tensor is slow. The rank prints no report, because the la
 
 import atexit
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from legroom.memory.annotations import ExitReason
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.script import Outcome, Script, execute, installed
 from legroom.scale.launching.folder import RankExit
+from legroom.scale.launching.nested_ranks import nested_ranks_rejected
 from legroom.scale.launching.rank_settings import RankSettings, rank
 from legroom.show.report.tracebacks import format_error_line, format_traceback
 
@@ -34,7 +36,8 @@ def main(arguments: list[str]) -> int:
     script = Script(arguments[is_module], tuple(arguments[is_module + 1 :]), is_module=is_module)
     outcomes = OutcomeWriter(settings.files().exit_record)
     try:
-        return _run_recorded(script, settings, outcomes) if settings.watch else _run(script, outcomes)
+        with nested_ranks_rejected(shlex.join(script.command_line)):
+            return _run_recorded(script, settings, outcomes) if settings.watch else _run(script, outcomes)
     except LegroomError as error:  # the script did not start
         outcomes.on_exception(f"legroom: {error}", "")
         say(str(error))

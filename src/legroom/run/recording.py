@@ -5,8 +5,8 @@ written to a capture file. An out-of-memory error is reported as soon as it leav
 after the script's threads and exit handlers, or just before `os._exit`. Errors in Legroom never change the script's
 exit code.
 
-Forked children of the script write no capture and print no report. On a virtual GPU, other processes that the script
-starts are recorded as well, and the report describes the process that ran out of memory or used the most memory.
+Forked children of the script write no capture and print no report. Spawned processes are recorded as well. On a virtual
+GPU, other programs that the script starts are recorded too. The report describes the process that ran out of memory or used the most memory.
 """
 
 import json
@@ -35,13 +35,14 @@ from legroom.memory.annotations import ExitReason, OtherProcesses, RunEnded, Spi
 from legroom.memory.capture.capture import CaptureWriter
 from legroom.memory.events import Event
 from legroom.memory.ledger import Ledger
+from legroom.observe.child_captures import ChildCaptures
+from legroom.observe.child_recording import spawned_processes_recorded
 from legroom.observe.dispatch.index_checks import IndexChecks
 from legroom.observe.program_state import follow_settings
 from legroom.observe.script import Outcome, Script, before_os_exit, execute, installed
 from legroom.observe.session import Session, Status
 from legroom.observe.source.script_settings import ScriptSettings
 from legroom.observe.source.user_files import is_user_file
-from legroom.observe.virtual.child_captures import ChildCaptures
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
 from legroom.run.child_processes import RecordedProcess, describe_processes
 from legroom.run.event_buffer import MAX_PENDING, EventBuffer
@@ -173,9 +174,11 @@ class Recording:
         except BaseException:
             self._capture.discard()
             raise
-        if self._gpus is not None and self._listener is None:
+        if self._session.devices[0].kind != "host" and self._listener is None:
             self._children = ChildCaptures()
             self._recording.enter_context(self._children.recorded())
+            if self._gpus is None:  # virtual GPUs record the processes that inherit them
+                self._recording.enter_context(spawned_processes_recorded())
         if self._spill is not None:
             self._recording.enter_context(self._spill.all_threads())
         if self._blocking and self._session.devices[0].kind == "cuda":
@@ -381,6 +384,7 @@ class Recording:
         main = RecordedProcess("the main process", self._ledger)
         chosen = max([main, *children], key=lambda process: process.importance)
         if chosen is not main:
+            self._run |= chosen.ranks
             self._replace_events(chosen.events)
         self._write(OtherProcesses(self._seconds, describe_processes(chosen, main, children)))
 

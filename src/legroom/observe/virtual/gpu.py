@@ -27,12 +27,12 @@ from legroom.gpus.catalog import GpuSpec, find_gpu, parse_gpus
 from legroom.memory.allocator.allocator import AllocationFailed, Allocator
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.events import Sink, discard
+from legroom.observe.child_captures import sink_of_this_process
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.attribution import OpLocation
 from legroom.observe.dispatch.device_placement import HOST, INHERIT
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.fake.fake_tensors import FakeTensors
-from legroom.observe.virtual.child_captures import sink_of_this_process
 from legroom.observe.virtual.host import VirtualDevice
 from legroom.observe.virtual.oom import Faults, InjectedFailure, report_out_of_memory
 from legroom.observe.virtual.placement import (

@@ -9,9 +9,8 @@ is shared. The memory of a shared tensor counts for the process that allocated i
 import contextlib
 import json
 import multiprocessing.reduction
-import multiprocessing.spawn
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ import torch
 
 from legroom.gpus.catalog import GpuSpec
 from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.spawned_processes import in_spawned_processes
 from legroom.observe.virtual.host import VirtualHost
-from legroom.observe.virtual.patching import Replacement, optional_module, replaced, table
+from legroom.observe.virtual.patching import optional_module
 
 VARIABLE = "LEGROOM_VIRTUAL_GPUS"
 """The environment variable from which Python programs inherit virtual GPUs, as JSON."""
@@ -38,7 +38,7 @@ def other_processes(
     global _host
     specs = [device.spec for device in host.devices]
     with (
-        replaced(_spawned_processes(enter_when_unpickled(specs))),
+        in_spawned_processes(enter_when_unpickled(specs)),
         _inherited_by_programs(specs),
         _sent_tensors(host),
     ):
@@ -47,23 +47,6 @@ def other_processes(
             yield
         finally:
             _host = None
-
-
-def _spawned_processes(gpus: object) -> Iterable[Replacement]:
-    """Return replacements that give the GPUs to spawned processes (`torch.multiprocessing.spawn`, spawned DataLoader
-    workers).
-
-    A spawned process needs its GPUs before it imports the script again. Before the import, the process unpickles a
-    dictionary of preparation data. The replacement adds an entry to this dictionary, and unpickling the entry enters
-    the virtual GPUs.
-    """
-    original = multiprocessing.spawn.get_preparation_data
-
-    def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**original(name), "legroom": gpus}
-
-    spawn: Any = multiprocessing.spawn
-    return table(spawn, {"get_preparation_data": get_preparation_data})
 
 
 # --- programs

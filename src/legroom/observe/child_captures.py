@@ -1,5 +1,4 @@
-"""Records the processes that a program on virtual GPUs starts (`mp.spawn`, torchrun), each to a separate
-capture.
+"""Captures of the processes that a program starts (`mp.spawn`, torchrun), one for each process.
 
 The training may run in a child process. Therefore the process that `legroom run` started reads these captures before it
 ends.
@@ -8,9 +7,11 @@ ends.
 import contextlib
 import multiprocessing.util
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from legroom.errors import LegroomError
 from legroom.memory.capture.capture import SUFFIX, Capture, CaptureWriter
@@ -31,7 +32,7 @@ class ChildCaptures:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Within the block, processes that inherit the virtual GPUs are recorded."""
+        """Within the block, processes that the program starts find the folder of their captures."""
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self._folder.name
         try:
@@ -50,6 +51,14 @@ class ChildCaptures:
 
     def discard(self) -> None:
         self._folder.cleanup()
+
+
+def _rank() -> dict[str, int]:
+    """Return the rank of this process and the number of ranks, if it has a process group."""
+    dist: Any = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return {}
+    return {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
 
 
 def sink_of_this_process() -> Sink | None:
@@ -78,7 +87,8 @@ class _LazyWriter:
         process = os.getpid()
         path = self._folder / f"{process}{SUFFIX}"
         try:
-            self._writer = CaptureWriter(path, run={"process": process}, force=True, max_bytes=MAX_BYTES)
+            run = {"process": process, **_rank()}
+            self._writer = CaptureWriter(path, run=run, force=True, max_bytes=MAX_BYTES)
         except LegroomError:  # the folder is gone, or the disk is full
             self._failed = True
             return

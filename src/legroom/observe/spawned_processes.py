@@ -1,0 +1,48 @@
+"""Runs code of Legroom in the processes that a program starts with `multiprocessing`, before they import the program.
+
+A spawned process unpickles a dictionary of preparation data before it imports the program again. This module adds an
+entry to the dictionary, and unpickling the entry calls a function. This module does not import torch.
+"""
+
+import multiprocessing.spawn
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from legroom.observe.torch_import import TorchImport
+
+
+@contextmanager
+def in_spawned_processes(entry: object) -> Iterator[None]:
+    """Within the block, spawned processes unpickle `entry`."""
+    spawn: Any = multiprocessing.spawn
+    original = spawn.get_preparation_data
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        return {**original(name), f"legroom-{id(entry)}": entry}
+
+    spawn.get_preparation_data = get_preparation_data
+    try:
+        yield
+    finally:
+        if spawn.get_preparation_data is get_preparation_data:
+            spawn.get_preparation_data = original
+
+
+class CallWhenUnpickled:
+    """An object that calls `function(*arguments)` when it is unpickled."""
+
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self._call = function, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self._call
+
+
+def after_torch_import(function: Callable[[], None]) -> None:
+    """Call the function now if torch is imported, and otherwise after its import."""
+    if "torch" in sys.modules:
+        function()
+    else:
+        TorchImport(function).install()
