@@ -135,7 +135,10 @@ _PREFIX = re.compile(
     r"|[\w.-]+-\d+\s+\|"  # docker compose
     r"|std(?:err|out) [FP](?=\s)"  # Kubernetes
     rf"|\[?{_TIME}\]?"
-    rf"|\[?{_LEVEL}\]?(?: {_TIME}){{0,2}}(?: ?\[[\w.]+:\d+\]| \w+\.py:\d+\])"
+    rf"|\[?{_LEVEL}\]?(?: {_TIME}){{0,2}}(?: ?\[[\w.]+:\d+(?::\w+)?\]| \w+\.py:\d+\])"
+    r"|\|? ?(?:ERROR|CRITICAL|FATAL) {1,8}(?:\| \S+ )?-(?=\s)"  # ERROR -, or | ERROR | module:function:94 -
+    r"|.{0,60}\d%\|.{0,120}?(?:it/s|s/it).{0,80}?\]"  # a progress bar that does not end its line
+    r"|\{\"[^{}]{0,200}?\"(?:msg|message|error|exception|log|text)\": ?\""  # JSON
     r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\](?: \[\d+/\d+\])?"  # glog
     r"|- [\w.]+ -"
     r"|>(?=\s)"

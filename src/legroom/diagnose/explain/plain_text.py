@@ -22,7 +22,7 @@ def strip_log_formatting(text: str) -> str:
     """Return a chunk of a log as the program printed it."""
     if "\x1b" in text or "\\u001b" in text or "\\x1b" in text or "\\033" in text:
         text = _COLORS.sub("", text)
-    if "\\n" in text:
+    if "\\n" in text or '\\"' in text:
         text = "\n".join(_unescaped(line) if _is_escaped(line) else line for line in text.split("\n"))
     return text.replace("\r\n", "\n") if "\r\n" in text else text
 
@@ -60,7 +60,8 @@ def _printed(output: dict[str, Any]) -> str:
 def _is_escaped(line: str) -> bool:
     """Return True if a line is JSON or the `repr` of a string. The same characters in a Windows path are not
     escapes."""
-    return "\\n" in line and (line.lstrip()[:1] in ("{", "[", '"', "'") or "last):\\n" in line)
+    is_quoted = line.lstrip()[:1] in ("{", "[", '"', "'")
+    return ("\\n" in line and (is_quoted or "last):\\n" in line)) or ('\\"' in line and is_quoted)
 
 
 def _unescaped(line: str) -> str:
