@@ -1,10 +1,11 @@
 """Measures the overhead of a search until its first report, per further trial, and per estimate, compared with plain
-Ray Tune.
+Ray Tune and plain Optuna.
 
     python -m bench.tuning.overhead --rounds 3 --trials 6
 
 The function imports torch and reports once. Trials run one after another. Each system runs in its own process and starts Ray,
-workers or a fork server within its time. Rounds alternate between systems, so that load affects all of them.
+workers or a fork server within its time. Plain Optuna calls the function in its own process, one trial after another, so
+it neither frees the memory of a trial nor survives its crash. Rounds alternate between systems, so that load affects all of them.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def main() -> None:
                 name,
                 f"{statistics.median(first[name]):.1f} s",
                 f"{_ratio(first, name):.2f}",
-                f"{statistics.median(further[name]):.1f} s",
+                f"{statistics.median(further[name]):.2f} s",
                 f"{_ratio(further, name):.2f}",
             ]
             for name in SYSTEMS
@@ -119,6 +120,25 @@ def plain_ray(trials: int, *, reuse: bool) -> Times:
         ray.shutdown()
 
 
+def plain_optuna(trials: int) -> Times:
+    """Measure plain Optuna with a storage on disk, as Legroom has one."""
+    began = time.time()
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def objective(trial: Any) -> float:
+        import torch  # noqa: F401
+
+        trial.set_user_attr("at", time.time())
+        return float(trial.suggest_float("lr", 0.0, 1.0))
+
+    with tempfile.TemporaryDirectory() as folder:
+        study = optuna.create_study(storage=f"sqlite:///{folder}/study.db")
+        study.optimize(objective, n_trials=trials)
+        return sorted(trial.user_attrs["at"] - began for trial in study.trials)
+
+
 def legroom(trials: int, engine: str) -> Times:
     began = time.time()
     with tempfile.TemporaryDirectory() as folder:
@@ -172,6 +192,7 @@ def _seconds_of(gate: MemoryGate, config: dict[str, Any]) -> float:
 SYSTEMS: dict[str, Callable[[int], Times]] = {
     "plain Ray Tune": partial(plain_ray, reuse=False),
     "plain Ray Tune, workers reused": partial(plain_ray, reuse=True),
+    "plain Optuna": plain_optuna,
     "Legroom on Ray": partial(legroom, engine="ray"),
     "Legroom, local": partial(legroom, engine="local"),
 }
