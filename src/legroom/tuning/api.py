@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from legroom.errors import MissingExtra, UsageError
 from legroom.observe.notes import COMMUNICATION_BYTES
+from legroom.tuning.callbacks import FunctionOfStudy, as_callback
 from legroom.tuning.engines.engine import TuneEngine
 from legroom.tuning.job import StudyCallback, TuneJob
 from legroom.tuning.memory.admission import Gate, TrialGpu, gpus_for
@@ -23,7 +24,7 @@ from legroom.tuning.store import StudyStore
 from legroom.tuning.study import Study
 from legroom.tuning.study_runner import StudyRunner
 from legroom.tuning.trial.function import TrainFunction, stop_if_imported
-from legroom.tuning.trial.records import Mode
+from legroom.tuning.trial.records import Mode, Objectives
 
 ENGINES = ("auto", "local", "ray")
 EVERY = 1 << 30
@@ -37,8 +38,8 @@ def tune(
     train_fn: Any,
     space: Any = None,
     *,
-    metric: str | None = None,
-    mode: Mode | None = None,
+    metric: str | Sequence[str] | None = None,
+    mode: Mode | Sequence[Mode] | None = None,
     search: Any = "random",
     scheduler: Any = None,
     trials: int | None = None,
@@ -57,12 +58,12 @@ def tune(
     interval: int = 1,
     points_to_evaluate: Sequence[Mapping[str, Any]] = (),
     shape_parameters: Sequence[str] | None = None,
-    callbacks: Sequence[StudyCallback] | None = None,
+    callbacks: Sequence[StudyCallback | FunctionOfStudy] | None = None,
 ) -> Study:
     """Search for the configuration with which `train_fn(config, trial)` reports the best `metric`.
 
     `train_fn` is the training function, or a `ray.tune.Tuner`. `space` is a dict or a TOML file (see docs/tune.md).
-    `metric` (default "loss") and `mode` ("min" or "max", default "min") can also be set in Ray's scheduler or searcher.
+    `metric` (default "loss", or a list of several metrics) and `mode` ("min" or "max", default "min") can also be set in Ray's scheduler or searcher.
     `search` is random, grid, bayes, hyperopt or optuna, or a searcher of Ray. `scheduler` is asha, median, pbt, None or
     a scheduler of Ray. `points_to_evaluate` are configurations to try first. The searcher chooses the parameters that a
     point does not set. `trials` is the number of trials to start (default 10, or the whole grid). Configurations that can never fit are not started and
@@ -73,7 +74,7 @@ def tune(
     same time. `ranks` is the number of processes per trial. `grace_period`, `reduction_factor` and `max_steps` are
     options of ASHA. `interval` is the number of steps between decisions of population-based training.
     `shape_parameters` lists the parameters that affect memory, if you know them. `callbacks` contains objects that show
-    or log the study. By default, a live table is shown. `[]` disables the table.
+    or log the study, or functions that are called with the study and each trial that ends. By default, a live table is shown. `[]` disables the table.
     """
     stop_if_imported()
     options: dict[str, Any] = {
@@ -95,17 +96,21 @@ def tune(
         if not isinstance(scheduler, str | None):
             options |= tuner.scheduler_arguments(scheduler)
     options |= {name: value for name, value in (("metric", metric), ("mode", mode)) if value is not None}
-    metric, mode, search = options["metric"], options["mode"], options["search"]
+    search = options["search"]
+    objectives = _objectives(options["metric"], options["mode"])
+    (metric, mode), *more = objectives
     scheduler = (
         None if options["scheduler"] == "none" else options["scheduler"]
     )  # the command line has no None
     function = TrainFunction.of(train_fn)
     gpus = gpus_for(gpu)
-    read = suggested_space(function, gpus) if space is None else _read(space)
+    read = suggested_space(function, gpus) if space is None else read_any_space(space)
     _check(
         metric=metric, mode=mode, search=search, space=read, scheduler=scheduler, engine=engine, address=address,
         seed=seed, trials=trials, parallel=parallel, ranks=ranks,
     )  # fmt: skip
+    if more and (scheduler is not None or search in ("bayes", "hyperopt")):
+        raise UsageError("Several metrics need the search `optuna`, `random` or `grid`, and no scheduler.")
     points = tuple(options["points_to_evaluate"])
     read.check_points(points)
     if points and search == "grid":
@@ -120,6 +125,7 @@ def tune(
         space=read,
         metric=metric,
         mode=mode,
+        more_objectives=tuple(more),
         search=search,
         scheduler=scheduler,
         scheduler_options=SchedulerOptions(
@@ -135,7 +141,27 @@ def tune(
         shape_parameters=None if shape_parameters is None else frozenset(shape_parameters),
         points=points,
     )
-    return run_job(job, trial_engine, resume=resume, callbacks=callbacks or (), reason=reason)
+    return run_job(
+        job,
+        trial_engine,
+        resume=resume,
+        callbacks=[as_callback(each) for each in callbacks or ()],
+        reason=reason,
+    )
+
+
+def _objectives(metric: Any, mode: Any) -> Objectives:
+    """Return each metric with its mode. One mode can be given for all metrics."""
+    if isinstance(metric, str) or not isinstance(metric, Sequence) or not metric:
+        return cast("Objectives", ((metric, mode),))  # checked with the other arguments
+    modes = [mode] * len(metric) if isinstance(mode, str) else list(mode)
+    if len(modes) != len(metric) or len(set(metric)) != len(metric):
+        raise UsageError(
+            f"{len(metric)} metrics need different names and {len(metric)} modes, not {len(modes)}."
+        )
+    if any(each not in ("min", "max") for each in modes):
+        raise UsageError(f"Unknown mode in {modes}. Choose min or max for each metric.")
+    return cast("Objectives", tuple(zip(metric, modes, strict=True)))
 
 
 def _for_ranks(gpus: Sequence[TrialGpu], ranks: int) -> list[TrialGpu]:
@@ -158,7 +184,7 @@ def run_job(
 ) -> Study:
     """Run a study and return its results."""
     engine.prepare(job)
-    runner = _make_runner(job, resume, callbacks)
+    runner = make_runner(job, resume, callbacks)
     interrupted = False
     try:
         if reason:
@@ -171,23 +197,10 @@ def run_job(
         raise
     finally:
         runner.close()
-    return Study(
-        metric=job.metric,
-        mode=job.mode,
-        trials=runner.records,
-        folder=job.folder,
-        name=job.function.name,
-        search=job.search,
-        scheduler=job.scheduler,
-        engine=engine.name,
-        space=job.space,
-        gpus=job.gpus,
-        seconds=runner.seconds,
-        interrupted=interrupted,
-    )
+    return replace(Study.of(job, runner.records, runner.seconds), engine=engine.name, interrupted=interrupted)
 
 
-def _make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) -> StudyRunner:
+def make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback]) -> StudyRunner:
     other_processes = OtherProcessUsage(job.gpus)
     gate: Gate = OpenGate()
     if job.gpus:  # created first, because its process imports while the rest is prepared
@@ -195,21 +208,31 @@ def _make_runner(job: TuneJob, resume: bool, callbacks: Sequence[StudyCallback])
             job.function, job.gpus, job.space,
             ranks=job.ranks, shape_parameters=job.shape_parameters, other_processes=other_processes,
         )  # fmt: skip
-    facts = {
+    facts: dict[str, Any] = {
         "metric": job.metric, "mode": job.mode, "space": job.space.as_dict(), "search": job.search,
         "scheduler": job.scheduler, "function": job.function.name,
     }  # fmt: skip
+    if job.more_objectives:
+        facts["more_objectives"] = [list(each) for each in job.more_objectives]
     try:
-        searcher = make_searcher(job.search, job.space, job.mode, job.seed)
+        searcher = make_searcher(
+            job.search, job.space, job.mode, job.seed, [mode for _, mode in job.more_objectives]
+        )
         scheduler = make_scheduler(job.scheduler, job.space, job.mode, job.seed, job.scheduler_options)
-        store = StudyStore(job.folder.absolute(), resume=resume, mode=job.mode, facts=facts)
+        store = StudyStore(
+            job.folder.absolute(),
+            resume=resume,
+            mode=job.mode,
+            facts=facts,
+            more_objectives=job.more_objectives,
+        )
         return StudyRunner(job, searcher, scheduler, gate, store, callbacks, other_processes)
     except BaseException:
         gate.close()
         raise
 
 
-def _read(space: Any) -> Space:
+def read_any_space(space: Any) -> Space:
     """Read the space. A space can contain Ray's domains only if Ray has been imported."""
     if "ray.tune" in sys.modules:
         from legroom.tuning.space.ray_spaces import is_ray_space, space_of

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.schedule.schedulers import SchedulerOptions
 from legroom.tuning.space.space import Space
 from legroom.tuning.trial.function import TrainFunction
-from legroom.tuning.trial.records import Mode, TrialRecord
+from legroom.tuning.trial.records import Mode, Objectives, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class TuneJob:
     space: Space
     metric: str
     mode: Mode
+    more_objectives: Objectives = ()
+    """The metrics after the first one, if the study has several."""
     search: str = "random"
     scheduler: str | None = None
     scheduler_options: SchedulerOptions = field(default_factory=SchedulerOptions)
@@ -41,7 +43,12 @@ class TuneJob:
     shape_parameters: frozenset[str] | None = None
     """The parameters that affect memory. If None, these parameters are determined by tracing."""
 
+    @property
+    def objectives(self) -> Objectives:
+        return ((self.metric, self.mode), *self.more_objectives)
 
+
+@runtime_checkable
 class StudyCallback(Protocol):
     """Shows or logs a study while it runs (the live table, TensorBoard, wandb). The methods are called from the
     engine's thread."""

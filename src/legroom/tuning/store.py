@@ -20,7 +20,7 @@ from typing import IO, Any
 from legroom.errors import LegroomError, MissingExtra, UsageError
 from legroom.tuning.space.domains import AnyDomain, Categorical, FloatRange, IntRange, PowerRange, Sampled
 from legroom.tuning.space.space import Space
-from legroom.tuning.trial.records import Mode, Report, TrialMemory, TrialRecord, TrialState
+from legroom.tuning.trial.records import Mode, Objectives, Report, TrialMemory, TrialRecord, TrialState
 
 FILE = "study.db"
 _NAME = "legroom"
@@ -46,7 +46,15 @@ class _Connection(sqlite3.Connection):
 class StudyStore:
     """The storage of one study. Only one process writes to the storage."""
 
-    def __init__(self, folder: Path, *, resume: bool, mode: Mode, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resume: bool,
+        mode: Mode,
+        facts: Mapping[str, Any],
+        more_objectives: Objectives = (),
+    ) -> None:
         """Open or create the storage. If a study is resumed, `facts` (metric, space, ...) must be the same as before."""
         try:
             import optuna
@@ -54,6 +62,8 @@ class StudyStore:
             raise MissingExtra("Optuna", "tune") from None
         self._optuna = optuna
         self.folder = folder
+        self._more_objectives = more_objectives
+        modes = (mode, *(each for _, each in more_objectives))
         exists = (folder / FILE).exists()
         if exists and not resume:
             raise UsageError(
@@ -72,7 +82,7 @@ class StudyStore:
             self._study = optuna.create_study(
                 storage=self._storage,
                 study_name=_NAME,
-                direction="minimize" if mode == "min" else "maximize",
+                directions=["minimize" if each == "min" else "maximize" for each in modes],
                 load_if_exists=True,
             )
         known = self._study.user_attrs.get("facts")
@@ -163,9 +173,11 @@ class StudyStore:
         with _disk_full_as_store_error(self.folder):
             if record.memory.shortage:
                 self._storage.set_trial_system_attr(identity, "constraints", [record.memory.shortage])
-            self._storage.set_trial_state_values(
-                identity, state, None if value is None or state is states.FAIL else [value]
-            )
+            values = None if value is None or state is states.FAIL else [value]
+            if self._more_objectives and values is not None:
+                more = record.objective_values(self._more_objectives)
+                values = None if state is states.PRUNED or more is None else [*values, *more]
+            self._storage.set_trial_state_values(identity, state, values)
 
     def _rest(self, record: TrialRecord) -> dict[str, Any]:
         """Return a record without its reports. `steps` is the number of valid reports, or None if all are valid."""

@@ -10,10 +10,11 @@ from typing import Any
 
 from legroom import schemas
 from legroom.errors import MissingExtra, UsageError
+from legroom.tuning.job import TuneJob
 from legroom.tuning.memory.admission import TrialGpu
 from legroom.tuning.space.space import Config, Space, read_space
 from legroom.tuning.store import read_study
-from legroom.tuning.trial.records import Mode, TrialRecord, TrialState
+from legroom.tuning.trial.records import Mode, Objectives, TrialRecord, TrialState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class Study:
 
     metric: str
     mode: Mode
+    more_objectives: Objectives = ()
+    """The metrics after the first one, if the study has several."""
     trials: Sequence[TrialRecord]
     folder: Path
     space: Space
@@ -43,6 +46,7 @@ class Study:
         return cls(
             metric=facts["metric"],
             mode=facts["mode"],
+            more_objectives=tuple((metric, mode) for metric, mode in facts.get("more_objectives", [])),
             name=facts["function"],
             search=facts["search"],
             scheduler=facts["scheduler"],
@@ -50,6 +54,23 @@ class Study:
             folder=Path(folder),
             space=read_space(facts["space"]),
             seconds=max(ends, default=0.0),
+        )
+
+    @classmethod
+    def of(cls, job: TuneJob, trials: Sequence[TrialRecord], seconds: float = 0.0) -> "Study":
+        """Create a study from its settings and the trials so far."""
+        return cls(
+            metric=job.metric,
+            mode=job.mode,
+            more_objectives=job.more_objectives,
+            trials=trials,
+            folder=job.folder,
+            name=job.function.name,
+            search=job.search,
+            scheduler=job.scheduler,
+            space=job.space,
+            gpus=job.gpus,
+            seconds=seconds,
         )
 
     @property
@@ -73,6 +94,34 @@ class Study:
         return [trial for _, _, trial in sorted(known, key=lambda one: one[:2])]
 
     @property
+    def objectives(self) -> Objectives:
+        """The metrics, each with its mode."""
+        return ((self.metric, self.mode), *self.more_objectives)
+
+    @property
+    def best_trials(self) -> list[TrialRecord]:
+        """The Pareto front: the trials that no other trial surpasses in all metrics. With one metric, the front contains
+        the trials with the best value."""
+        signs = [1.0 if mode == "min" else -1.0 for _, mode in self.objectives]
+        scores: dict[int, tuple[float, ...]] = {}
+        for trial in self.ranked:
+            values = (
+                trial.objective_values(self.objectives) if self.more_objectives else (self._value(trial),)
+            )
+            if values is not None and trial.state is TrialState.FINISHED:
+                scores[trial.number] = tuple(sign * value for sign, value in zip(signs, values, strict=True))
+        return [
+            self.trials[number]
+            for number, score in sorted(scores.items())
+            if not any(_dominates(other, score) for other in scores.values())
+        ]
+
+    def _value(self, trial: TrialRecord) -> float:
+        value = trial.value(self.metric, self.mode)
+        assert value is not None
+        return value
+
+    @property
     def best_config(self) -> Config:
         return self.best_trial.config
 
@@ -92,9 +141,7 @@ class Study:
 
     @property
     def best_value(self) -> float:
-        value = self.best_trial.value(self.metric, self.mode)
-        assert value is not None
-        return value
+        return self._value(self.best_trial)
 
     @property
     def best_checkpoint(self) -> str | None:
@@ -174,6 +221,11 @@ class Study:
             return f"<Study: {counts}; no value of {self.metric} yet>"
         config = ", ".join(f"{name}={value!r}" for name, value in ranked[0].config.items())
         return f"<Study: {counts}; best {self.metric} {self.best_value:.4g} in trial {ranked[0].number}: {config}>"
+
+
+def _dominates(other: tuple[float, ...], score: tuple[float, ...]) -> bool:
+    """Return True if `other` is at least as good in all metrics and better in one. Scores are minimized."""
+    return other != score and all(a <= b for a, b in zip(other, score, strict=True))
 
 
 def _plain(value: Any) -> Any:

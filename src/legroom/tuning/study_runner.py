@@ -239,7 +239,7 @@ class StudyRunner:
         """Record that a trial has reached a final state."""
         record = self.records[number]
         state, reason = ending.state, ending.reason
-        value = record.value(self.job.metric, self.job.mode)
+        value = self._value(record)
         if state is TrialState.FINISHED and value is None:
             state, reason = TrialState.FAILED, self._missing_metric_reason(record)
         record.state, record.reason = state, reason or record.reason
@@ -425,7 +425,7 @@ class StudyRunner:
         config, result = record.config, Result()
         if record.state is TrialState.NEVER_FITS:
             result = Result(shortage=record.memory.shortage)
-        elif last is not None:
+        elif last is not None and self._value(record) is not None:
             is_partial = record.state is TrialState.STOPPED
             config = record.config_at(last.step)
             result = Result(
@@ -433,6 +433,9 @@ class StudyRunner:
                 is_partial=is_partial,
                 step=last.step,
                 best=record.value(self.job.metric, self.job.mode),
+                values=(record.objective_values(self.job.objectives) or ())
+                if self.job.more_objectives
+                else (),
                 seconds=_runtime(record),
             )
         self._searcher.learn(record.number, config, result)
@@ -456,8 +459,19 @@ class StudyRunner:
             known = replace(known, micro_batch=micro_batch)
         record.memory = replace(known, ooms=max(known.ooms, ooms))
 
+    def _value(self, record: TrialRecord) -> float | None:
+        """Return the value of a trial: its best report, or with several metrics, the latest report with all of them. The
+        result is the value of the first metric."""
+        if not self.job.more_objectives:
+            return record.value(self.job.metric, self.job.mode)
+        values = record.objective_values(self.job.objectives)
+        return None if values is None else values[0]
+
     def _missing_metric_reason(self, record: TrialRecord) -> str:
         names = sorted({name for report in record.reports for name in report.metrics})
+        lacking = [metric for metric, _ in self.job.more_objectives if metric not in names]
+        if lacking and self.job.metric in names:
+            return f"Never reported `{lacking[0]}`, only {', '.join(names)}"
         if self.job.metric in names:
             return f"`{self.job.metric}` was never a number"
         reported = f"only {', '.join(names)}" if names else "nor any other metric"
@@ -513,7 +527,7 @@ class StudyRunner:
         for record in ended[self._results_learned :]:
             self._learn(record)
         for record in ended:  # a killed study may have stored the state of a trial, but not its value
-            self._store.end(record, record.value(self.job.metric, self.job.mode))
+            self._store.end(record, self._value(record))
         for record in ended:
             self._replay_runtime(record)
         for record in self.records:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from legroom.errors import UsageError
+from legroom.show.common.terminal import render_to_string
+from legroom.show.tune.html_report.page_writer import page
+from legroom.show.tune.study_summary import summary
 from legroom.show.tune.trial_table import best_of
 from legroom.tuning.report.figures import figures_of
 from legroom.tuning.space.space import read_space
@@ -64,6 +67,29 @@ def test_a_failed_trial_is_never_the_best(tmp_path: Path) -> None:
     assert figures_of(study).best is not None
     assert figures_of(study).best.number == 1  # type: ignore[union-attr]
     assert best_of(trials, "accuracy", "max") is trials[1]
+
+
+def test_the_pareto_front_has_the_trials_that_no_other_trial_surpasses(tmp_path: Path) -> None:
+    def both(number: int, loss: float, speed: float, state: TrialState = TrialState.FINISHED) -> TrialRecord:
+        report = Report(1, {"loss": loss, "speed": speed})
+        return TrialRecord(number=number, config={"lr": 0.1}, state=state, reports=[report], attempts=1)
+
+    trials = [
+        both(0, 1.0, 5.0),
+        both(1, 2.0, 9.0),
+        both(2, 2.0, 8.0),
+        both(3, 0.5, 1.0),
+        both(4, 0.1, 99.0, TrialState.FAILED),
+    ]
+    study = Study(
+        metric="loss", mode="min", more_objectives=(("speed", "max"),), trials=trials, folder=tmp_path,
+        space=read_space({"lr": {"uniform": [0, 1]}}),
+    )  # fmt: skip
+    assert [one.number for one in study.best_trials] == [0, 1, 3]
+    text = render_to_string(*summary(study))
+    assert "Pareto front  of loss and speed" in text
+    assert "trial 1: loss 2, speed 9 (lr 0.1)" in text
+    assert "<h2>Pareto front</h2>" in page(figures_of(study))
 
 
 def test_the_repr_of_a_study_is_one_line(study: Study) -> None:

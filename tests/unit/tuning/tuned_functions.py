@@ -38,6 +38,10 @@ def suggests(trial: Any) -> float:
     return sum(widths)
 
 
+def two_metrics(config: dict[str, Any], trial: Any) -> dict[str, float]:
+    return {"loss": abs(config["x"] - 3.0), "speed": config["x"] % 7.0}
+
+
 def sleeps(config: dict[str, Any], trial: Any) -> None:
     time.sleep(600)
 

@@ -12,7 +12,7 @@ from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import verbatim
 from legroom.show.tune.trial_table import format_config, trial_table
-from legroom.tuning.report.figures import as_toml
+from legroom.tuning.report.figures import as_toml, pareto_front
 from legroom.tuning.study import Study
 from legroom.tuning.trial.records import TrialState
 
@@ -34,6 +34,7 @@ def summary(
     yield Text(_second_sentence(study))
     yield from _table(study)
     yield from _failures(study)
+    yield from _pareto_front(study)
     yield from _best_configuration(study)
     if written:
         yield Text(
@@ -101,6 +102,17 @@ def _table(study: Study) -> Iterator[RenderableType]:
         study.mode,
         best=ranked[0] if ranked else None,
     )
+
+
+def _pareto_front(study: Study) -> Iterator[RenderableType]:
+    front = pareto_front(study)
+    if front:
+        names = [metric for metric, _ in study.objectives]
+        yield from section("Pareto front", f"of {' and '.join(names)}")
+        for number, values in front.items():
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in zip(names, values, strict=True))
+            config = format_config(study.trials[number], study.space.parameter_names)
+            yield Padding(Text(clean(f"trial {number}: {shown} ({config})")), (0, 0, 0, 2))
 
 
 def _best_configuration(study: Study) -> Iterator[RenderableType]:

@@ -81,6 +81,10 @@ class StudyFigures:
     capacities: Sequence[int] = ()
     """The distinct sizes of the GPUs, in bytes."""
     importance: Mapping[str, float] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    """All metrics, if the study has several."""
+    front: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    """Maps the number of each trial on the Pareto front to its values of all metrics."""
 
     @property
     def best(self) -> TrialFigures | None:
@@ -110,7 +114,16 @@ def figures_of(study: "Study") -> StudyFigures:
         trials=trials,
         capacities=sorted({gpu.memory for gpu in study.gpus if gpu.memory}),
         importance=importance_of(parameters, trials),
+        metrics=[metric for metric, _ in study.objectives] if study.more_objectives else (),
+        front=pareto_front(study),
     )
+
+
+def pareto_front(study: "Study") -> dict[int, tuple[float, ...]]:
+    """Return the values of each trial on the Pareto front, or {} if the study has only one metric."""
+    if not study.more_objectives:
+        return {}
+    return {trial.number: trial.objective_values(study.objectives) or () for trial in study.best_trials}
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ A configuration that can never fit violates a constraint. Such a configuration r
 larger configurations rank lower, so the estimator avoids that region of the space.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import optuna
@@ -24,11 +25,12 @@ class OptunaSearcher:
 
     startup_trials: int | None = 10
 
-    def __init__(self, space: Space, mode: Mode, seed: int) -> None:
+    def __init__(self, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = ()) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._study = optuna.create_study(
-            direction="minimize" if mode == "min" else "maximize", sampler=_sampler(seed)
+            directions=["minimize" if each == "min" else "maximize" for each in (mode, *more_modes)],
+            sampler=_sampler(seed),
         )
         self._asked: dict[int, optuna.Trial] = {}
 
@@ -52,7 +54,7 @@ class OptunaSearcher:
             trial.report(result.value, result.step)
             self._study.tell(trial, state=TrialState.PRUNED)
         else:
-            self._study.tell(trial, result.value)
+            self._study.tell(trial, result.values or result.value)
 
     def _trial_of(self, number: int, config: Config) -> optuna.Trial:
         """Return the Optuna trial for a proposal. If population-based training changed the configuration, a new

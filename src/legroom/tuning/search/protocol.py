@@ -21,6 +21,8 @@ class Result:
     step: int = 0
     best: float | None = None
     """The best reported value, by which trials are ranked."""
+    values: tuple[float, ...] = ()
+    """The values of all metrics, if the study has several."""
     seconds: float | None = None
     """The runtime in seconds, if the trial was started only once."""
 

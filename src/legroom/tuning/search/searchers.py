@@ -62,7 +62,9 @@ class GridSearcher:
 SEARCHES = ("random", "grid", "bayes", "hyperopt", "optuna")
 
 
-def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
+def make_searcher(
+    search: str, space: Space, mode: Mode, seed: int, more_modes: Sequence[Mode] = ()
+) -> Searcher:
     """Create a searcher by name. Raises `UsageError` if the searcher does not support the space."""
     check_search(search, space)
     if search == "random":
@@ -74,7 +76,7 @@ def make_searcher(search: str, space: Space, mode: Mode, seed: int) -> Searcher:
         if search == "optuna":
             from legroom.tuning.search.optuna import OptunaSearcher
 
-            return OptunaSearcher(space, mode, seed)
+            return OptunaSearcher(space, mode, seed, more_modes)
         if search == "hyperopt":
             from legroom.tuning.search.hyperopt import HyperoptSearcher
 

@@ -18,6 +18,8 @@ from typing import Any, Literal
 from legroom.tuning.space.space import Config
 
 Mode = Literal["min", "max"]
+Objectives = tuple[tuple[str, Mode], ...]
+"""The metrics of a study, each with its mode. A study with one metric has one objective."""
 
 
 class TrialState(StrEnum):
@@ -127,6 +129,14 @@ class TrialRecord:
     def last_report(self, metric: str) -> Report | None:
         """Return the latest report with a finite value of the metric."""
         return next(reversed(self._told(metric)), None)
+
+    def objective_values(self, objectives: Objectives) -> tuple[float, ...] | None:
+        """Return the values of several metrics in the latest report that contains all of them, or None."""
+        for report in reversed(self.reports):
+            values = tuple(report.metrics.get(metric, math.nan) for metric, _ in objectives)
+            if all(map(math.isfinite, values)):
+                return values
+        return None
 
     def _told(self, metric: str) -> list[Report]:
         return [report for report in self.reports if math.isfinite(report.metrics.get(metric, math.nan))]

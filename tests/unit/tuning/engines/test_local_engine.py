@@ -58,6 +58,24 @@ def test_every_trial_runs_and_the_best_one_has_its_checkpoint(tmp_path: Path) ->
     assert Path(study.best_checkpoint).is_file()
 
 
+def test_several_metrics_have_a_pareto_front_that_optuna_agrees_on(tmp_path: Path) -> None:
+    study = search(
+        "two_metrics", {"x": {"int": [0, 9]}}, tmp_path, search="optuna", metric=["loss", "speed"], mode=["min", "max"], trials=12
+    )  # fmt: skip
+    assert [trial.state for trial in study.trials] == [TrialState.FINISHED] * 12
+    stored = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / FILE_OF_STUDY}")
+    assert [trial.number for trial in stored.best_trials] == [trial.number for trial in study.best_trials]
+    assert Study.load(tmp_path).best_trials == study.best_trials
+    with pytest.raises(UsageError, match="Several metrics need the search `optuna`"):
+        search(
+            "two_metrics",
+            {"x": {"int": [0, 9]}},
+            tmp_path / "bayes",
+            search="bayes",
+            metric=["loss", "speed"],
+        )
+
+
 def test_a_function_can_suggest_its_parameters_as_in_optuna(tmp_path: Path) -> None:
     study = search(
         "suggests",

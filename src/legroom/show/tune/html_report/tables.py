@@ -66,6 +66,17 @@ def best_section(study: StudyFigures) -> str:
         if best.is_split
         else ""
     )
+    if study.front:
+        heads = "".join(f"<th class=number>{escape(metric)}</th>" for metric in study.metrics)
+        rows = "".join(
+            f"<tr data-trial={number}><td>{number}</td>{''.join(f'<td class=number>{figure(value)}</td>' for value in values)}"
+            f"<td>{escape(', '.join(f'{name} {figure(value)}' for name, value in study.trials[number].config.items()))}</td></tr>"
+            for number, values in study.front.items()
+        )
+        blocks += (
+            "<h2>Pareto front</h2><p>No other trial is better in one metric without being worse in another.</p>"
+            f'<div class="scroll"><table><thead><tr><th>Trial</th>{heads}<th>Configuration</th></tr></thead><tbody>{rows}</tbody></table></div>'
+        )
     return (
         f"<section><h2>Best configuration</h2><p>Trial {best.number} reached {escape(study.metric)} {best.value!r}."
         f"{escape(how)}</p>{blocks}</section>"
