@@ -27,6 +27,7 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import SnapshotImported
 from legroom.memory.capture.capture import Capture
 from legroom.memory.events import Alloc, Category, Event, Free, Phase, SegmentChange, Step
+from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
 from legroom.observe.cuda.history_events import AllocationFailure, DeviceHistory, TimedEvent
 from legroom.observe.cuda.markers import BACKWARD, FORWARD, OPTIMIZER, OTHER, Activity, Markers
@@ -52,6 +53,11 @@ _MODULE_SETUP = re.compile(
 
 def read_snapshot(path: Path) -> Capture:
     """Read a snapshot. Raises CaptureError if the file cannot be read or is not a snapshot."""
+    with no_garbage_collection():
+        return _read(path)
+
+
+def _read(path: Path) -> Capture:
     try:
         snapshot = _Snapshot(read_plain_pickle(path.read_bytes()))
     except OSError as error:

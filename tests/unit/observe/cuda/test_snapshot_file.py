@@ -177,3 +177,25 @@ def test_inconsistent_entries_are_read_or_rejected(
     path.write_bytes(pickle.dumps(content))
     with suppress(CaptureError):
         report_from_capture(read_snapshot(path))
+
+
+plain_data = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda each: (
+        st.lists(each) | st.dictionaries(st.text() | st.integers(), each) | st.tuples(each, each, each)
+    ),
+    max_leaves=20,
+)
+
+
+@given(plain_data, st.integers(3, 5))
+def test_plain_data_is_read_as_the_standard_library_reads_it(content: Any, protocol: int) -> None:
+    shared = [content, content, {"again": content}, (), (1,), ("x" * 300,), list(range(1500))]
+    assert read_plain_pickle(pickle.dumps(shared, protocol)) == shared
+
+
+@given(st.binary(max_size=60), st.integers(0, len(DATA)))
+def test_any_bytes_are_read_or_rejected(inserted: bytes, position: int) -> None:
+    for data in (b"\x80\x04" + inserted, DATA[:position] + inserted + DATA[position + len(inserted) :]):
+        with suppress(ValueError, UnsafePickle):
+            read_plain_pickle(data)
