@@ -24,6 +24,8 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium to open the page with"),
 ]
+SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+"""Pictures of the pages, to look at after a test."""
 EVIL = "<img src=x onerror=alert(1)>\x1b[31m"
 
 
@@ -135,15 +137,15 @@ def test_the_page_in_a_browser(browser: "playwright.Browser", tmp_path: Path) ->
     tab.click("#steps th:nth-child(2) button")
     assert tab.locator("#steps tbody tr td").first.inner_text() == "7"
 
-    tab.screenshot(path=tmp_path / "light.png", full_page=True)
+    tab.screenshot(path=SCREENSHOTS / "light.png", full_page=True)
     light = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     tab.emulate_media(color_scheme="dark")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
-    tab.screenshot(path=tmp_path / "dark.png", full_page=True)
+    tab.screenshot(path=SCREENSHOTS / "dark.png", full_page=True)
     tab.set_viewport_size({"width": 400, "height": 800})
     tab.wait_for_timeout(200)
     assert tab.evaluate("document.documentElement.scrollWidth") == 400, "nothing is wider than the screen"
-    tab.screenshot(path=tmp_path / "narrow.png", full_page=True)
+    tab.screenshot(path=SCREENSHOTS / "narrow.png", full_page=True)
     unnamed = "[...document.querySelectorAll('button,select,input,canvas')].filter((each) => !(each.ariaLabel || each.textContent.trim() || each.labels?.length || each.getAttribute('aria-labelledby'))).length"
     assert tab.evaluate(unnamed) == 0, "a screen reader can name every control"
 
@@ -158,7 +160,7 @@ def test_the_page_in_a_browser(browser: "playwright.Browser", tmp_path: Path) ->
     tab.click("section:nth-of-type(3) th:first-child button")
     assert tab.locator("section:nth-of-type(3) tbody td").first.inner_text() == "activation"
     assert tab.evaluate("document.documentElement.scrollWidth") == 400
-    tab.screenshot(path=tmp_path / "diff.png", full_page=True)
+    tab.screenshot(path=SCREENSHOTS / "diff.png", full_page=True)
     assert problems == []
 
 
