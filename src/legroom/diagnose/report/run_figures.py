@@ -3,7 +3,7 @@
 Everything is aggregated here, so that the page of a run with millions of events is small.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import DetectedLeak
 from legroom.memory.capture.capture import Capture
 from legroom.memory.columns import Columns, History, final_categories, history_of
-from legroom.memory.events import Oom, Phase, Step
+from legroom.memory.events import Event, Oom, Phase, Step
 from legroom.memory.layout import Layout, layout_after
 from legroom.memory.moments import LiveSites, Site, live_sites
 
@@ -66,12 +66,7 @@ def figures_from_capture(capture: Capture, *, path: str | None = None) -> RunFig
         return RunFigures(
             report=report, history=None, sites=[], moments=[], main=0, layout=None, ooms=[], leaks=[]
         )
-    ooms = {
-        index: event
-        for index, event in enumerate(events)
-        if isinstance(event, Oom) and event.device == device.index
-    }
-    ooms = dict(list(ooms.items())[-MAX_OOMS:])
+    ooms = _last_ooms(events, device.index)
     peak = _highest(history.levels[0], range(len(history.levels[0])))
     special = {peak: "peak"} | dict.fromkeys(ooms, "out of memory")
     chosen = sorted({*special, *_step_peaks(history, report.history), *_highest_points(history)})
@@ -91,10 +86,6 @@ def figures_from_capture(capture: Capture, *, path: str | None = None) -> RunFig
         (index for index, event in ooms.items() if report.oom and event is report.oom.event), None
     )
     main_index = failed_at if failed_at is not None and report.failed_with_oom else peak
-    first_reports: dict[object, DetectedLeak] = {}
-    for event in events:
-        if isinstance(event, DetectedLeak):
-            first_reports.setdefault(event.identity, event)
     return RunFigures(
         report=report,
         history=history,
@@ -107,8 +98,27 @@ def figures_from_capture(capture: Capture, *, path: str | None = None) -> RunFig
             else None
         ),
         ooms=list(ooms.values()),
-        leaks=list(first_reports.values()),
+        leaks=_first_reports(events),
     )
+
+
+def _last_ooms(events: Sequence[Event], device: int) -> dict[int, Oom]:
+    """Return the last out-of-memory errors of a device, by the number of the event."""
+    ooms = [
+        (index, event)
+        for index, event in enumerate(events)
+        if isinstance(event, Oom) and event.device == device
+    ]
+    return dict(ooms[-MAX_OOMS:])
+
+
+def _first_reports(events: Sequence[Event]) -> list[DetectedLeak]:
+    """Return the first report of each detected leak."""
+    reports: dict[object, DetectedLeak] = {}
+    for event in events:
+        if isinstance(event, DetectedLeak):
+            reports.setdefault(event.identity, event)
+    return list(reports.values())
 
 
 def _highest(columns: Columns, positions: Sequence[int]) -> int:
@@ -151,9 +161,7 @@ def _step_at(time: float, ends: Sequence[float], steps: Sequence[Step]) -> int:
 
 
 def _phase_at(time: float, history: History) -> Phase:
-    position = bisect_left(history.phases, time, key=lambda change: change[0])
-    if position < len(history.phases) and history.phases[position][0] == time:
-        position += 1
+    position = bisect_right(history.phases, time, key=lambda change: change[0])
     return history.phases[position - 1][1] if position else Phase.OTHER
 
 

@@ -185,7 +185,6 @@ class _Snapshot:
     def events(self) -> list[Event]:
         numbers = count(1)
         timed: list[TimedEvent] = []
-        end = 0.0
         for device in range(max([len(self._traces) - 1, *self._segments], default=-1) + 1):
             trace = self._traces[device] if device < len(self._traces) else []
             segments = self._segments.get(device, [])
