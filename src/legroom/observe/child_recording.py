@@ -10,22 +10,14 @@ from legroom.observe.spawned_processes import CallWhenUnpickled, after_torch_imp
 
 @contextmanager
 def spawned_processes_recorded() -> Iterator[None]:
-    """Within the block, spawned processes are recorded from the moment at which they initialize CUDA."""
-    with in_spawned_processes(CallWhenUnpickled(record_on_cuda_start)):
+    """Within the block, spawned processes that import torch are recorded."""
+    with in_spawned_processes(CallWhenUnpickled(record_this_process)):
         yield
 
 
-def record_on_cuda_start() -> None:
-    """Record this process when it initializes CUDA. Most loader workers never do."""
-    after_torch_import(_call_on_cuda_start)
-
-
-def _call_on_cuda_start() -> None:
-    import torch
-
-    call_lazily = getattr(torch.cuda, "_lazy_call", None)
-    if call_lazily is not None:
-        call_lazily(_record)
+def record_this_process() -> None:
+    """Record this process after it imports torch. A process without GPU memory writes no capture."""
+    after_torch_import(_record)
 
 
 def _record() -> None:
@@ -35,7 +27,7 @@ def _record() -> None:
     if sink is None:
         return
     session = Session(sink)
-    session.__enter__()
+    session.__enter__()  # a CUDA history starts when CUDA is initialized
     # A process of `multiprocessing` does not call the functions that are registered with `atexit`. The capture is closed
     # with priority 0, after the last events.
     multiprocessing.util.Finalize(session, session.finish, exitpriority=10)
