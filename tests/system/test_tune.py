@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from legroom.cli import main
+from legroom.tuning.space.space import read_space
 from legroom.tuning.study import Study
+from legroom.tuning.trial.records import Report, TrialRecord, TrialState
 
 TRAIN = """
 import pathlib, time
@@ -83,6 +85,20 @@ def test_a_trial_at_max_steps_is_finished(folder: Path) -> None:
     (trial,) = Study.load("train-study").trials
     assert (str(trial.state), trial.step) == ("finished", 2)
     assert not _ended(folder), "it was stopped at its second report"
+
+
+def test_a_trial_that_was_lost_to_memory_is_visible_in_the_exit_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = read_space({"x": [1, 2]})
+    reports = [Report(1, {"loss": 1.0})]
+    lost = TrialRecord(number=0, config={"x": 1}, state=TrialState.OUT_OF_MEMORY, reports=reports)
+    sound = TrialRecord(number=1, config={"x": 2}, state=TrialState.FINISHED, reports=reports)
+    (folder / "train-study").mkdir()
+    for trials, code in (([sound], 0), ([lost, sound], 3), ([lost], 1)):
+        study = Study(metric="loss", mode="min", trials=trials, folder=Path("train-study"), space=space)
+        monkeypatch.setattr("legroom.tuning.api.tune", lambda *_, study=study, **__: study)
+        assert main(["tune", "train.py:train", "space.toml"]) == code
 
 
 def test_a_killed_search_resumes_without_repeating_completed_trials(folder: Path) -> None:

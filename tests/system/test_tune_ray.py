@@ -9,6 +9,7 @@ import pytest
 import ray
 from ray import tune as ray_tune
 
+from legroom.cli import main
 from legroom.errors import UsageError
 from legroom.show.tune import html_report
 from legroom.tuning.api import tune
@@ -124,6 +125,25 @@ def test_an_existing_tuner_runs_unchanged(tmp_path: Path) -> None:
         {"loss": first.config["lr"]},
         {"loss": first.config["lr"] / 2},
     ]
+
+
+def test_a_script_that_calls_fit_runs_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script has no main guard, so it must not be imported again for its function."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from ray import tune\n"
+        "def train(config):\n"
+        "    tune.report({'loss': config['x'] ** 2})\n"
+        "tuner = tune.Tuner(train, param_space={'x': tune.grid_search([1, 2, 3])},\n"
+        "                   tune_config=tune.TuneConfig(metric='loss', mode='min'))\n"
+        "results = tuner.fit()\n"
+        "print(results.get_best_result().config, len(results), list(results.get_dataframe()['loss']), results.num_errors)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["tune", "script.py", "--gpu", "cpu"]) == 0
+    assert "{'x': 1} 3 [1.0, 4.0, 9.0] 0" in capsys.readouterr().out
 
 
 def test_a_metric_that_is_never_reported_is_an_error(functions: str, tmp_path: Path) -> None:

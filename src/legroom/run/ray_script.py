@@ -35,10 +35,12 @@ def run_ray_script(path: Path, options: Mapping[str, Any]) -> list[Study]:
     except ImportError:
         raise MissingExtra("Ray", "tune") from None
     studies: list[Study] = []
+    original_fit = ray_tune.Tuner.fit
 
     def search(function: Any, arguments: Mapping[str, Any]) -> "RayResults":
         given = TrainFunction.of(unwrap_parameters(function), by_value=True)
-        study = tune(given, **{**arguments, **options})
+        with replaced([Replacement(ray_tune.Tuner, "fit", original_fit)]):  # Legroom's engine uses it
+            study = tune(given, **{**arguments, **options})
         studies.append(study)
         return RayResults(study)
 

@@ -368,7 +368,14 @@ class StudyRunner:
         if (
             admission.verdict is AdmissionVerdict.NEVER and record.reports
         ):  # the trial has fit before, and its reports are valid
-            self.ended(number, TrialOutcome(TrialState.STOPPED, f"Cannot continue: {admission.reason}"))
+            remedy = (
+                ". Load the checkpoint to the CPU, which needs less GPU memory"
+                if record.last_checkpoint
+                else ""
+            )
+            self.ended(
+                number, TrialOutcome(TrialState.STOPPED, f"Cannot continue: {admission.reason}{remedy}")
+            )
             return None
         if admission.verdict is AdmissionVerdict.NEVER:
             record.memory = replace(record.memory, predicted=admission.needed, safe=admission.needed)
