@@ -28,6 +28,15 @@ def report(
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        int | None,
+        typer.Option(
+            "--device",
+            metavar="N",
+            help="GPU to show.",
+            show_default="the GPU that ran out of memory, or the fullest",
+        ),
+    ] = None,
     html: HtmlOption = None,
     no_source: Annotated[bool, typer.Option("--no-source", help="Omit lines of code from the page.")] = False,
     force: ForceOption = False,
@@ -40,7 +49,9 @@ def report(
             raise UsageError(
                 "--html and --compare cannot be combined. Use `legroom diff BEFORE AFTER --html PAGE`."
             )
-        return _write_page(file, html, with_source=not no_source, force=force, open_page=open_page)
+        return _write_page(
+            file, html, device=device, with_source=not no_source, force=force, open_page=open_page
+        )
     if force or open_page or no_source:
         raise UsageError("--force, --open and --no-source require --html PAGE.")
     from legroom.diagnose.report.run_report import report_from_capture
@@ -50,8 +61,8 @@ def report(
     from legroom.show.report.run_report import render_report
 
     capture = read_recording(file)
-    result = report_from_capture(capture, path=str(file))
-    device = result.device.index if result.device else 0
+    result = report_from_capture(capture, path=str(file), device=device)
+    compared_device = result.device.index if result.device else 0
     if compare is None:
         if format == Format.JSON:
             print(json.dumps(result.as_json(), indent=2))
@@ -59,7 +70,7 @@ def report(
             print_to(sys.stdout, render_report(result))
         return 0
     older = read_recording(compare)
-    difference = compare_captures(older, capture, device=device)
+    difference = compare_captures(older, capture, device=compared_device)
     before = report_from_capture(older, path=str(compare))
     if format == Format.JSON:
         print(json.dumps({**result.as_json(), "compared": comparison_as_dict(difference, before)}, indent=2))
@@ -69,7 +80,9 @@ def report(
     return 0
 
 
-def _write_page(file: Path, html: Path, *, with_source: bool, force: bool, open_page: bool) -> int:
+def _write_page(
+    file: Path, html: Path, *, device: int | None, with_source: bool, force: bool, open_page: bool
+) -> int:
     from legroom.diagnose.report.run_figures import figures_from_capture
     from legroom.show.common.html_page import check_new, show_page, write_new
     from legroom.show.common.progress import progress_line
@@ -80,6 +93,7 @@ def _write_page(file: Path, html: Path, *, with_source: bool, force: bool, open_
         progress(f"Reading {file}")
         capture = read_recording(file)
         progress(f"Aggregating {len(capture.events):,} events")
-        text = page(figures_from_capture(capture, path=str(file)), with_source=with_source)
+        figures = figures_from_capture(capture, path=str(file), chosen_device=device)
+        text = page(figures, with_source=with_source)
     show_page(write_new(html, text, force=force), open_page=open_page)
     return 0

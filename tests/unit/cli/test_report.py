@@ -163,6 +163,8 @@ def test_a_page_is_opened(capture, tmp_path, monkeypatch, capfd):
         (["--html", "missing/a.html"], "Cannot write missing/a.html: No such file or directory."),
         (["--html", ".", "--force"], "Cannot write .: Is a directory."),
         (["--open"], "--force, --open and --no-source require --html PAGE."),
+        (["--html", "a.html", "--device", "3"], "The capture has no device 3. Devices: 0."),
+        (["--device", "3"], "The capture has no device 3. Devices: 0."),
         (["--html", "a.html", "--compare", "a.legroom"], "--html and --compare cannot be combined."),
     ],
 )

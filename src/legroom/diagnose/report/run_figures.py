@@ -55,9 +55,11 @@ class RunFigures:
     """The first report of each detected leak."""
 
 
-def figures_from_capture(capture: Capture, *, path: str | None = None) -> RunFigures:
-    """Return the data of the page of a recorded run."""
-    report = report_from_capture(capture, path=path)
+def figures_from_capture(
+    capture: Capture, *, path: str | None = None, chosen_device: int | None = None
+) -> RunFigures:
+    """Return the data of the page of a recorded run. By default, the page shows the device of the report."""
+    report = report_from_capture(capture, path=path, device=chosen_device)
     device = report.device
     events = capture.events
     tags = final_categories(events)

@@ -27,6 +27,7 @@ from legroom.diagnose.report.device_memory import (
 from legroom.diagnose.report.growing_lines import Leak, find_leaks
 from legroom.diagnose.report.leaks import latest_leaks, leaks_from
 from legroom.diagnose.report.source_lines import Sources
+from legroom.errors import UsageError
 from legroom.findings import Finding
 from legroom.memory.annotations import (
     Annotation,
@@ -253,12 +254,18 @@ class RunReport:
         return explain(self.ending.error).code == "LG724"
 
 
-def report_from_capture(capture: Capture, *, path: str | None = None) -> RunReport:
-    """Return the report of a recorded run. `path` is the path of the capture, or None if there is no capture."""
+def report_from_capture(capture: Capture, *, path: str | None = None, device: int | None = None) -> RunReport:
+    """Return the report of a recorded run. `path` is the path of the capture, or None if there is no capture. `device` is
+    the device of the report; by default, it is the device that ran out of memory, or the fullest device."""
     with no_garbage_collection():
         ledger = Ledger(capture.events)
     report = report_from_ledger(
-        ledger, capture.run, path=path, truncated=capture.truncated, dropped=capture.dropped
+        ledger,
+        capture.run,
+        path=path,
+        truncated=capture.truncated,
+        dropped=capture.dropped,
+        device=device,
     )
     return replace(report, damaged=capture.damaged)
 
@@ -270,33 +277,34 @@ def report_from_ledger(
     path: str | None = None,
     truncated: bool = False,
     dropped: int = 0,
+    device: int | None = None,
 ) -> RunReport:
     """Return the report of a run with the given ledger. `run` is the header of the capture. `dropped` is the number of events
-    that are missing in the capture."""
+    that are missing in the capture. `device` is the device of the report, if the user chose one."""
     annotations = ledger.annotations()
     ending = find_ending(annotations)
     spills = [each for each in annotations if isinstance(each, SpillTotals)]
     steps = ledger.steps()
     devices = _devices(run, ledger)
     ooms = ledger.ooms()
-    failure = _ending_oom(ooms, ending)
-    device = _device_of_interest(devices, ooms[failure] if ooms else None)
-    holders = _unique_holders(ledger.holders(failure)) if ooms else []
-    leaks = _leaks(ledger, devices, device, annotations, holders)
+    failure = _ending_oom(ooms, ending, device)
+    shown = _device_of_interest(devices, ooms[failure] if failure is not None else None, device)
+    holders = _unique_holders(ledger.holders(failure)) if failure is not None else []
+    leaks = _leaks(ledger, devices, shown, annotations, holders)
     command = RunCommand.from_header(run)
     rank = run.get("rank")
     return RunReport(
         command=command,
         started=str(run.get("started", "")),
         devices=devices,
-        device=device,
+        device=shown,
         ending=ending,
         seconds=ledger.seconds if ending.reason is ExitReason.UNKNOWN else ending.time or ledger.seconds,
         steps=max((step.step + 1 for step in steps), default=0),
-        history=tuple(step for step in steps if device is not None and step.device == device.index),
-        peak=_peak(ledger, device) if device else None,
-        oom=_oom_report(ledger, failure, ending, holders, leaks, command) if ooms else None,
-        oom_count=len(ooms),
+        history=tuple(step for step in steps if shown is not None and step.device == shown.index),
+        peak=_peak(ledger, shown) if shown else None,
+        oom=_oom_report(ledger, failure, ending, holders, leaks, command) if failure is not None else None,
+        oom_count=sum(device in (None, oom.device) for oom in ooms),
         leaks=leaks,
         capture=path,
         truncated=truncated,
@@ -349,16 +357,17 @@ def _peak(ledger: Ledger, device: DeviceSummary) -> MemorySnapshot | None:
     return snapshot_at_peak(ledger, device.index, device.capacity, other=device.other, rest=rest)
 
 
-def _ending_oom(ooms: Sequence[Oom], ending: RunEnded) -> int:
+def _ending_oom(ooms: Sequence[Oom], ending: RunEnded, device: int | None) -> int | None:
     """Return the number of the out-of-memory event that ended the run, or of the last out-of-memory event if none ended
-    the run.
+    the run. If `device` is given, only its events count.
 
     The replicas of `DataParallel` may all run out of memory. In that case, only the error of the first replica is
     raised.
     """
     text = f"{ending.error}\n{ending.traceback}"
-    raised = [number for number, oom in enumerate(ooms) if oom.message and _identity(oom) in text]
-    return raised[-1] if raised else len(ooms) - 1
+    numbers = [number for number, oom in enumerate(ooms) if device in (None, oom.device)]
+    raised = [number for number in numbers if ooms[number].message and _identity(ooms[number]) in text]
+    return next(reversed(raised or numbers), None)
 
 
 def _identity(oom: Oom) -> str:
@@ -440,7 +449,15 @@ def _size(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
-def _device_of_interest(devices: Sequence[DeviceSummary], oom: Oom | None) -> DeviceSummary | None:
+def _device_of_interest(
+    devices: Sequence[DeviceSummary], oom: Oom | None, chosen: int | None
+) -> DeviceSummary | None:
+    if chosen is not None:
+        found = next((device for device in devices if device.index == chosen), None)
+        if found is None:
+            known = ", ".join(str(device.index) for device in devices) or "none"
+            raise UsageError(f"The capture has no device {chosen}. Devices: {known}.")
+        return found
     if oom is not None:
         return next((device for device in devices if device.index == oom.device), None)
     return max(devices, key=lambda device: device.peak_reserved / max(device.capacity, 1), default=None)

@@ -217,3 +217,19 @@ def test_many_small_blocks_are_merged_in_the_allocator_map(monkeypatch: pytest.M
     (segments,) = [embedded(page_of(run))["segments"]]
     assert sum(size for _, blocks in segments for size, _ in blocks) == 60 * MiB
     assert sum(len(blocks) for _, blocks in segments) <= 31
+
+
+def test_another_device_can_be_shown() -> None:
+    run = out_of_memory()
+    run.events.insert(0, Alloc(0.0, 999, MiB, MiB, 1, 0, Category.INPUT, Phase.OTHER, 0, "", None, ""))
+    capture = run.capture()
+    capture.run["devices"].append({"index": 1, "name": "", "kind": "virtual", "capacity": 64 * MiB})
+    first = figures_from_capture(capture)
+    assert first.report.device is not None
+    assert (first.report.device.index, first.report.failed_with_oom) == (0, True)
+    second = figures_from_capture(capture, chosen_device=1)
+    assert second.report.device is not None
+    assert (second.report.device.index, second.report.oom, second.report.oom_count) == (1, None, 0)
+    assert second.report.peak is not None
+    assert second.report.peak.allocated == MiB
+    assert len(second.moments) == 1
