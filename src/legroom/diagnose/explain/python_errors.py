@@ -100,7 +100,10 @@ _BY_ERRNO = {
 }
 """Page codes of error numbers: files and permissions, full disks, limits of the process, and a port in use."""
 
-_DTYPE = re.compile(r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are", re.IGNORECASE)
+_DTYPE = re.compile(
+    r"scalar ?type|\bdtypes?\b|ndarray of type|supported types are|torch\.b?(?:float|u?int|complex)\d",
+    re.IGNORECASE,
+)
 
 _HOST_LIBRARIES = ("ray.",)
 """Libraries whose OutOfMemoryError refers to host memory."""
@@ -152,15 +155,17 @@ _MAY_BE_MEMORY = re.compile(
 """Words that may refer to a lack of memory."""
 
 _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
-_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|numel|of rank|rank[- ]\d+|channels?|lengths?|features?|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns?|rows?|\d-?D)\b"
-_DIFFERS = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|invalid|incompatible|inconsistent|cannot|can't|could not|unable|different|wrong|divisible|larger|smaller|greater|exceeds?|but|support\w*|only|compatible|negative|empty|previously|one of|too (?:many|few)|mis-?align\w*)\b"
+_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
+_MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few)|mis-?align\w*|resize|reshape)\b"
+_REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
+_DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
     for code, pattern in (
-        ("LG782", r"huggingface\.co\b|\brepo_id\b|on the Hub\b"),
+        ("LG782", r"huggingface\.co/models|\brepo_id\b|path_or_model_id|on the Hub\b"),
         ("LG783", r"\bno file named|have a file named|\b(?:file|director(?:y|ies)|folder|path|dataset|checkpoint)\b.{0,200}(?:not found|not exist|no such|is missing|n't exist)|(?:not found|no such|(?:can't|cannot|couldn't|could not|unable to) find).{0,80}\b(?:file|directory|folder|dataset)\b|find (?:a |any )?(?:valid )?checkpoint\b"),
         ("LG731", r"\bnccl\b"),
-        ("LG733", r"process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|(?<!\] )\bconnect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
+        ("LG733", r"\bMPI_\w+|\bmpi4py\b|process group|rendezvous|\bMASTER_(?:ADDR|PORT)\b|init_process_group|TCPStore|world[_ ]size|\bgloo\b|\bc10d\b|(?:client|server) socket|waiting for clients|\bsocket timeout|(?<!\] )\bconnect\w*\W{0,4}timed out|\bDist(?:Network|Store|Backend)?Error\b"),
         ("LG728", r"\bcuda graph|stream is capturing|CUDAGraph|\bcapture\b.{0,40}\b(?:cuda|stream)"),
         ("LG770", r"torch\.utils\.checkpoint|grad_output|derivative|backward can only"),
         ("LG720", r"\bcudnn"),
@@ -168,17 +173,20 @@ _FAMILIES = tuple(
         ("LG717", r"state[_ ]dict|distributed\.checkpoint|CheckpointException|\bckpt\b.{0,60}(?:match|missing|unexpected)|checkpoint.{0,60}(?:match|missing key|unexpected key)|found in checkpoint|load\w* (?:model|weights).{0,120}(?:mismatch|shape|expected)|mismatch.{0,20}load\w* weights"),
         ("LG781", r"inline_container|pickle|zip archive|safetensors.{0,40}(?:error|header|invalid|corrupt)|corrupt\w*|truncated|\bmagic\b|in the zipfile|failed to load model|(?:load|read)\w*.{0,60}(?:checkpoint|archive|model file)"),
         ("LG722", r"\bCUDA arch\b|\bis_sm\d+|\bsm_?\d\d|compute_\d\d|compute capability"),
-        ("LG713", r"has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what|current|incompatible) (?:devices?|GPU)\b|cpu tensor(?:\?| to)|type associated with device|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
-        ("LG732", r"DistributedDataParallel|\bDDP\b|\bFSDP\b|FlatParam"),
+        ("LG724", r"device_count\b|(?:gpu|device) not found"),
+        ("LG713", r"\bon (?:the )?(?:cpu|cuda|gpu)\b.{0,60}\b(?:got|but|found)\b|has not been allocated on \w+ device|\b(?:same|different|wrong|two|which|what|current|incompatible) (?:devices?|GPU)\b|cpu tensor(?:\?| to)|type associated with device|device.{0,60}(?:mismatch|\bbut\b|expected|does not match|must be)|(?:expected|must be|should be|to be|found|is|are|not) (?:a |an |all )?(?:on|in)? ?(?:the )?(?:cpu|cuda|gpu)\b|\b(?:cuda:\d|cpu)\b.{1,80}\b(?:cuda:\d|cpu)\b"),
+        ("LG732", r"across (?:all )?ranks|DistributedDataParallel|\bDDP\b|\bFSDP\b|FlatParam"),
         ("LG760", r"\bnans?\b|infinity|non-?finite|(?<!buffer )\boverflow|\bdiverged?\b"),
-        ("LG712", r"satisfy the constraint|is not in \["),
+        ("LG712", r"satisfy the constraint|is not in \[|should be in \[|expected .{0,40}\bin (?:the range )?[\[(]-?\d"),
         ("LG724", r"invalid (?:cuda '?)?device(?: id|=)|find any \w* ?accelerator|\bnum_gpus\b|accelerator.{0,40}(?:not |none is )available|backend found|requested .{0,20}\bgpus?\b|number of (?:required )?gpus|infer device type|no (?:visible |xpu |hip |rocm\S* )?(?:gpus?|devices?) (?:are |is |was )?(?:available|found|detected|devices)"),
-        ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar[_ ]?type|data ?type|floating[- ]point|" + _DTYPE_NAME + r".{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}" + _DTYPE_NAME),
-        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|invalid index|must be (?:non-?negative|positive|between)|outside (?:the|of)|exceeds dimension size|probabilit(?:y|ies)\b|n_sample|at most \d+, but|that is <= 0|non-?negative|\bbounds?\b"),
+        ("LG718", r"no (?:available )?kernel\b|no operator found|d-?type|scalar[_ ]?type|data ?type|element type|same type\b|floating[- ]point|complex (?:tensors?|inputs?)|boolean? (?:inputs?|is not)|tensor of (?:long|int|float|bool)|" + _DTYPE_NAME + r".{0,80}" + _DIFFERS + "|" + _DIFFERS + r".{0,80}" + _DTYPE_NAME),
+        ("LG712", r"(?<!list index )(?<!tuple index )(?<!string index )out[ -]of[ -](?:range|bounds)|out of vocabulary|invalid index|must be (?:non-?negative|positive|between)|outside (?:the|of)|exceeds dimension size|probabilit(?:y|ies)\b|n_sample|at most \d+, but|that is <= 0|non-?negative|\bbounds?\b"),
         ("LG760", r"\binf\b"),
-        ("LG770", r"requires?[_ ]grad\b(?!')|grad_fn|forward AD\b|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
+        ("LG770", r"requires?[_ ]grad\b(?!')|grad_fn|forward (?:AD|grad)\b|\bctx\.\w+|gradients?\b|autograd|backward|in-?place|\bgraph\b|inference tensor|leaf variable|double backward"),
+        ("", r"\bsingular\b|positive-definite|failed to converge"),
         ("LG751", r"\bCUDA_HOME\b|unable to compile"),
-        ("LG716", r"\beinops\b|rearrange-reduction|inhomogeneous shape|" + _SIZE + r".{0,160}" + _DIFFERS + "|" + _DIFFERS + r".{0,160}" + _SIZE),
+        ("LG716", r"\beinops\b|rearrange-reduction|inhomogeneous shape|" + _SIZE + r".{0,160}" + _MISMATCH + "|" + _MISMATCH + r".{0,160}" + _SIZE),
+        ("LG716", r"^(?=.*(?:\d|tensor))(?:.*" + _SIZE + r".{0,160}" + _REJECTED + "|.*" + _REJECTED + r".{0,160}" + _SIZE + ")"),
         ("LG734", r"broken pipe"),
         ("LG752", r"Arguments for call are not valid|\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
         ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),

@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     _status("LG710"),
     _rule("LG710", r"Assertion `[^`\n]{1,200}[`'] failed[^\n]{0,20}$|Device-side assertion `|block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion"),
     _status("LG711"),
-    _rule("LG711", r"Memory access fault by GPU node|command buffer exited with error status|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
+    _rule("LG711", r"Memory access fault by GPU node|command buffer exited with error status|HSA_STATUS_ERROR_(?:MEMORY|EXCEPTION|ILLEGAL)\w*|NVRM: Xid[^\n]{0,40}\): (?:13|31|43|45)\b(?![^\n]{0,120}caused by previous Xid)|Invalid __(?:global|shared|local)__ (?:read|write) of size"),
     _status("LG725"),
     _rule("LG725", r"fallen off the bus[^\n]*(?:\n[^\n]*NVRM: The NVIDIA probe routine failed)?|NVRM: Xid|GPU_IS_LOST|GPU is lost|Unable to determine the device handle for GPU|GPU requires reset|RmInitAdapter failed|Critical Xid Error|infoROM is corrupted|_ERROR_DEVICE_LOST|HW Exception by GPU node"),
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
@@ -153,7 +153,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG735", r"CANCELLED AT |Force Terminated job|Job step aborted|got signal: (?:1|2|15)\b|Signals\.SIG(?:TERM|INT|HUP)|exit code:?\s{0,8}143\b|TERM_\w+: job killed", weak=True),
     _rule("LG740", r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly|DataLoader worker exited unexpectedly|DataLoader timed out after|Pin memory thread exited unexpectedly", weak=True),
-    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError", weak=True),
+    _rule("LG734", r"ChildFailedError|exitcode\s*: [1-9]\d* \(pid|local_rank: \d+ \(pid: \d+\) of binary|ProcessExitedException|returned non-zero exit status (?!-?(?:11|6|139|134|3221225477|1073741819)\b)|exited with code -?[1-9]|exit code:?\s{0,8}(?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exit status:? (?!139|134|-11|-6|3221225477|-1073741819)-?[1-9]\d*\b|exits with return code = [1-9]|ProcessRaisedException|Killing subprocess \d|Sending process \d+ closing signal SIGTERM|A worker died or was killed while executing a task|The (?:worker|actor) died|abruptly died|workers died|BrokenProcessPool|Back-off restarting failed container|See root cause above|stack trace for (?:the )?root cause|Trials did not complete|EngineDeadError", weak=True),
     # --- loading data
     _rule("LG743", r"from_parent.{0,200}Ran out of input|ForkingPickler.{0,200}Broken pipe|ForkingPickler.{0,200}Invalid argument"),
     _rule("LG740", r"DataLoader worker \(pid[^\n]{0,20}\) is killed by signal: (?!Killed|Bus)"),
@@ -164,7 +164,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG744", r"batch must contain tensors, numpy arrays, numbers, dicts or lists|Trying to resize storage that is not resizable"),
     # --- compiled code
     _rule("LG751", r"Failed to find C compiler|Cannot find a working triton installation|Cannot find working triton|No module named 'triton|ptxas (?:fatal|error)|ptxas [^\n]{0,200}; error|PTXASError|CUDA_HOME environment variable is not set|Ninja is required to load|find nvcc\b|Compiler: \S+ is not found|CppCompileError"),
-    _rule("LG751", r"Error building extension '|ninja: build stopped|\['ninja', |unsupported GNU version|Microsoft Visual C.{0,40} is required|Command '\['[^'\n]{0,80}(?:gcc|g\+\+|clang|cc|nvcc|cl\.exe)', |does not match the version torch was compiled with"),
+    _rule("LG751", r"Error building extension '|ninja: build stopped|\['ninja', |unsupported GNU version|Microsoft Visual C.{0,40} is required|Command '\[(?:'which', )?'[^'\n]{0,80}(?:gcc|g\+\+|c\+\+|clang|nvcc|cl\.exe)'|does not match the version torch was compiled with"),
     _rule("LG751", r"error: command '[^'\n]{0,200}nvcc' failed|Error compiling objects for extension|fatal error: (?:cuda\w*|cublas\w*|cusparse|Python)\.h"),
     _rule("LG752", r"torch\._dynamo\.exc\.\w+|triton\.compiler\.\S{0,30}Error|No valid triton configs|BackendCompilerFailed|torch\._inductor\.exc\.\w+|InductorError|LLVM ERROR: |recompile_limit|cache_size_limit|GuardOnDataDependentSymNode"),
     # --- precision
@@ -172,7 +172,7 @@ RULES: tuple[Rule, ...] = (
         "LG760", r"Function '\w+' returned nan values in its \d+\w+ output|cannot be converted to type (?:at::)?(?:c10::)?Half without overflow|loss is (?:nan|inf)\b|Loss is (?:nan|inf|NaN), stopping"
         r"|Gradient overflow\.\s+Skipping step|OVERFLOW! Rank \d+ Skipping step|overflow!? [^\n]{0,20}Skipping step|Grad(?:ient)?s? overflow\w* |overflow detected[^\n]{0,40}loss scale|Current loss scale already at minimum|Minimum loss scale reached",
     ),
-    _rule("LG760", r"loss\w{0,12} {0,2}[:=] {0,2}nan\b|\b(?:loss|norm|grad)\w*: nan\b|\b(?:loss|norm|grad)\w*=nan\b|became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
+    _rule("LG760", r"loss\w{0,12} {0,2}[:=] {0,2}nan\b|\b(?:loss|norm|grad)\w*: nan\b|\b(?:loss|norm|grad)\w*=nan\b|grad(?:ient)?[ _]norm is (?:inf|nan)|became infinite or NaN|became nan\b|found NaN in|NaN or Inf found in|nonfinite gradients|non-finite (?:loss|gradient)|The total norm of order [\d.]+ for gradients from `parameters` is non-finite|\bloss'?[:=]? nan\b|\bloss[:=]nan\b|\bloss = nan\b"),
     _rule("LG761", r"Attempting to unscale FP16 gradients|unscale_\(\) has already been called|No inf checks were recorded for this optimizer|step\(\) has already been called since the last update|unsafe to autocast|unscale_\(\) is being called after"),
     # --- autograd
     _rule(
@@ -181,8 +181,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule("LG770", r"One of the differentiated Tensors appears to not have been used in the graph|Only Tensors created explicitly by the user support the deepcopy|Inference tensors cannot be saved for backward"),
     # --- files
-    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|PytorchStreamWriter failed|No space left on device|Disk quota exceeded|\[Errno 122\]|StorageFull"),
-    _rule("LG780", r"(?:not enough|insufficient|no|out of)(?: free)? (?:disk|storage) space|enough space on the disk|\bdisk is full|low on resource: ephemeral-storage|ephemeral local storage usage exceeds|EmptyDir volume [^\n]{0,80}exceeds|DiskPressure|is over \d+% full, available space"),
+    _rule("LG780", r"\[Errno 28\]|unexpected pos \d+ vs \d+|write\(\): fd \d+ failed|PytorchStreamWriter failed|No space left on device|quota exceeded|\[Errno 122\]|StorageFull"),
+    _rule("LG780", r"(?:not enough|insufficient|no|out of)(?: free)? (?:disk|storage) space|enough space on the disk|\bdisk (?:is )?full|low on resource: ephemeral-storage|ephemeral local storage usage exceeds|EmptyDir volume [^\n]{0,80}exceeds|DiskPressure|is over \d+% full, available space"),
     _rule(
         "LG781", r"PytorchStreamReader failed|failed finding central directory|invalid load key|Weights only load failed|unexpected EOF, expected \d+ more bytes|Ran out of input"
         r"|HeaderTooLarge|MetadataIncompleteBuffer|InvalidHeaderDeserialization|unpickling stack underflow|storage has wrong (?:byte )?size|INVALID_PROTOBUF|Can't get attribute '\w+' on <module|Attempting to deserialize object on (?:a )?CUDA device",

@@ -243,7 +243,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "cupy", r"Out of memory allocating [\d,]+ bytes \(allocated so far|cupy\S{0,40}OutOfMemoryError|rmm::out_of_memory", _CUDA),
     _message(_SURE, "other devices", r"OUT_OF_DEVICE_MEMORY|ErrorOutOfDeviceMemory|NPU out of memory|Ran out of memory in memory space hbm|MEM_OBJECT_ALLOCATION_FAILURE|Memory Object Allocation Failure", _CUDA),
     _message(
-        _SURE, "fairseq", r"OOM in all workers|OOM during optimization|recover from OOM in|ran out of memory, (?:skipping|retrying) batch|ran out of memory with exception", _CUDA,
+        _SURE, "fairseq", r"Got an OOM, unloading|OOM in all workers|OOM during optimization|recover from OOM in|ran out of memory, (?:skipping|retrying) batch|ran out of memory with exception", _CUDA,
     ),
     _message(
         _SURE, "inference server", r"No available memory for the cache blocks|larger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV cache)"
@@ -251,7 +251,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     ),
     # --- host memory
     _message(_HOST, "shared memory", r"killed by signal: Bus\s+error|Signal 7 \(SIGBUS\)|exitcode\s*: -7\b|Bus error \(core dumped\)|Fatal Python error: Bus error|zsh: bus error|out of shared memory|shared memory\(shm\)|bus error encountered in worker", _SHARED),
-    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
+    _message(_HOST, "shared memory", r"(?:unable to write to file <|/dev/shm|shared memory segment|shared memory object)[^\n]{0,300}No space left on device|unable to (?:write to|resize) file </torch_|posix_fallocate[^\n]{0,40}No space left on device|No space left on device[^\n]{0,20}/dev/shm|multiprocessing/shared_memory\.py.{0,300}No space left on device|ObjectStoreFullError", _SHARED),
     _message(_HOST, "shared memory", r"Error while (?:creating|attaching to) shared memory segment", _SHARED),
     _message(
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
@@ -274,7 +274,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         r"|(?:srun|slurmstepd)[^\n]{0,80}: Out Of Memory", _KILLED,
     ),
     _message(
-        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code(?: is)?{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
+        _HOST, "system", rf"exitcode{_BY_SIGNAL_9}|exit code(?: is)?{_BY_SIGNAL_9}|exit_status{_BY_SIGNAL_9}|return code{_BY_SIGNAL_9}|status code{_BY_SIGNAL_9}|exit status{_BY_SIGNAL_9}|returncode{_BY_SIGNAL_9}|with code{_BY_SIGNAL_9}|non-zero code{_BY_SIGNAL_9}", _KILLED,
     ),
     _message(_HOST, "Python", r"(?:^|\n|\]:? | - |\| )(?:\w+\.)*(?:_?Array|Arrow)?MemoryError\b", _SYSTEM),
     _message(_HOST, "a scheduler", r"exceeded (?:job |step |container |the |its )?memory limit|using all available RAM|Workers?[^\n]{0,40} (?:exceeded|running out of)[^\n]{0,40}memory|excessive memory usage causing the Operating System to kill", _SYSTEM),
