@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -45,7 +46,9 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
     Raises `LegroomError` if the nodes do not connect. If this function runs on the main thread, Ctrl-C stops all ranks.
     """
     _silence_torch()
-    recorder = _AttemptRecorder(folder, on_start, on_end)
+    recorder = _AttemptRecorder(
+        folder, on_start, on_end, reserves_port=not plan.rendezvous and plan.has_store_per_attempt
+    )
     kills_before = host_oom_kills()
     existing = set(psutil.Process().children(recursive=True))
     interrupted = ""
@@ -73,8 +76,12 @@ def run_elastic(plan: LaunchPlan, folder: LaunchFolder, *, on_start: OnStart, on
 class _AttemptRecorder(LogsSpecs):
     """Provides the files of each rank, and records the attempts."""
 
-    def __init__(self, folder: LaunchFolder, on_start: OnStart, on_end: OnEnd) -> None:
+    def __init__(
+        self, folder: LaunchFolder, on_start: OnStart, on_end: OnEnd, *, reserves_port: bool = False
+    ) -> None:
         super().__init__()
+        self._reserves_port = reserves_port
+        self._port: socket.socket | None = None
         self._folder = folder
         self._on_start = on_start
         self._on_end = on_end
@@ -93,8 +100,13 @@ class _AttemptRecorder(LogsSpecs):
         self._number = len(self.attempts)
         self._start_time = time.monotonic()
         self._running = True
+        if self._reserves_port:
+            self._release_port()
+            self._port = reserved_port()
         for values in envs.values():
             values[ATTEMPT_VARIABLE] = str(self._number)
+            if self._port is not None:
+                values["MASTER_PORT"] = str(self._port.getsockname()[1])
         files = {local: self._folder.files(rank, self._number) for local, rank in self._ranks.items()}
         for each in files.values():
             each.out.parent.mkdir(exist_ok=True)
@@ -116,6 +128,7 @@ class _AttemptRecorder(LogsSpecs):
         if not self._running:
             return
         self._running = False
+        self._release_port()
         attempt = LaunchAttempt(
             number=self._number,
             seconds=time.monotonic() - self._start_time,
@@ -127,6 +140,11 @@ class _AttemptRecorder(LogsSpecs):
         self.attempts.append(attempt)
         self._on_end(attempt)
 
+    def _release_port(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
     def interrupted(self) -> None:
         """Record that the launcher was interrupted and terminated the ranks."""
         self.finished(dict.fromkeys(self._ranks.values(), -signal.SIGTERM))
@@ -137,6 +155,18 @@ class _AttemptRecorder(LogsSpecs):
         return RankResult(
             rank=rank, exit_code=exit_code, exit_record=exit_record, files=files, died_first=died_first
         )
+
+
+def reserved_port() -> socket.socket:
+    """Return a socket that reserves a free port for rank 0. Torch selects a port and releases it seconds before rank 0
+    uses it, so another launch may get the same port.
+
+    The socket does not listen, so rank 0 can use the port. The system does not assign the port to other programs.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
 
 
 class _Agent(LocalElasticAgent):

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from legroom.errors import LegroomError
+from legroom.memory.capture.reader import read_capture
+from legroom.memory.ledger import Ledger
 from legroom.scale.launching.folder import RankExit, RankFiles
 
 _LOST_CONNECTION = re.compile(
@@ -76,19 +79,37 @@ class RankResult:
 
     def as_json(self) -> dict[str, Any]:
         exit_record = self.exit_record
+        steps, peak_allocated, peak_reserved = self._figures()
         return {
             "rank": self.rank,
             "exit_code": self.code,
             "signal": self.signal or None,
             "ended": exit_record.ended if exit_record and not self.signal else "killed",
             "error": exit_record.error if exit_record else "",
-            "steps": exit_record.steps if exit_record else 0,
-            "peak_allocated_bytes": exit_record.peak_allocated if exit_record else 0,
-            "peak_reserved_bytes": exit_record.peak_reserved if exit_record else 0,
+            "steps": steps,
+            "peak_allocated_bytes": peak_allocated,
+            "peak_reserved_bytes": peak_reserved,
             "stdout": str(self.files.out),
             "stderr": str(self.files.err),
             "capture": str(self.files.capture) if self.files.capture.exists() else None,
         }
+
+    def _figures(self) -> tuple[int, int, int]:
+        """Return the steps and the peaks of allocated and reserved memory. A rank that was killed wrote no figures to its
+        exit record, so they are read from its capture."""
+        record = self.exit_record
+        if record is not None and record.device is not None:
+            return record.steps, record.peak_allocated, record.peak_reserved
+        try:
+            ledger = Ledger(read_capture(self.files.capture).events)
+        except (LegroomError, OSError):
+            return 0, 0, 0
+        devices = ledger.devices()
+        return (
+            max((step.step + 1 for step in ledger.steps()), default=0),
+            max((ledger.peak(device).bytes for device in devices), default=0),
+            max((ledger.peak(device, "reserved").bytes for device in devices), default=0),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

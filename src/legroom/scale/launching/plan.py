@@ -53,15 +53,18 @@ class LaunchPlan:
         return self.nodes[1] * self.nproc
 
     @property
+    def has_store_per_attempt(self) -> bool:
+        """True if every attempt has its own store. The agent keeps one store for all attempts (torch 2.13). Restarted
+        ranks would find the addresses of the previous ranks in this store and wait for them."""
+        return bool(self.max_restarts) or self.nodes[0] < self.nodes[1]
+
+    @property
     def settings(self) -> dict[str, str]:
         """The environment variables of the ranks and of torch's agent."""
         settings = {"OMP_NUM_THREADS": str(self.threads)}
         if self.strategy is not None:
             settings[STRATEGY_VARIABLE] = self.strategy
-        if self.max_restarts or self.nodes[0] < self.nodes[1]:
-            # The agent keeps one store for all attempts (torch 2.13). Restarted ranks would find the addresses of
-            # the previous ranks in this store and wait for them. With this setting, every attempt has its own
-            # store.
+        if self.has_store_per_attempt:
             settings["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return settings
 

@@ -1,11 +1,15 @@
 """Which of several failed ranks is the cause."""
 
 import signal
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from legroom.memory.capture.capture import CaptureWriter
+from legroom.memory.events import Alloc, Category, Phase, Step
+from legroom.scale.launching.elastic import reserved_port
 from legroom.scale.launching.folder import LaunchFolder, RankExit, make_folder, read_exit
 from legroom.scale.launching.hints import hint
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, RankResult, shared_gpus
@@ -39,6 +43,18 @@ def finished(rank: int, device: int | None = None) -> RankResult:
 
 def attempt(*ranks: RankResult) -> LaunchAttempt:
     return LaunchAttempt(number=0, seconds=1.0, ranks=ranks)
+
+
+def test_the_figures_of_a_killed_rank_are_read_from_its_capture(tmp_path):
+    files = LaunchFolder(tmp_path).files(1)
+    alloc = Alloc(0.0, 1, 4096, 4096, 0, 0, Category.TEMPORARY, Phase.FORWARD, 0, "net", None, "aten.mm")
+    with CaptureWriter(files.capture, run={"rank": 1}) as writer:
+        writer.write(alloc)
+        writer.write(Step(0.1, 2, 0.1, 0, 4096, 8192, 4096, 8192))
+    for exit_record in (None, raised(1, "ValueError").exit_record):  # written before the figures are known
+        result = RankResult(rank=1, exit_code=-9, exit_record=exit_record, files=files).as_json()
+        assert result["peak_allocated_bytes"] == 4096
+        assert result["steps"] == 3
 
 
 def test_the_earliest_error_is_the_cause():
@@ -129,3 +145,15 @@ def test_an_exit_record_is_read_as_written(tmp_path):
 def test_every_launch_has_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [str(make_folder(None, "train").path) for _ in range(2)] == ["train.launch", "train-2.launch"]
+
+
+def test_a_reserved_port_can_be_used_by_rank_zero_and_is_not_assigned_to_others():
+    with reserved_port() as reserved, socket.socket(socket.AF_INET6) as store:
+        port = reserved.getsockname()[1]
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's store does
+        store.bind(("::", port))
+        store.listen()
+        others = [reserved_port() for _ in range(50)]
+        assert port not in {other.getsockname()[1] for other in others}
+        for other in others:
+            other.close()
