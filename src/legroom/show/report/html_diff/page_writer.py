@@ -53,7 +53,7 @@ def _table(changes: Sequence[Change], name: Callable[[str], str], head: str) -> 
         for change in changes
     )
     heads = "".join(f"<th><button>{each}</button></th>" for each in (head, "Before", "After", "Change"))
-    return f'<div class="scroll"><table><thead><tr>{heads}<th aria-label="Chart"></th></tr></thead><tbody>{rows}</tbody></table></div>'
+    return f'<div class="scroll"><table><thead><tr>{heads}<th><span class="visually-hidden">Chart</span></th></tr></thead><tbody>{rows}</tbody></table></div>'
 
 
 def _bar(delta: int, largest: int) -> str:
