@@ -1,6 +1,7 @@
 """Implements `legroom.tune`, a hyperparameter search that estimates the memory of each trial before it starts."""
 
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -192,9 +193,9 @@ def run_job(
         engine.run(job, runner)
     except KeyboardInterrupt:
         interrupted = True
-    except SystemExit:  # SIGTERM
+    except SystemExit:  # SIGTERM; while Ray starts, its own handler exits with 1
         runner.notify(f"Terminated. Results are in {job.folder}. Resume the study to continue.")
-        raise
+        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         runner.close()
     return replace(Study.of(job, runner.records, runner.seconds), engine=engine.name, interrupted=interrupted)

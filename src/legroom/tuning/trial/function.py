@@ -109,6 +109,10 @@ class TrainFunction:
         if not callable(found):
             raise CannotLoad(f"{Path(self.file).name} has no function `{self.name}`.")
         train: Train = found
+        try:
+            parameters_of(train)
+        except UsageError as error:
+            raise CannotLoad(str(error)) from None
         return train
 
     @property

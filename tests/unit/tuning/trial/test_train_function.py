@@ -94,6 +94,13 @@ def test_a_parameter_without_a_value_is_an_error() -> None:
         TrainFunction.of(lambda config, data: None)
 
 
+def test_a_parameter_without_a_value_in_a_file_is_an_error_on_loading(tmp_path: Path) -> None:
+    file = tmp_path / "needs_data.py"
+    file.write_text("def train(config, data): ...\n")
+    with pytest.raises(CannotLoad, match="needs a value for `data`"):
+        TrainFunction.of(f"{file}:train").load()
+
+
 def test_arguments_of_with_parameters_are_pickled_with_the_function() -> None:
     wrapped = ray_tune.with_parameters(ray_tutorial, data_dir="data")
     function = TrainFunction.of(wrapped)
