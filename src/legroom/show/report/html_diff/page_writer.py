@@ -92,8 +92,8 @@ def _chart(histories: Sequence[Sequence[Step]], names: Sequence[str]) -> str:
     return (
         "<section><h2>Peak memory per step</h2>"
         f'<p class="legend"><span class="before">{before}</span><span class="after">{after}</span></p>'
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Peak memory per step of {before} and {after}">'
-        f'<path class="axis" d="M{_LEFT} 8V{bottom}H{_WIDTH}"/>{labels}{lines}</svg></section>'
+        f'<div class="scroll"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Peak memory per step of {before} and {after}">'
+        f'<path class="axis" d="M{_LEFT} 8V{bottom}H{_WIDTH}"/>{labels}{lines}</svg></div></section>'
     )
 
 
