@@ -5,9 +5,7 @@ Engines only run the trials. The runner makes all decisions. The runner is calle
 stored before a call returns, so a new `StudyRunner` that is created from that storage continues in the same way.
 """
 
-import difflib
 import math
-import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from legroom.errors import UsageError, did_you_mean
+from legroom.errors import UsageError
+from legroom.tuning import study_checks
 from legroom.tuning.job import StudyCallback, TuneJob
 from legroom.tuning.memory.admission import Admission, AdmissionVerdict, Fit, Gate
 from legroom.tuning.memory.other_processes import OtherProcessUsage
@@ -31,13 +30,6 @@ from legroom.tuning.trial.trial import remove
 MAX_REJECTED = 20
 """The maximum number of configurations that can never fit, per requested trial. If there are more such
 configurations, the study ends, because almost no configuration of the space fits."""
-
-
-SAME_NAME = 0.85
-"""The similarity of two names above which one of them is misspelled (`los` and `loss`, but not `loss_g` and `loss_d`)."""
-ALIKE_FAILURES = 3
-"""The number of trials that fail for the same reason before the study ends, if no trial has reported the metric."""
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +218,9 @@ class StudyRunner:
             remove(Path(str(path)))
         value = metrics.get(self.job.metric)
         if value is None:
-            self._check_spelling(record, metrics)
+            warning = study_checks.check_spelling(self.job, self.records, record, metrics)
+            if warning:
+                self.notify(warning)
         decision = self._decide(record, value)
         self._notify_update(record)
         return decision
@@ -241,7 +235,7 @@ class StudyRunner:
         state, reason = ending.state, ending.reason
         value = self._value(record)
         if state is TrialState.FINISHED and value is None:
-            state, reason = TrialState.FAILED, self._missing_metric_reason(record)
+            state, reason = TrialState.FAILED, study_checks.missing_metric_reason(self.job, record)
         record.state, record.reason = state, reason or record.reason
         record.ended = round(self.seconds, 3)
         self._record_runtime(record)
@@ -259,9 +253,11 @@ class StudyRunner:
         if ending.affects_all_trials:
             raise UsageError(reason)
         if state is TrialState.FAILED:
-            self._raise_if_all_fail_alike(record)
+            study_checks.raise_if_all_fail_alike(
+                self.job, self.records, self.folder_of(number) / "output.txt"
+            )
         if state is not ending.state:  # it failed because it never reported the metric
-            self._raise_if_never_reported(record)
+            study_checks.raise_if_never_reported(self.job, self.records, record)
 
     def requeue(self, number: int, state: TrialState, reason: str) -> None:
         """Queue a trial whose process ended before the trial was complete. The trial continues from its last checkpoint."""
@@ -473,52 +469,6 @@ class StudyRunner:
             return record.value(self.job.metric, self.job.mode)
         values = record.objective_values(self.job.objectives)
         return None if values is None else values[0]
-
-    def _missing_metric_reason(self, record: TrialRecord) -> str:
-        names = sorted({name for report in record.reports for name in report.metrics})
-        lacking = [metric for metric, _ in self.job.more_objectives if metric not in names]
-        if lacking and self.job.metric in names:
-            return f"Never reported `{lacking[0]}`, only {', '.join(names)}"
-        if self.job.metric in names:
-            return f"`{self.job.metric}` was never a number"
-        reported = f"only {', '.join(names)}" if names else "nor any other metric"
-        return f"Never reported `{self.job.metric}`, {reported}"
-
-    def _check_spelling(self, record: TrialRecord, metrics: Mapping[str, float]) -> None:
-        """Handle a report without the metric before any trial has reported the metric. If a name in the report is
-        nearly the same, the metric is misspelled, and the study ends."""
-        if not metrics or self._has_metric:
-            return
-        names = ", ".join(f"`{name}`" for name in metrics)
-        text = f"Trial {record.number} reported {names}, but not the metric `{self.job.metric}`."
-        if difflib.get_close_matches(self.job.metric, metrics, n=1, cutoff=SAME_NAME):
-            raise UsageError(text + did_you_mean(self.job.metric, metrics))
-        self.notify(f"{text} The study needs this metric at least once per trial.")
-
-    @property
-    def _has_metric(self) -> bool:
-        return any(self.job.metric in report.metrics for record in self.records for report in record.reports)
-
-    def _raise_if_all_fail_alike(self, ended: TrialRecord) -> None:
-        """Raise an error if the first trials fail for the same reason, because the other trials would fail too."""
-        failed = [record for record in self.records if record.state is TrialState.FAILED]
-        is_alike = len({_NUMBER.sub("0", record.reason) for record in failed}) == 1
-        if len(failed) < ALIKE_FAILURES or not is_alike or self._has_metric:
-            return
-        raise UsageError(
-            f"The first {len(failed)} trials failed in the same way: {ended.reason}. Fix the function, then resume the study. "
-            f"Output: {self.folder_of(ended.number) / 'output.txt'}"
-        )
-
-    def _raise_if_never_reported(self, ended: TrialRecord) -> None:
-        """Raise an error if the first trial ends without having reported the metric, because the other trials would not
-        report it either.
-        """
-        if self._has_metric:
-            return
-        raise UsageError(
-            f"Trial {ended.number} ended: {ended.reason}. Call `trial.report({self.job.metric}=...)`, or set another metric."
-        )
 
     # ------------------------------------------------------------ resuming
 
