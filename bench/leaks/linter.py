@@ -40,6 +40,7 @@ WORDS = {
     "stored-exception": {"LG107"},
     "retry-in-except": {"LG106"},
     "data": {"LG406"},
+    "micro-batches": {"LG119"},
 }
 JUDGED = set().union(*WORDS.values())
 RETENTION = "LG1"
@@ -90,7 +91,7 @@ def judge(program: Program, score: Score) -> None:
             score.wrong.append(f"{name}:{line} {code}")
         else:
             score.others[f"{code} {name}:{line}"] += 1
-        if not program.leaks and code.startswith(RETENTION):
+        if not program.leaks and not words and code.startswith(RETENTION):
             score.healthy_retention.append(f"{name}:{line} {code}")
     score.missed.extend(f"{name}:{line} {word}" for line, word in sorted(program.lint - found))
     score.programs += 1

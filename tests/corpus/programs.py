@@ -31,6 +31,7 @@ LINT_WORDS = {
     "stored-exception": "an exception is stored",
     "retry-in-except": "a retry inside an except block",
     "data": "the .data attribute",
+    "micro-batches": "losses of several micro-batches are summed before one backward pass",
 }
 ROUNDS = {
     "first": 1,

@@ -15,7 +15,7 @@ class PredictionWriter(Callback):
 
     def on_train_batch_end(self, trainer, outputs):
         if trainer.global_step % self.every == 0:
-            self.predictions.append(outputs["preds"])  # leak: holder=predictions kind=graph
+            self.predictions.append(outputs["preds"])  # leak: holder=predictions kind=graph lint=accumulate
 
 
 class Loop:
@@ -32,7 +32,7 @@ class Loop:
             optimizer.step()
             self.global_step += 1
             for callback in self.callbacks:
-                callback.on_train_batch_end(self, {"loss": loss.detach(), "preds": preds})  # also: lint=accumulate
+                callback.on_train_batch_end(self, {"loss": loss.detach(), "preds": preds})  # also:
 
 
 loader = [torch.randn(4, 11, device=device) for _ in range(20)]

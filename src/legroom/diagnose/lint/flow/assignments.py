@@ -14,6 +14,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,
+    is_call_of,
     is_false,
     keys_of,
     last_name,
@@ -92,7 +93,7 @@ class Assignments(FactRecorder):
             self.grad_mode_names.add(path)
         self._freeze(path, expression)
         self.record_store(node, path, "assign", expression, value, uses_old_value=uses_old_value)
-        adder = _append_method(expression)
+        adder = append_method(expression)
         if adder is not None:
             self.append_methods[path] = adder
         self.forget_attributes(path)
@@ -137,12 +138,18 @@ class Assignments(FactRecorder):
         model = dotted(owner) if owner is not None else None
         if model is not None:
             known = self.names.get(model, MODEL)
-            self.names[model] = replace(known, frozen=known.kind is ValueKind.MODEL and frozen)
+            self.names[model] = replace(
+                known, frozen=known.kind is ValueKind.MODEL and frozen, trainable=False
+            )
 
     def record_call(self, call: CallFact) -> None:
         super().record_call(call)
-        if call.method == "requires_grad_" and call.receiver.kind is ValueKind.PARAMETER and call.node.args:
+        if call.receiver.kind is not ValueKind.PARAMETER:
+            return
+        if call.method == "requires_grad_" and call.node.args:
             self._freeze_iterated(frozen=is_false(call.node.args[0]))
+        elif call.method == "detach_":
+            self._freeze_iterated(frozen=True)
 
     def assign_item(
         self, target: cst.Subscript, value: Value, expression: cst.BaseExpression, node: cst.CSTNode
@@ -310,8 +317,10 @@ def _is_constant(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Slice)
 
 
-def _append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
-    """Return `losses.append` for `record = losses.append` and `record = lambda loss: losses.append(loss)`."""
+def append_method(expression: cst.BaseExpression) -> cst.Attribute | None:
+    """Return `losses.append` for `losses.append`, `partial(losses.append)` and `lambda loss: losses.append(loss)`."""
+    if is_call_of(expression, "partial") and isinstance(expression, cst.Call) and len(expression.args) == 1:
+        expression = expression.args[0].value
     if isinstance(expression, cst.Lambda) and isinstance(expression.body, cst.Call):
         given = [each.name.value for each in expression.params.params]
         if [dotted(each.value) for each in expression.body.args] == given[:1]:

@@ -23,6 +23,7 @@ from legroom.diagnose.lint.flow.values import (
     SELF_METHODS,
     TENSOR,
     TENSOR_FACTORIES,
+    TRAINABLE_MODEL,
     UNKNOWN,
     VALUE_AND_INDEX_METHODS,
     Value,
@@ -45,6 +46,10 @@ _PLAIN_BUILTINS = split_words(
 _CONTAINERS = split_words(
     "list tuple set dict defaultdict OrderedDict sorted reversed Counter deque frozenset"
 )
+_LAYERS_WITH_PARAMETERS = (
+    "Linear", "Bilinear", "Conv", "LazyLinear", "LazyConv", "LSTM", "GRU", "RNN", "Embedding", "Transformer",
+    "MultiheadAttention",
+)  # fmt: skip
 _NOT_MODULES = split_words("Parameter ModuleList ModuleDict ParameterList")
 
 
@@ -70,9 +75,9 @@ def torch_result(
     if last in _WRAPPERS and arguments:
         return arguments[0]
     if name.startswith(("torchvision.models.", "timm.create_model", "segmentation_models_pytorch.")):
-        return MODEL
+        return TRAINABLE_MODEL
     if last in {"from_pretrained", "from_config"}:
-        return MODEL if "Model" in name or "For" in name else UNKNOWN
+        return TRAINABLE_MODEL if "Model" in name or "For" in name else UNKNOWN
     if name.startswith("torch.distributions."):
         return computed_from(arguments, no_grad=no_grad)
     if name.startswith("torch.autograd.") and last == "grad":
@@ -190,7 +195,11 @@ def _module(name: str, last: str, arguments: Sequence[Value]) -> Value:
         return arguments[0]
     if last in _NOT_MODULES:
         return container(MODEL) if "Module" in last else container(PARAMETER)
-    return MODEL if last[:1].isupper() else UNKNOWN
+    if not last[:1].isupper():
+        return UNKNOWN
+    parts = [element_of(each) if each.kind is ValueKind.CONTAINER else each for each in arguments]
+    has_parameters = last.startswith(_LAYERS_WITH_PARAMETERS) or any(each.trainable for each in parts)
+    return TRAINABLE_MODEL if has_parameters and not any(each.frozen for each in parts) else MODEL
 
 
 def _torch_function(

@@ -29,6 +29,7 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     root,
     string_value,
+    walk,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
@@ -182,9 +183,19 @@ class Expressions:
         path = dotted(node)
         if path is not None and path in self.names:
             return self.names[path]
-        return self._attribute_of(
-            self.value_of(node.value), node.attr.value, of_library=self._is_library(path)
+        owner = self.value_of(node.value)
+        return self._bound_method(owner, node.attr.value) or self._attribute_of(
+            owner, node.attr.value, of_library=self._is_library(path)
         )
+
+    def _bound_method(self, owner: Value, name: str) -> Value | None:
+        """Return the method of an object of this file, as in `train(on_step=curve.add)`."""
+        if owner.class_name is None or owner.kind is not ValueKind.UNKNOWN:
+            return None
+        method = self.program.method(owner.class_name, name)
+        if method is None or not isinstance(method.node, cst.FunctionDef) or method.node.decorators:
+            return None
+        return Value(ValueKind.UNKNOWN, function=method.qualified_name)
 
     def _is_library(self, path: str | None) -> bool:
         """Return True if a path starts with an imported module. `requests.head` is such a path, and therefore not a model."""
@@ -362,7 +373,8 @@ class Expressions:
             kind = ValueKind.MODEL if self.program.is_module_class(path) else ValueKind.UNKNOWN
             items = self._contents_of(path, arguments)
             frozen = kind is ValueKind.MODEL and self._has_no_parameters(path)
-            return Value(kind, class_name=path, items=items, frozen=frozen)
+            trainable = kind is ValueKind.MODEL and not frozen and self._has_parameters(path)
+            return Value(kind, class_name=path, items=items, frozen=frozen, trainable=trainable)
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
             known = torch_result(name, arguments, requires_grad=requires_grad, no_grad=no_grad)
@@ -426,6 +438,18 @@ class Expressions:
             return None
         return tuple(self.program.classes[class_name].attributes.values()) or None
 
+    def _has_parameters(self, class_name: str) -> bool:
+        """Return True if a module of this file contains layers or parameters that require gradients."""
+        known = self.program.classes[class_name]
+        values = [each for value in known.attributes.values() for each in (value, *value.contents)]
+        if any(each.frozen for each in values):
+            return False
+        if any(
+            isinstance(node, cst.Name) and node.value.startswith("requires_grad") for node in walk(known.node)
+        ):
+            return False
+        return any(each.trainable or each.kind is ValueKind.PARAMETER for each in values)
+
     def _has_no_parameters(self, class_name: str) -> bool:
         """Return True if a module of this file contains no parameters and no other modules, such as a metric."""
         plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
@@ -450,7 +474,9 @@ class Expressions:
 
     def _frozen(self, node: cst.Call, model: Value) -> Value:
         """Return the result of `model.requires_grad_(False)`, and update the value of the name."""
-        value = replace(model, frozen=bool(node.args) and is_false(node.args[0]))
+        unfrozen = not node.args or is_true(node.args[0])
+        frozen = bool(node.args) and is_false(node.args[0])
+        value = replace(model, frozen=frozen, trainable=model.trainable and unfrozen)
         path = dotted(node.func.value) if isinstance(node.func, cst.Attribute) else None
         if path is not None:
             self.names[path] = value

@@ -60,6 +60,7 @@ _PRESERVING_METHODS = {
 """Methods and functions whose result has the graph of their arguments."""
 _CALLBACK = re.compile(r"^(?:on|after|before)_|_end$|_callback$")
 """Names of methods that a trainer calls on its callbacks."""
+_SORTED_INSERTS = {"heapq.heappush", "bisect.insort", "bisect.insort_left", "bisect.insort_right"}
 _QUEUE_GETTERS = {"get", "get_nowait"}
 _REMOVING_METHODS = {
     "clear": "empty",
@@ -182,8 +183,9 @@ class FactRecorder(Expressions):
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)
-            if _CALLBACK.search(method or "") and any(
-                root(target or "") in loop.bound for loop in self.loops
+            first = root(target or dotted(node.func) or "")
+            if (method is None or _CALLBACK.search(method)) and any(
+                first in loop.bound for loop in self.loops
             ):
                 local.is_dispatched = True
         adder = self.append_methods.get(dotted(node.func) or "")
@@ -203,7 +205,7 @@ class FactRecorder(Expressions):
             self.record_store(node, target, "augment", given, GRAPH, uses_old_value=True)
             self.names[target] = GRAPH
         elif (
-            name == "heapq.heappush"
+            name in _SORTED_INSERTS
             and len(arguments) > 1
             and (heap := path_of(node.args[0].value)) is not None
         ):

@@ -60,6 +60,8 @@ class Value:
     """True if a tensor was moved to host memory."""
     frozen: bool = False
     """True if no parameter of a model requires gradients."""
+    trainable: bool = False
+    """True if this file creates the model, and its parameters require gradients."""
 
     @property
     def has_graph(self) -> bool:
@@ -94,6 +96,7 @@ HOST_TENSOR = Value(ValueKind.TENSOR, host=True)
 GRAPH = Value(ValueKind.GRAPH)
 PARAMETER = Value(ValueKind.PARAMETER)
 MODEL = Value(ValueKind.MODEL)
+TRAINABLE_MODEL = Value(ValueKind.MODEL, trainable=True)
 CRITERION = Value(ValueKind.CRITERION)
 OPTIMIZER = Value(ValueKind.OPTIMIZER)
 SCALER = Value(ValueKind.SCALER)
@@ -200,6 +203,9 @@ def join_values(first: Value, second: Value) -> Value:
         return first
     if first.kind is second.kind is ValueKind.CONTAINER:
         return _join_containers(first, second)
+    if first.kind is second.kind is ValueKind.MODEL:
+        frozen = first.frozen or second.frozen
+        return replace(first, trainable=not frozen and (first.trainable or second.trainable))
     if first.kind is second.kind is ValueKind.UNKNOWN:
         return first if first.class_name or first.function else second
     for kind in _BY_PRECEDENCE:

@@ -48,6 +48,7 @@ import libcst as cst
 from legroom.diagnose.lint.collected_copies import collected_gradients, collected_models
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
     ends_with_enclosing_call,
@@ -55,10 +56,12 @@ from legroom.diagnose.lint.flow.lifetimes import (
     is_in_step_code,
     is_length_limited,
     is_released_elsewhere,
+    is_step_loop,
     is_used_in_backward,
     iterates_data,
     object_survives,
     outlives_its_step,
+    survives,
 )
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -94,6 +97,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield from collected_models(program, store, _key_is_new)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
+        yield from _passed_to_append(program, call)
 
 
 def _collects_graph(program: Program, store: StoreFact) -> bool:
@@ -412,6 +416,37 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
                 for edit in append_to(program, part, ".detach()")
             ),
             safe=_can_be_passed_detached(program, parts, call, store),
+        )
+        return
+
+
+def _passed_to_append(program: Program, call: CallFact) -> Iterator[Problem]:
+    """Find calls such as `on_step(loss)` in a function that is called as `train(on_step=losses.append)`."""
+    function, name = call.function, dotted(call.node.func)
+    if name not in function.parameters or not any(each.has_graph for each in call.arguments[:1]):
+        return
+    for site in function.call_sites:
+        given = next(
+            (each.value for parameter, each in function.receives(site.call) if parameter == name), None
+        )
+        adder = append_method(given) if given is not None else None
+        if adder is None or program.value(adder).function is not None:
+            continue  # not a container, but an object of this file
+        target = path_of(adder.value)
+        loops = [loop for loop in (*site.loops, *call.loops) if is_step_loop(loop)]
+        if (
+            target is None
+            or not loops
+            or any(each.target == target and each.value.bounded for each in program.stores)
+        ):
+            continue
+        if not all(survives(program, target, loop) for loop in loops):
+            continue
+        what = _describe(program, [call.node.args[0].value])
+        yield Problem(
+            node=call.node.args[0].value,
+            message=f"`{name}` stores {what} with its autograd graph in `{target}` in every step",
+            help=f"Pass {what} without its graph: add `.detach()`, or `.item()` for a number",
         )
         return
 

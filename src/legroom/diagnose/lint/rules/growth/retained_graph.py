@@ -51,10 +51,13 @@ from legroom.diagnose.lint.flow.syntax import (
     names_in,
     names_with_graph,
     receiver,
+    root,
+    walk,
 )
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth import carried_state
+from legroom.diagnose.lint.untrained_models import optimized_names
 
 CODE = "LG108"
 _PASSES = {"backward", "manual_backward"}
@@ -120,10 +123,30 @@ def _shared_without_need(program: Program, first: CallFact) -> list[str]:
         for each in calls
         if each.order > second.order and _is_step(each) and (path := dotted(receiver(each.node))) is not None
     }
-    if not stepped or not any(_is_zeroed(program, each, zeroed) for each in optimizers - stepped):
-        return []
+    discarded = {each for each in optimizers - stepped if _is_zeroed(program, each, zeroed)}
     used = _used_with_graph(program, first, loop)
-    return [name for name in _used_with_graph(program, second, loop) if name in used]
+    shared = [name for name in _used_with_graph(program, second, loop) if name in used]
+    trained = optimized_names(program, [each for path in stepped for each in program.assigned(path)])
+    others = (
+        optimized_names(program, [each for path in discarded for each in program.assigned(path)]) - trained
+    )
+    made = [_names_called(program, first, each) for each in shared]
+    if not trained or any(not each.isdisjoint(trained) for each in made):
+        return []
+    return shared if any(not each.isdisjoint(others) for each in made) else []
+
+
+def _names_called(program: Program, call: CallFact, path: str) -> set[str]:
+    """Return the functions and models that are called in the expressions assigned to a name."""
+    return {
+        name
+        for store in program.stores
+        if store.target == path and store.function is call.function
+        for node in walk(store.expression)
+        if isinstance(node, cst.Call)
+        and (name := dotted(node.func)) is not None
+        and root(name) not in program.imports.full_names
+    }
 
 
 def _is_step(call: CallFact) -> bool:

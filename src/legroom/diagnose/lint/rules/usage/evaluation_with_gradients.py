@@ -4,11 +4,13 @@
 Reports contain this code if several batches passed through the model without a backward pass, and every operation saved
 its activations.
 
-`legroom lint` checks for calls to a model with gradients enabled in three cases:
+`legroom lint` checks for calls to a model with gradients enabled in four cases:
 
 - The call follows `model.eval()`.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
 - The call is in any other loop without a backward pass, and no later backward pass uses the results.
+- The call is in a training step, but no optimizer of the file trains the model, such as the teacher in a distillation.
+  The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
 
 The rule does not flag functions that are called only under `no_grad` in the same file. The rule also does not flag
 methods that frameworks call with gradients disabled, such as `validation_step`.
@@ -67,6 +69,7 @@ from legroom.diagnose.lint.flow.syntax import (
 from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
 from legroom.diagnose.lint.proofs import escapes, is_proven_module, may_be_printed
 from legroom.diagnose.lint.rule import Problem
+from legroom.diagnose.lint.untrained_models import untrained_models
 
 CODE = "LG201"
 _FRAMEWORK_HOOKS = {"validation_step", "test_step", "predict_step", "on_validation_batch_end", "forward"}
@@ -98,6 +101,12 @@ def check(program: Program) -> Iterator[Problem]:
             help="Wrap the evaluation in `with torch.no_grad():` or `with torch.inference_mode():`",
             edits=tuple(edits),
             safe=safe,
+        )
+    for call, model in untrained_models(program):
+        yield Problem(
+            node=call.node,
+            message=f"`{model}` runs with gradients enabled in the training step, but no optimizer trains it",
+            help=f"Run `{model}` in `with torch.no_grad():`, or freeze it with `{model}.requires_grad_(False)`",
         )
 
 

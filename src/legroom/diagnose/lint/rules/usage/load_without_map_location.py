@@ -4,6 +4,9 @@
 The rule checks for `torch.load` without `map_location` in two cases: the source file uses several ranks, or the program
 uses CUDA and passes the result to `load_state_dict`.
 
+The rule also checks for `map_location=device` if the program restores a model and an optimizer from the checkpoint and
+does not delete the checkpoint afterwards.
+
 ## Why this is a problem
 A checkpoint stores the device of each tensor. Without `map_location`, every rank loads the tensors to the GPU from
 which they were saved, usually `cuda:0`. Then `cuda:0` contains one copy of the checkpoint per rank. On a single GPU,
@@ -20,7 +23,7 @@ state = torch.load(path, map_location="cpu")   # load_state_dict copies to the r
 ```
 
 ## Fix safety
-The fix adds `map_location="cpu"`. The fix is safe if the result is used only as the argument of `load_state_dict`,
+The fix sets `map_location="cpu"`. The fix is safe if the result is used only as the argument of `load_state_dict`,
 which copies the tensors to the right device. Otherwise, the fix is unsafe.
 """
 
@@ -29,10 +32,20 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.edits import add_argument
+from legroom.diagnose.lint.edits import add_argument, replace
 from legroom.diagnose.lint.flow.facts import CallFact
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import has_star, keyword, names_in, positional, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    has_star,
+    is_call_of,
+    keyword,
+    last_name,
+    names_in,
+    positional,
+    string_value,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
@@ -55,9 +68,20 @@ def check(program: Program) -> Iterator[Problem]:
     ranks = program.mentions(*_RANKS) or '"LOCAL_RANK"' in program.text
     cuda = program.mentions("cuda", "is_available") or '"cuda' in program.text or "'cuda" in program.text
     for call in program.calls:
-        if call.name != "torch.load" or keyword(call.node, "map_location") or has_star(call.node):
+        if call.name != "torch.load" or has_star(call.node):
             continue
         if len(positional(call.node)) > 1 or _is_small(program, call):
+            continue
+        location = keyword(call.node, "map_location")
+        if location is not None:
+            if program.uses_gpu and _names_a_gpu(location.value) and _restores_training(program, call):
+                yield Problem(
+                    node=call.node,
+                    message="The checkpoint is loaded onto the GPU in addition to the model's own weights",
+                    help='Load to host memory: use `map_location="cpu"`. `load_state_dict` copies to the right device',
+                    edits=(replace(program, location.value, '"cpu"'),),
+                    safe=_is_only_copied(program, call),
+                )
             continue
         into_state = _is_loaded_into_model(program, call)
         if not (into_state and cuda) and not (ranks and (into_state or _names_a_checkpoint(program, call))):
@@ -71,6 +95,51 @@ def check(program: Program) -> Iterator[Problem]:
             edits=(add_argument(program, call.node, 'map_location="cpu"'),),
             safe=into_state and _is_only_copied(program, call),
         )
+
+
+def _names_a_gpu(node: cst.BaseExpression) -> bool:
+    """Return True for `"cuda:0"`, `torch.device("cuda")`, `device` and `args.device`."""
+    text = string_value(node)
+    if text is not None:
+        return text.startswith(("cuda", "mps", "xpu"))
+    if isinstance(node, cst.Call):
+        return is_call_of(node, "device") and bool(node.args) and _names_a_gpu(node.args[0].value)
+    return bool(_DEVICE.search(last_name(dotted(node) or "")))
+
+
+_DEVICE = re.compile(r"^(?:\w*_)?(?:device|dev|gpu)$", re.IGNORECASE)
+
+
+def _restores_training(program: Program, call: CallFact) -> bool:
+    """Return True if a model and an optimizer are restored from the checkpoint, and the checkpoint is not deleted."""
+    if keyword(call.node, "mmap") is not None:
+        return False
+    names = {
+        store.target
+        for store in program.stores
+        if store.function is call.function and store.expression is call.node
+    }
+    restored = {
+        other.receiver.kind
+        for other in program.calls
+        if other.method == "load_state_dict"
+        and other.function is call.function
+        and other.node.args
+        and keyword(other.node, "assign") is None
+        and not names.isdisjoint(names_in(other.node.args[0].value))
+    }
+    if not {ValueKind.MODEL, ValueKind.OPTIMIZER} <= restored:
+        return False
+    deleted = any(
+        each.target in names and each.function is call.function and each.order > call.order
+        for each in program.releases
+    )
+    replaced = any(
+        each.target in names and each.function is call.function and each.order > program.order[call.node]
+        for each in program.stores
+        if each.expression is not call.node
+    )
+    return not (deleted or replaced)
 
 
 def _is_small(program: Program, call: CallFact) -> bool:

@@ -1,0 +1,275 @@
+"""Finds models that run with gradients in a training step although no optimizer trains them, for LG201."""
+
+import re
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact, Function
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_false,
+    last_name,
+    names_in,
+    receiver,
+    root,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import (
+    GRAPHLESS_ATTRIBUTES,
+    GRAPHLESS_METHODS,
+    NUMBER_METHODS,
+    ValueKind,
+)
+
+_FIXED = re.compile(
+    r"teacher|target|reference|^ref_|^ema_|_ema$|frozen|pretrained|momentum|extractor|vgg", re.IGNORECASE
+)
+"""Names of models that a program uses without training them."""
+_FREEZING = re.compile(r"freeze|frozen|grad|trainable|toggle", re.IGNORECASE)
+_WITHOUT_GRAPH = GRAPHLESS_METHODS | GRAPHLESS_ATTRIBUTES | (NUMBER_METHODS - {"backward"})
+
+
+def untrained_models(program: Program) -> Iterator[tuple[CallFact, str]]:
+    """Yield the first call to each such model, with the name of the model. The model is created in this file, its
+    parameters require gradients, and its inputs have no graph."""
+    reported: set[str] = set()
+    for call in program.calls:
+        path = _model_path(program, call)
+        if path is None or path in reported or not _builds_unused_graph(program, call):
+            continue
+        trained = _optimized_names(program, call.function)
+        names = _aliases(program, path)
+        if (
+            not trained
+            or _is_trained(program, names, trained)
+            or _needs_input_gradients(program, call, trained)
+        ):
+            continue
+        if not _is_fixed(program, names) or _may_be_frozen(program, names) or _is_detached(program, call):
+            continue
+        reported.add(path)
+        yield call, path
+
+
+def _model_path(program: Program, call: CallFact) -> str | None:
+    """Return `teacher` for `teacher(x)` and `teacher.encode(x)`."""
+    owner = receiver(call.node)
+    is_method = owner is not None and program.value(owner).kind is ValueKind.MODEL
+    return dotted(owner if is_method else call.node.func)
+
+
+def _builds_unused_graph(program: Program, call: CallFact) -> bool:
+    """Return True if a training step runs a model with gradients on inputs that have no graph."""
+    model = call.receiver
+    return (
+        model.kind is ValueKind.MODEL
+        and model.trainable
+        and not model.frozen
+        and not call.no_grad
+        and call.result.has_graph
+        and not call.function.grad_mode_varies
+        and not program.is_module_class(call.function.class_name)
+        and (call.function.backward or any(loop.trains for loop in call.loops))
+        and bool(call.arguments)
+        and all(
+            value.kind in (ValueKind.TENSOR, ValueKind.PLAIN)
+            or (value.kind is ValueKind.UNKNOWN and _is_data(call, argument.value))
+            for value, argument in zip(call.arguments, call.node.args, strict=True)
+        )
+    )
+
+
+def _is_data(call: CallFact, argument: cst.BaseExpression) -> bool:
+    """Return True if an argument is a part of the batch: a loop variable or a parameter of the function."""
+    given = set(call.function.parameters).union(*(loop.bound for loop in call.loops)) - {"self"}
+    return {root(path) for path in names_in(argument)} <= given
+
+
+def _needs_input_gradients(program: Program, call: CallFact, trained: set[str]) -> bool:
+    """Return True if the program computes the gradients of an input, for example to optimize an image."""
+    given = {name for each in call.node.args for name in names_in(each.value)}
+    return not given.isdisjoint(trained) or any(
+        other.method in {"requires_grad_", "retain_grad"}
+        and (owner := receiver(other.node)) is not None
+        and not given.isdisjoint(names_in(owner))
+        for other in program.calls
+    )
+
+
+def _optimized_names(program: Program, function: Function) -> set[str]:
+    """Return all names from which the optimizers are created that take a step in a function. If these are unknown,
+    return the names of all optimizers of the file."""
+    sources = _optimizers_of(program, function) or [
+        *(each.expression for each in program.stores if each.value.kind is ValueKind.OPTIMIZER),
+        *(call.node for call in program.calls if call.result.kind is ValueKind.OPTIMIZER),
+    ]
+    sources += [call.node for call in program.calls if call.method == "add_param_group"]
+    return optimized_names(program, sources)
+
+
+def optimized_names(program: Program, sources: list[cst.CSTNode]) -> set[str]:
+    """Return all names from which optimizers are created. `sources` are the expressions that create them."""
+    sources = list(sources)
+    for call in program.calls:  # Adam(self.trained_parameters())
+        if call.local is not None and any(program.inside(call.node, each) for each in sources):
+            sources.append(call.local.body)
+    names = {name for each in sources for name in names_in(each)}
+    for _ in range(4):
+        found = {
+            name for each in program.stores if each.target in names for name in names_in(each.expression)
+        }
+        for loop in program.loops:
+            if isinstance(loop.node, cst.For) and not names.isdisjoint(loop.bound):
+                found |= names_in(loop.node.iter)
+        if found <= names:
+            break
+        names |= found
+    return names - {"self", "torch", "optim"} | ({"self"} if _optimizes_itself(sources) else set())
+
+
+def _optimizers_of(program: Program, function: Function) -> list[cst.CSTNode]:
+    """Return the expressions that create the optimizers whose `step` a function calls, or nothing if one of them is
+    unknown."""
+    found: list[cst.CSTNode] = []
+    for call in program.calls:
+        if (
+            call.function is not function
+            or call.method != "step"
+            or call.receiver.kind is not ValueKind.OPTIMIZER
+        ):
+            continue
+        path = dotted(receiver(call.node))
+        made: list[cst.CSTNode] = [
+            each.expression
+            for each in program.stores
+            if each.target == path and (each.function is function or "." in each.target)
+        ]
+        made += [
+            argument.value
+            for site in function.call_sites
+            for name, argument in function.receives(site.call)
+            if name == path
+        ]
+        if not made:
+            return []
+        found += made
+    return found
+
+
+def _optimizes_itself(sources: list[cst.CSTNode]) -> bool:
+    """Return True for `Adam(self.parameters())`."""
+    return any(dotted(node) == "self.parameters" for each in sources for node in walk(each))
+
+
+def _is_trained(program: Program, names: set[str], trained: set[str]) -> bool:
+    """Return True if an optimizer receives a model, an object that contains the model, or a part of the model."""
+    if any(name == each or name.startswith(f"{each}.") for name in names for each in trained):
+        return True
+    for store in program.stores:
+        read = names_in(store.expression)
+        if store.target in names and isinstance(store.expression, (cst.Subscript, cst.Attribute)):
+            if not read.isdisjoint(trained):  # teacher = models[0]
+                return True
+        elif root(store.target) in names and "." in store.target and not read.isdisjoint(trained):
+            return True  # backbone.head = head
+    return False
+
+
+def _aliases(program: Program, path: str) -> set[str]:
+    """Return the names under which the file passes on a model: arguments, parameters, attributes and variables."""
+    names = {path}
+    for _ in range(4):
+        before = len(names)
+        for store in program.stores:
+            source = dotted(store.expression)
+            if store.how == "assign" and source is not None and (source in names or store.target in names):
+                names |= {source, store.target}
+        for function in program.functions.values():
+            for site in function.call_sites:
+                for parameter, argument in function.receives(site.call):
+                    given = dotted(argument.value)
+                    if given is not None and (given in names or parameter in names):
+                        names |= {given, parameter}
+        if len(names) == before:
+            break
+    return names - {"self", "None", "True", "False"}
+
+
+def _is_fixed(program: Program, names: set[str]) -> bool:
+    """Return True if the program shows that it does not train a model, by `eval()` or by the name of the model."""
+    switched = False
+    for call in program.calls:
+        if call.method not in {"eval", "train"} or call.receiver.kind is not ValueKind.MODEL:
+            continue
+        owner = receiver(call.node)
+        while isinstance(owner, cst.Call) and receiver(owner) is not None:  # teacher.to(device).eval()
+            owner = receiver(owner)
+        targets = {dotted(owner)} | {
+            each.target for each in program.stores if program.inside(call.node, each.expression)
+        }
+        if targets.isdisjoint(names):
+            continue
+        if call.method == "train" and not (call.node.args and is_false(call.node.args[0])):
+            return False
+        switched = True
+    return switched or any(_FIXED.search(last_name(name)) for name in names)
+
+
+def _may_be_frozen(program: Program, names: set[str]) -> bool:
+    """Return True if a function that receives the model may freeze it."""
+    for call in program.calls:
+        if not any(dotted(each.value) in names for each in call.node.args):
+            continue
+        if call.local is None:
+            called = last_name(call.name or call.method or "")
+            if _FREEZING.search(called) or not _is_known(call):
+                return True
+        elif any(
+            isinstance(node, cst.Name) and node.value.startswith("requires_grad")
+            for node in walk(call.local.body)
+        ):
+            return True
+    return False
+
+
+def _is_known(call: CallFact) -> bool:
+    """Return True for a function that does not change the model: of torch, of a class, or a builtin."""
+    name = call.name or ""
+    return (
+        name.startswith(("torch.", "copy."))
+        or call.receiver.kind is not ValueKind.UNKNOWN
+        or call.result.kind is not ValueKind.UNKNOWN
+        or last_name(name) in {"append", "print", "id", "len", "isinstance", "super"}
+    )
+
+
+def _is_detached(program: Program, call: CallFact) -> bool:
+    """Return True if the program detaches the result at once, so that the graph is freed before the backward pass."""
+    if _ends_without_graph(program, call.node):
+        return True
+    targets = {
+        each.target
+        for each in program.stores
+        if each.function is call.function and program.inside(call.node, each.expression)
+    }
+    reads = [
+        node
+        for node in walk(call.function.body, into_functions=False)
+        if dotted(node) in targets
+        and not isinstance(program.parent.get(node), (cst.AssignTarget, cst.Element))
+    ]
+    return bool(reads) and all(_ends_without_graph(program, each) for each in reads)
+
+
+def _ends_without_graph(program: Program, node: cst.CSTNode) -> bool:
+    """Return True for `x.detach()`, `x.max(1)[0].detach()` and `x.data`."""
+    parent = program.parent.get(node)
+    while isinstance(parent, (cst.Attribute, cst.Call, cst.Subscript)):
+        if isinstance(parent, cst.Call) and parent.func is not node:
+            return False
+        if isinstance(parent, cst.Attribute) and parent.attr.value in _WITHOUT_GRAPH:
+            return True
+        node, parent = parent, program.parent.get(parent)
+    return False
