@@ -199,6 +199,12 @@ class StoreFact(Fact):
     previous: Value = UNKNOWN
     """The previous value of the target."""
 
+    @property
+    def is_in_argument(self) -> bool:
+        """True if the value is stored in an argument of the function."""
+        first = self.target.partition(".")[0]
+        return first in self.function.parameters and first not in {"self", "cls"}
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReleaseFact(Fact):

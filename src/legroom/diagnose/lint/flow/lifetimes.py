@@ -175,6 +175,15 @@ def _argument_survives(
     )
 
 
+def container_survives(program: Program, site: CallSite, store: StoreFact) -> bool:
+    """Return True if the container that a call passes to a storing function is still alive in the next step."""
+    function, parameter = store.function, root(store.target)
+    if function.uses_default(site.call, parameter):
+        return _keeps_default(program, function, parameter)
+    given = [each.value for name, each in function.receives(site.call) if name == parameter]
+    return not given or _survives_call(program, site, path_of(given[0]))
+
+
 def _keeps_default(program: Program, function: Function, parameter: str) -> bool:
     """Return True if calls without this argument share the list or dict that is its default."""
     return (

@@ -183,9 +183,8 @@ class FactRecorder(Expressions):
         target = path_of(receiver(node)) if method else None
         if local is not None:
             self._record_stored_parameters(local, node, target)
-            first = root(target or dotted(node.func) or "")
-            if (method is None or _CALLBACK.search(method)) and any(
-                first in loop.bound for loop in self.loops
+            if _CALLBACK.search(method or "") and any(
+                root(target or "") in loop.bound for loop in self.loops
             ):
                 local.is_dispatched = True
         adder = self.append_methods.get(dotted(node.func) or "")
@@ -286,13 +285,18 @@ class FactRecorder(Expressions):
         """Record a parameter as stored if the function passes it to a function that stores it, as in
         `self.meters[name].update(value)`."""
         target = "self" if target is None and _is_super(receiver(node)) else target
-        if target is None or self.function.owns(target):
+        if receiver(node) is not None and (target is None or self.function.owns(target)):
             return
         for name, argument in local.receives(node):
-            for stored in sorted(stored_names(argument.value)) if name in local.stored_parameters else ():
+            store = local.stored_parameters.get(name)
+            if store is None:
+                continue
+            if target is None and (store.is_in_argument or self.function.owns(store.target)):
+                continue  # a container of the caller
+            for stored in sorted(stored_names(argument.value)):
                 parameter = self.parameter_of.get(stored)
-                if parameter is not None and parameter != root(target):
-                    self.function.stored_parameters.setdefault(parameter, local.stored_parameters[name])
+                if parameter is not None and parameter != root(target or ""):
+                    self.function.stored_parameters.setdefault(parameter, store)
 
     def _record_append(
         self, node: cst.Call, method: str | None, target: str, owner: Value, arguments: tuple[Value, ...]

@@ -51,6 +51,7 @@ from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.assignments import append_method
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
+    container_survives,
     ends_with_enclosing_call,
     is_forward,
     is_in_step_code,
@@ -390,6 +391,12 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
         if store.value.kind in (ValueKind.PLAIN, ValueKind.TENSOR) or _replaces(program, call, store):
             continue
         if root(store.target) == "self" and not object_survives(program, site):
+            continue
+        if (
+            store.is_in_argument
+            and store.function is call.local
+            and not container_survives(program, site, store)
+        ):
             continue
         if _is_passed_on(program, call.function, store):
             continue  # reported at the outer call
