@@ -12,6 +12,7 @@ from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,
+    has_modulo,
     is_call_of,
     keyword,
     last_name,
@@ -38,7 +39,8 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
         return
     scope = outlives_its_step(program, store)
     if scope is None or not any(
-        _adds_copies(program, loop, models) for loop, models in _loops_of(scope, copies)
+        _adds_copies(program, loop, models) and _is_repeated(program, node, loop)
+        for node, loop, models in _loops_of(store, scope, copies)
     ):
         return
     if key_is_new(program, store, scope):
@@ -49,15 +51,17 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
         )
 
 
-def _loops_of(scope: LoopFact | Function, copies: set[str]) -> Iterator[tuple[LoopFact, set[str]]]:
-    """Yield the loops that store the copies, each with the names of the copied models in that loop."""
+def _loops_of(
+    store: StoreFact, scope: LoopFact | Function, copies: set[str]
+) -> Iterator[tuple[cst.CSTNode, LoopFact, set[str]]]:
+    """Yield the loops that store the copies, each with the statement in that loop and the names of the copied models."""
     if isinstance(scope, LoopFact):
-        yield scope, copies
+        yield store.node, scope, copies
         return
     for site in scope.call_sites:
         if site.loops:
             given = {name: dotted(argument.value) or "" for name, argument in scope.receives(site.call)}
-            yield site.loops[-1], {given.get(root(path), path) for path in copies}
+            yield site.call, site.loops[-1], {given.get(root(path), path) for path in copies}
 
 
 def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
@@ -77,6 +81,19 @@ def _adds_copies(program: Program, loop: LoopFact, models: set[str]) -> bool:
         and any(model == each.target or model.startswith(f"{each.target}.") for model in models)
         for each in program.stores
     )
+
+
+def _is_repeated(program: Program, node: cst.CSTNode, loop: LoopFact) -> bool:
+    """Return True if every step, or every n-th epoch, copies the model. Other conditions may limit the number of
+    copies, as in `if epoch in milestones`."""
+    if is_innermost_step_loop(program, loop):
+        return True
+    for each in program.ancestors(node):
+        if each is loop.node:
+            return True
+        if isinstance(each, cst.If) and not has_modulo(each.test):
+            return False
+    return True
 
 
 _MANY = re.compile(r"epoch|step|iter|round|cycle|^(?:e|ep|it|i|t|k|n|_)$", re.IGNORECASE)

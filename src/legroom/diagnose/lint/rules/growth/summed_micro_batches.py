@@ -60,12 +60,10 @@ def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         if call.method != "backward":
             continue
-        total = _summed(program, receiver(call.node))
-        if total is None:
-            continue
+        totals = _totals(program, call)
         for store in program.stores:
             if (
-                store.target == total
+                store.target in totals
                 and store.function is call.function
                 and store.order < call.order
                 and _adds_a_loss(program, store)
@@ -74,10 +72,25 @@ def check(program: Program) -> Iterator[Problem]:
             ):
                 yield Problem(
                     node=store.expression,
-                    message=f"`{total}` collects the losses of several micro-batches, so all their graphs stay alive until one backward pass",
+                    message=f"`{store.target}` collects the losses of several micro-batches, so all their graphs stay alive until one backward pass",
                     help="Call `backward()` on the loss of each micro-batch; the gradients add up",
                 )
                 break
+
+
+def _totals(program: Program, call: CallFact) -> set[str]:
+    """Return the name from which `backward` starts, and the sum or list from which it was computed."""
+    total = _summed(program, receiver(call.node))
+    made = [
+        each.expression
+        for each in program.stores
+        if each.target == total
+        and each.how == "assign"
+        and each.function is call.function
+        and each.order < call.order
+        and each.loops == call.loops
+    ]
+    return {name for name in (total, _summed(program, made[-1]) if made else None) if name is not None}
 
 
 def _summed(program: Program, node: cst.BaseExpression | None) -> str | None:
