@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from bench.guard.rank_failures import batch, build
+from bench.lib import rank_pool
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -217,3 +219,24 @@ def evaluated_with_an_error() -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def optimizer_failure(kind: str, fails: bool, recovers: bool) -> tuple[str, list[float]]:
+    """Take a step in which the optimizer of rank 0 runs out of memory. Without `recovers`, Guard's handling is not used.
+    Returns the error and the local weights."""
+    model, optimizer = build(kind)
+    guard = legroom.Guard(model, optimizer)
+    x, y = batch()
+    guard.backward(lambda x, y: nn.functional.cross_entropy(model(x), y), x, y)
+    if fails and dist.get_rank() == 0:
+        rank_pool.virtual_gpu.fail_allocation(2)
+    error = ""
+    try:
+        if recovers:
+            guard.optimizer_step()
+        else:
+            optimizer.step()
+    except torch.OutOfMemoryError as failure:
+        error = type(failure).__name__
+    local = [getattr(each, "_local_tensor", each).detach() for each in model.parameters()]
+    return error, torch.cat([each.flatten() for each in local]).tolist()

@@ -100,6 +100,9 @@ class InjectedFailure(AllocationFailed):
 class Faults:
     """Makes allocations fail: allocation `number`, counted from now, and the `times - 1` allocations after it."""
 
+    injected = 0
+    """The number of injected failures in this process."""
+
     def __init__(self, allocators: Iterable[Allocator], number: int, times: int) -> None:
         if number < 1 or times < 1:
             raise UsageError(
@@ -131,6 +134,7 @@ class Faults:
                 self.disarm()
             if self._count < self._first:
                 return original(size, stream)
+            Faults.injected += 1
             raise InjectedFailure(size, size)
 
         return malloc

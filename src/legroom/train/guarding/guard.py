@@ -268,10 +268,7 @@ class Guard:
     def _run_batch(self, loss_fn: LossFunction, batch: BatchArguments) -> torch.Tensor:
         transaction = self._transaction
         if self._plan_cache is not None and self._plan_cache.is_unread:
-            self.sizer = (
-                self._plan_cache.load((batch.arguments, batch.named), self._max_micro_batch_size)
-                or self.sizer
-            )
+            self._load_plan(batch)
         micro = self._first_size(batch.batch_size)
         attempts = 1
         self._stats.begin(self.sizer)
@@ -312,6 +309,23 @@ class Guard:
             self._plan_cache.save(self.sizer)
         assert passes.loss is not None
         return passes.loss
+
+    def _load_plan(self, batch: BatchArguments) -> None:
+        """Start with the micro-batch size of an earlier run, if it is stored."""
+        assert self._plan_cache is not None
+        stored = self._plan_cache.load((batch.arguments, batch.named), self._max_micro_batch_size)
+        if stored is None:
+            return
+        self.sizer = stored
+        size = stored.micro_batch(batch.batch_size)
+        if size < batch.batch_size and self._coupling != "no-split":
+            log.warning(
+                "Splitting the batch of %d into micro-batches of at most %d, which fit in an earlier run. The results may "
+                "differ from a run without a stored size: by rounding, and in dropout masks and batch statistics. To "
+                "start with the whole batch, pass Guard(..., cache_sizes=False).",
+                batch.batch_size,
+                size,
+            )
 
     def _new_passes(
         self, loss_fn: LossFunction, batch: BatchArguments, micro: int, partly_done: Passes | None = None

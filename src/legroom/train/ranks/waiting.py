@@ -27,8 +27,9 @@ from legroom.log import log
 from legroom.observe.source.user_files import is_user_file
 
 REPORT_SECONDS = 10.0
-_POLL_SECONDS = 1.0
-_ANSWER_SECONDS = 4.0
+_POLL_SECONDS = 4.0
+"""The interval in seconds at which a rank looks for questions of other ranks."""
+_ANSWER_SECONDS = 6.0
 _observer: "_Observer | None" = None
 
 
@@ -99,11 +100,14 @@ class _Observer:
             self._store.set(f"message/{self._announced}", message)
 
     def _observe(self) -> None:
-        while True:
-            time.sleep(_POLL_SECONDS)
+        polled = 0.0
+        while dist.is_initialized() and self.group is dist.group.WORLD:
+            time.sleep(min(1.0, _POLL_SECONDS))
             late = [wait for wait in list(self.waits.values()) if self._is_late(wait)]
             try:
-                self._answer()
+                if late or time.monotonic() - polled >= _POLL_SECONDS:
+                    polled = time.monotonic()
+                    self._answer()
                 if late:
                     self._report(late[0])
             except RuntimeError:  # the store is closed

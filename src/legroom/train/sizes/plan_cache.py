@@ -12,6 +12,7 @@ same time leave a complete file. `LEGROOM_CACHE=off` disables the cache. `LEGROO
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class PlanCache:
         self._precision = precision if isinstance(precision, str) else getattr(precision, "name", None)
         self._key: str | None = None
         self._saved_choices = 0
+        self._injected_failures = _injected_failures()
         self.is_unread = device.type == "cuda"
         """True if the cache should be read before the first batch."""
 
@@ -47,10 +49,19 @@ class PlanCache:
         return None if state is None else MicroBatchSizer(max_size=max_size, state=state)
 
     def save(self, sizer: MicroBatchSizer) -> None:
-        """Store the sizes if they have changed."""
+        """Store the sizes if they have changed. Sizes after an injected failure are not stored, because memory was not
+        short."""
+        if _injected_failures() != self._injected_failures:
+            return
         if self._key is not None and len(sizer.choices) != self._saved_choices:
             self._saved_choices = len(sizer.choices)
             save_plan(self._key, sizer.state_dict())
+
+
+def _injected_failures() -> int:
+    """Return the number of failures that tests injected into virtual GPUs of this process."""
+    virtual_oom: Any = sys.modules.get("legroom.observe.virtual.oom")  # not imported without a virtual GPU
+    return 0 if virtual_oom is None else virtual_oom.Faults.injected
 
 
 def plan_key(

@@ -28,6 +28,19 @@ def test_a_failed_allocation_on_one_rank_does_not_change_the_result(
     assert first.weights == second.weights
 
 
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_an_optimizer_step_that_runs_out_of_memory_on_one_rank_needs_the_recovery(
+    pool: RankPool, kind: str
+) -> None:
+    plain = pool.run(tasks.optimizer_failure, kind, False, False)
+    recovered = pool.run(tasks.optimizer_failure, kind, True, True)
+    assert [error for error, _ in recovered] == ["", ""]
+    assert recovered == plain
+    unhandled = pool.run(tasks.optimizer_failure, kind, True, False)
+    assert unhandled[0][0] == "OutOfMemoryError"
+    assert unhandled[0][1] != plain[0][1]
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_batch_that_does_not_fit_the_smaller_gpu_is_split_on_both(pool: RankPool, kind: str) -> None:
     first, second = pool.run(tasks.small_and_large_gpu, kind)

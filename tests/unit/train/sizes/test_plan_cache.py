@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.train.guarded import guarded, small_batch, small_model
 from torch import nn
 
+from legroom import VirtualGPU
 from legroom.train.sizes.plan_cache import load_plan, plan_key, plans_folder, save_plan
 
 
@@ -47,8 +49,6 @@ class TestKeys:
         assert plan_key(a_model()) != before
 
     def test_the_gpu_and_the_memory_fraction_change_the_key(self) -> None:
-        from legroom import VirtualGPU
-
         device = torch.device("cuda", 0)
         keys = set()
         for size in ("1GiB", "2GiB"):
@@ -98,6 +98,37 @@ class TestStoring:
             assert plan is None or plan["long"] == [plan["writer"]] * 500
         assert [path.name for path in cache.iterdir()] == ["key.json"]
         assert json.loads((cache / "key.json").read_text())["format"] == 1
+
+
+class TestSecondRun:
+    def split(self, fail: bool = False) -> tuple[int, ...]:
+        """Return the split of the first step of a run in which the batch does not fit, or in which allocations fail."""
+        with VirtualGPU("1GiB" if fail else "40MiB") as gpu:
+            model = small_model().cuda()
+            guard = guarded(model, reduction="mean")
+            batch_sizes = []
+
+            def loss_fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                batch_sizes.append(len(x))
+                if fail and len(batch_sizes) <= 2:
+                    gpu.fail_allocation(1)
+                return model(x).repeat(1, 64 * 1024).mean()
+
+            guard.step(loss_fn, *small_batch(96))
+            assert guard.last_step is not None
+            return guard.last_step.split
+
+    def test_a_stored_size_is_used_and_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        first = self.split()
+        assert len(first) > 1
+        caplog.clear()
+        assert self.split() == first
+        assert "which fit in an earlier run. The results may differ" in caplog.text
+        assert "cache_sizes=False" in caplog.text
+
+    def test_an_injected_failure_is_not_stored(self, cache: Path) -> None:
+        assert len(self.split(fail=True)) > 1
+        assert not cache.exists()
 
 
 def _write(number: int) -> None:
