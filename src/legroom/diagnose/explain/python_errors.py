@@ -155,9 +155,12 @@ _MAY_BE_MEMORY = re.compile(
 """Words that may refer to a lack of memory."""
 
 _DTYPE_NAME = r"(?:\b(?:half|b?float(?:16|32|64|8\w*)|bf16|fp16|fp8|double|int(?:8|16|32|64))\b|\b(?:bool|byte|char|long|int|float|half)(?:ean)? ?tensors?\b|(?-i:\b(?:Bool|Byte|Char|Long|Int|Float)\b))"
-_SIZE = r"\b(?:shapes?|sizes?|dim(?:ension)?s?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
-_MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few)|mis-?align\w*|resize|reshape)\b"
+"""Names of dtypes. `int` and `bool` alone are also Python types."""
+_SIZE = r"\b(?:(?:\w+_)?(?:shapes?|sizes?|dims?)|dimensions?|dimensional|ndim|numel|(?:of|same|input|weight|target|output) rank|rank[- ]\d+|matri(?:x|ces)|(?:\d+|single)-element|(?:empty|scalar) tensors?|channels?|lengths?|features|feature (?:number|dim\w*|size)|elements|d_model|embed_dim|num_heads|square|batch[_ ]?size|broadcast\w*|axis|columns|rows|\d-?D)\b"
+_MISMATCH = r"\b(?:mis-?match\w*|match\w*|equal|same|expect\w*|must|should|got|incompatible|inconsistent|different|wrong|divisible|larger|smaller|greater|exceeds?|compatible|too (?:many|few|small|large|short|long)|mis-?align\w*|resize|reshape)\b"
+"""Words that compare two sizes or types."""
 _REJECTED = r"\b(?:invalid|cannot|can't|could not|unable|but|support\w*|only|negative|empty|previously|one of|don't|doesn't|do(?:es)? not)\b"
+"""Words that reject an argument. They also occur in errors about options."""
 _DIFFERS = rf"(?:{_MISMATCH}|{_REJECTED})"
 _FAMILIES = tuple(
     (code, re.compile(pattern, re.IGNORECASE))
@@ -186,7 +189,7 @@ _FAMILIES = tuple(
         ("", r"\bsingular\b|positive-definite|failed to converge"),
         ("LG751", r"\bCUDA_HOME\b|unable to compile"),
         ("LG716", r"\beinops\b|rearrange-reduction|inhomogeneous shape|" + _SIZE + r".{0,160}" + _MISMATCH + "|" + _MISMATCH + r".{0,160}" + _SIZE),
-        ("LG716", r"^(?=.*(?:\d|tensor))(?:.*" + _SIZE + r".{0,160}" + _REJECTED + "|.*" + _REJECTED + r".{0,160}" + _SIZE + ")"),
+        ("LG716", r"^(?=.*(?:\d|tensor|shape|dimension|broadcast))(?:.*" + _SIZE + r".{0,160}" + _REJECTED + "|.*" + _REJECTED + r".{0,160}" + _SIZE + ")"),
         ("LG734", r"broken pipe"),
         ("LG752", r"Arguments for call are not valid|\btracer\b|dynamo|inductor|\bLowering\w*|torch\.?_?compile|\bjit\b|torchscript|fx\.?graph|symbolic(?:ally)? trac"),
         ("LG724", r"backend is supported on|cuda (?:is |was )?(?:not |un)available|no (?:cuda|gpu|nvidia)|(?:cuda|gpu)s? (?:is|are) (?:required|needed|not)|requires? (?:a )?(?:cuda|gpu)|is_available\(\)"),

@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         "LG726", r"was built for:\s+PyTorch|load C.{0,3}/CUDA extensions|load custom C.{0,3} ops|dlopen some GPU libraries|Failed to create CUDAExecutionProvider|MKL_THREADING_LAYER=\w+ is incompatible"
         r"|Numpy is not available|compiled using NumPy 1\.x cannot be run|'NoneType' object has no attribute 'c(?:adam|lion|quantize|dequantize|igemm|gemm|get_c)\w+",
     ),
-    _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|compiled with a different (?:ABI|CUDA)"),
+    _rule("LG726", r"CUDA SETUP: |bitsandbytes native library|implementation for device \S{1,20} not found|Could not run '[\w:.]+' with arguments from the|was compiled without (?:GPU|CUDA) support|wasn't buil[dt] with CUDA support|compiled with a different (?:ABI|CUDA)"),
     _rule("LG727", r"Cannot re-initialize (?:CUDA|XPU|HIP) in forked subprocess"),
     _rule(
         "LG729", r"Segmentation fault|segfault at|Fatal Python error: |SIGSEGV|SIGABRT|SIGILL|Illegal instruction|Aborted \(core dumped\)|\bcore dumped\b|double free or corruption|free\(\): \w+|malloc\(\): \w+|munmap_chunk\(\): \w+"

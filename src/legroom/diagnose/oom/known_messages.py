@@ -226,7 +226,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
     _message(_SURE, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|MAGMA_ERR_DEVICE_ALLOC", _LIBRARY),
     # --- libraries that could not allocate a resource
     # An index out of range makes the creation of a handle fail in the same way.
-    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|(?:create|initialize)(?: the)? (?:cublas|cudnn|cusolver|curand|cusparse) handle|INTERNAL: cublas error|== CUBLAS_STATUS_SUCCESS \(1 vs\. 0\)", _HANDLE),
+    _message(_DISGUISED, "cuBLAS", r"BLAS_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)blas(?:Lt)?Create|(?:create|initialize)(?: the)? (?:cublas|cudnn|cusolver|curand|cusparse) handle|INTERNAL: cublas error|initialize BLAS support|DNN library is not found|== CUBLAS_STATUS_SUCCESS \(1 vs\. 0\)", _HANDLE),
     _message(_DISGUISED, "cuSOLVER", r"SOLVER_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)solver\w{0,4}Create", _HANDLE),
     _message(_DISGUISED, "cuSPARSE", r"SPARSE_STATUS_ALLOC_FAILED[^\n]{0,80}\b(?:cu|hip)sparseCreate", _HANDLE),
     _message(_DISGUISED, "cuDNN", r"CUDNN_STATUS_ALLOC_FAILED[^\n]{0,80}\bcudnnCreate\b", _HANDLE),
@@ -257,7 +257,7 @@ MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
         _HOST, "CPU", r"DefaultCPUAllocator|enforce fail at [^\n]{0,60}CPUAllocator(?![^\n]{0,60}nbytes\) >= 0)|posix_memalign(?:\(| failed)|(?:not enough|can't allocate) memory: you tried to allocate|unable to mmap [^\n]{0,300}Cannot allocate memory", _SYSTEM,
     ),
     _message(_HOST, "cuDNN", r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED|(?:UR_RESULT|ZE_RESULT|PI)_ERROR_OUT_OF_HOST_MEMORY", _SYSTEM),
-    _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
+    _message(_HOST, "a library", r"Failed to allocate \d+ bytes in function|malloc of size \d+ failed|malloc failed \(tried to|requires more system memory|memory allocation of \d+ bytes failed|libgomp: Out of memory|C error: out of memory|LLVM ERROR: out of memory|OSError: [^\n]{0,120}memory allocation failed|\b(?:c|m|re)alloc(?:\(\))?: out of memory|System\.OutOfMemoryException|mmap: cannot allocate|OpenBLAS[^\n]{0,60}Memory allocation still failed", _SYSTEM),
     _message(_HOST, "NumPy", r"Unable to allocate [^\n]{0,40} for an array with shape", _SYSTEM),
     _message(_HOST, "C++", r"std::bad_alloc|^(?:RuntimeError: )?bad allocation$", _SYSTEM),
     _message(_HOST, "system", r"\[Errno 12\]|Cannot allocate memory(?! in static TLS)|paging file is too small|low virtual memory condition|WinError (?:8|14|1450|1455)\b|could not be allocated: malloc", _SYSTEM),
