@@ -119,6 +119,7 @@ def _best_configuration(study: Study) -> Iterator[RenderableType]:
     """Yield the best configuration with all digits, as it can be copied to a TOML file."""
     if study.ranked:
         yield from section("Best configuration", "TOML; in Python: study.best_config")
+        yield verbatim(f"  # {clean(study.metric)} {study.best_value!r}")
         for line in as_toml(study.best_config).splitlines():
             yield verbatim(f"  {line}")
 

@@ -89,3 +89,13 @@ def test_a_long_reason_is_indented() -> None:
 
 def test_a_metric_that_was_never_a_number_is_mentioned() -> None:
     assert summary_of(ran(0, float("nan")))[0] == "No trial reported a number for loss."
+
+
+def test_the_best_configuration_is_shown_with_all_digits() -> None:
+    lines = summary_of(ran(0, 1 / 3, config={"lr": 0.008144886973076106, "batch_size": 16}))
+    at = lines.index("Best configuration  TOML; in Python: study.best_config")
+    assert lines[at + 1 : at + 4] == [
+        "  # loss 0.3333333333333333",
+        "  lr = 0.008144886973076106",
+        "  batch_size = 16",
+    ]
