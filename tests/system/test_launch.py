@@ -1,12 +1,15 @@
 """`legroom launch` as a program: Ctrl-C, several nodes, Ray."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.system.conftest import free_port
+from tests.system.conftest import ENVIRONMENT, LEGROOM, free_port
 
 PRINTING = """
 import os, sys
@@ -57,6 +60,59 @@ def test_two_nodes_connect(write, start):
     shown = [node.communicate(timeout=60)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
     assert sorted(shown) == ["[0] hello from 0 of 2 None\n", "[1] hello from 1 of 2 None\n"]
+
+
+SUMMING = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print("sum", total.item(), "at", os.environ["MASTER_ADDR"], flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def two_networks() -> Iterator[list[str]]:
+    """Two network namespaces with one address each, whose host name is an alias of 127.0.0.1."""
+    names = [f"legroom-{os.getpid()}-{number}" for number in (1, 2)]
+    links = [f"lg{os.getpid()}-{number}" for number in (1, 2)]
+    commands = [f"ip netns add {name}" for name in names]
+    commands.append(f"ip link add {links[0]} type veth peer name {links[1]}")
+    for number, (name, link) in enumerate(zip(names, links, strict=True), 1):
+        inside = f"ip netns exec {name} ip"
+        commands += [
+            f"ip link set {link} netns {name}",
+            f"{inside} link set lo up",
+            f"{inside} addr add 10.77.0.{number}/24 dev {link}",
+            f"{inside} link set {link} up",
+        ]
+    try:
+        for command in commands:
+            try:
+                subprocess.run(command.split(), check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError):
+                pytest.skip("network namespaces are not available")
+        yield names
+    finally:
+        for name in names:
+            with contextlib.suppress(OSError):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+def test_two_nodes_with_different_addresses_connect(write, tmp_path, two_networks):
+    command = [*LEGROOM, "launch", "--nodes", "2", "--rendezvous", "10.77.0.1:29400", write(SUMMING)]
+    nodes = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, *command],
+            cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )
+        for name in two_networks
+    ]  # fmt: skip
+    shown = [node.communicate(timeout=90)[0] for node in nodes]
+    lines = [line[4:] for text in shown for line in text.splitlines()]
+    assert lines in (["sum 2.0 at 10.77.0.1"] * 2, ["sum 2.0 at 10.77.0.2"] * 2)
 
 
 def test_ray_engine_runs_the_ranks(write, legroom):

@@ -35,6 +35,7 @@ from legroom.scale.launching.host_oom import host_oom_kills
 from legroom.scale.launching.outcome import LaunchAttempt, LaunchResult, OnEnd, OnStart, RankResult
 from legroom.scale.launching.plan import LaunchPlan
 from legroom.scale.launching.rank_settings import ATTEMPT_VARIABLE, environment, rank_command
+from legroom.scale.launching.rendezvous import is_own_address, local_address
 
 GRACE_SECONDS = 15
 """The time in seconds in which terminated ranks must exit. The default of torchrun is 30 seconds."""
@@ -212,26 +213,37 @@ def _spec(plan: LaunchPlan) -> WorkerSpec:
     command = rank_command(plan)
     minimum, maximum = plan.nodes
     timeout = int(plan.wait)
-    settings: dict[str, Any] = (
-        {"join_timeout": timeout, "read_timeout": timeout} if plan.rendezvous else {"is_host": True}
-    )
-    parameters = RendezvousParameters(
-        backend="c10d",
-        endpoint=plan.rendezvous or "localhost:0",
-        run_id=plan.run_id,
-        min_nodes=minimum,
-        max_nodes=maximum,
-        **settings,
-    )
+    address = local_address(plan.rendezvous) if plan.rendezvous else "localhost"
+
+    def handler(*, is_host: bool) -> Any:
+        settings: dict[str, Any] = (
+            {"join_timeout": timeout, "read_timeout": timeout} if plan.rendezvous else {}
+        )
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=plan.rendezvous or "localhost:0",
+            run_id=plan.run_id,
+            min_nodes=minimum,
+            max_nodes=maximum,
+            local_addr=address,
+            is_host=is_host,
+            **settings,
+        )
+        return rendezvous_registry.get_rendezvous_handler(parameters)
+
+    try:
+        rendezvous = handler(is_host=not plan.rendezvous or is_own_address(plan.rendezvous))
+    except RendezvousConnectionError:
+        rendezvous = handler(is_host=False)  # another node of this launch on this machine is the host
     return WorkerSpec(
         role="legroom",
         local_world_size=plan.nproc,
         entrypoint=command[0],
         args=tuple(command[1:]),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous,
         max_restarts=plan.max_restarts,
         monitor_interval=0.1,
-        local_addr=None if plan.rendezvous else "localhost",
+        local_addr=address,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from legroom.gpus.catalog import GpuSpec, find_gpu
 from legroom.scale.launching.folder import LaunchFolder, RankFiles
 from legroom.scale.launching.plan import LaunchPlan
+from legroom.scale.launching.rendezvous import interface_of, local_address
 
 SETTINGS_VARIABLE = "LEGROOM_LAUNCH"
 ATTEMPT_VARIABLE = "LEGROOM_ATTEMPT"
@@ -55,7 +56,10 @@ def environment(plan: LaunchPlan, folder: LaunchFolder) -> Mapping[str, str]:
         watch=bool(plan.gpus) or (plan.watch and plan.real_gpus > 0),  # a virtual GPU is always recorded
         options=tuple(plan.options),
     )
+    interface = interface_of(local_address(plan.rendezvous)) if plan.rendezvous else None
     return {
+        # Without this setting, gloo uses the address of the host name, which is often 127.0.0.1.
+        **({"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", interface)} if interface else {}),
         SETTINGS_VARIABLE: json.dumps({**asdict(settings), "gpus": [gpu.name for gpu in plan.gpus]}),
         **plan.settings,
     }

@@ -25,6 +25,33 @@ def check_rendezvous(address: str) -> None:
     )
 
 
+def is_own_address(address: str) -> bool:
+    """Return True if the host of `host:port` is this machine. Torch compares only the addresses of the host name, which
+    is often an alias of 127.0.0.1."""
+    return bool(_addresses(address.rpartition(":")[0]) & _own_addresses())
+
+
+def local_address(address: str) -> str | None:
+    """Return the address of this machine at which nodes at `host:port` can reach it, or None if it is unknown."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)  # selects a route, and sends nothing
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interface_of(address: str | None) -> str | None:
+    """Return the network interface with this address, or None if there is none."""
+    name: str
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    return None
+
+
 def _addresses(host: str) -> set[str]:
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
