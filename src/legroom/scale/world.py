@@ -11,6 +11,7 @@ import atexit
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +21,9 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from legroom.errors import UsageError
+from legroom.log import log
 from legroom.observe.virtual.gpu import VirtualGPU
+from legroom.train.ranks import waiting
 
 DEFAULT_TIMEOUT = 600.0
 """The time in seconds to wait for other ranks at the start. LEGROOM_TIMEOUT overrides this value."""
@@ -144,6 +147,17 @@ def _init_process_group(world: World, device: torch.device) -> None:
                 f"RANK is set, but {name} is not. Start the script with `legroom launch` or torchrun."
             )
     duration = timedelta(seconds=timeout)
+    report = threading.Timer(
+        waiting.REPORT_SECONDS,
+        lambda: log.warning(
+            "Rank %d of %d still waits for other ranks at %s. All ranks must call legroom.parallel().",
+            world.rank,
+            world.size,
+            address,
+        ),
+    )
+    report.daemon = True
+    report.start()
     try:
         store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=duration))
         store.set_timeout(duration)
@@ -155,6 +169,8 @@ def _init_process_group(world: World, device: torch.device) -> None:
         )
     except (RuntimeError, ValueError) as error:  # torch's network errors are RuntimeErrors
         raise _connection_error(str(error), address, world, timeout) from None
+    finally:
+        report.cancel()
     atexit.register(_destroy_process_group)
 
 

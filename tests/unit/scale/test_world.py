@@ -70,13 +70,17 @@ def test_a_port_in_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             setup_rank(World(0, 2, 0, 2, launched=True))
 
 
-def test_waiting_for_a_missing_rank_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_missing_rank_is_reported_and_times_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("legroom.train.ranks.waiting.REPORT_SECONDS", 0.1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     set_address(monkeypatch, port, "1")
     with pytest.raises(UsageError, match="Rank 0 of 2 waited 1 s at 127.0.0.1:.* and 1 of 2 ranks connected"):
         setup_rank(World(0, 2, 0, 2, launched=True))
+    assert "Rank 0 of 2 still waits for other ranks at 127.0.0.1:" in caplog.text
 
 
 def test_an_invalid_timeout_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
