@@ -34,6 +34,8 @@ def collected_models(program: Program, store: StoreFact, key_is_new: KeyCheck) -
     """Find stores such as `history.append(copy.deepcopy(model.state_dict()))` in every step or epoch."""
     if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
         return
+    if not program.mentions("deepcopy", "clone", "cat", "parameters_to_vector"):
+        return
     copies = _copied_models(program, store.expression, store)
     if not copies:
         return
@@ -128,13 +130,12 @@ def _copied_before(program: Program, part: cst.BaseExpression, store: StoreFact,
             for each in program.stores
             if each.target == path and each.function is store.function and each.order < store.order
         ]
-        moved = any(
-            _moves_to_host(each) and isinstance(each, cst.Call) and dotted(receiver(each)) == path
+        found = _copied_models(program, made[-1].expression, made[-1], depth + 1) if made else set()
+        moved = found and any(
+            isinstance(each, cst.Call) and _moves_to_host(each) and dotted(receiver(each)) == path
             for each in walk(store.function.body)
         )
-        return (
-            _copied_models(program, made[-1].expression, made[-1], depth + 1) if made and not moved else set()
-        )
+        return set() if moved else found
     if not isinstance(part, cst.Call):
         return set()
     call = next((each for each in program.calls if each.node is part), None)

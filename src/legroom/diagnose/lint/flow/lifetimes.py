@@ -133,18 +133,60 @@ def ends_with_enclosing_call(program: Program, store: StoreFact) -> bool:
     if inner.call_sites and all(site.loops and site.loops[-1] in made_in for site in inner.call_sites):
         return True  # each step creates a new container
     called = {id(site.call.func) for site in inner.call_sites}
-    if any(
-        isinstance(each, cst.Name) and each.value == inner.name and id(each) not in called
+    uses = [
+        each
         for each in walk(owner.body)
-        if not isinstance(program.parent.get(each), cst.FunctionDef)
-    ):
-        return False
+        if isinstance(each, cst.Name)
+        and each.value == inner.name
+        and id(each) not in called
+        and not isinstance(program.parent.get(each), cst.FunctionDef)
+    ]
+    if uses:
+        return all(_is_called_only(program, each) for each in uses) and not any(
+            is_step_loop(loop) for loop in _loops_within(program, owner, inner)
+        )
     return not any(
         is_step_loop(loop) and _encloses(owner, loop.function)
         for site in inner.call_sites
         for loop in site.loops
         if site.caller is not inner
     )
+
+
+def _is_called_only(program: Program, node: cst.Name) -> bool:
+    """Return True if a function is passed to a function of this file that calls it and does not store it."""
+    argument = program.parent.get(node)
+    outer = program.parent.get(argument) if isinstance(argument, cst.Arg) else None
+    call = next((each for each in program.calls if each.node is outer), None)
+    if call is None or call.local is None:
+        return False
+    names = {name for name, each in call.local.receives(call.node) if each is argument}
+    return names.isdisjoint(call.local.stored_parameters) and not any(
+        each.function is call.local and "." in each.target and not names.isdisjoint(names_in(each.expression))
+        for each in program.stores
+    )
+
+
+def _loops_within(program: Program, owner: Function, inner: Function) -> set[LoopFact]:
+    """Return the loops in which a function is called during one call of another function."""
+    running, added = {owner}, {owner}
+    while added:
+        added = {
+            call.local for call in program.calls if call.function in added and call.local is not None
+        } - running
+        running |= added
+    found: set[LoopFact] = set()
+    pending, seen = [inner], {owner}
+    while pending:
+        function = pending.pop()
+        if function in seen:
+            continue
+        seen.add(function)
+        for site in function.call_sites:
+            if site.caller in running:
+                found.update(site.loops)
+                pending.append(site.caller)
+    return found
 
 
 def _survives_in_callers(program: Program, store: StoreFact) -> bool:

@@ -287,6 +287,8 @@ class FactRecorder(Expressions):
         target = "self" if target is None and _is_super(receiver(node)) else target
         if receiver(node) is not None and (target is None or self.function.owns(target)):
             return
+        if root(dotted(node.func) or "") in self.function.parameters and target is None:
+            return  # other callers pass other functions
         for name, argument in local.receives(node):
             store = local.stored_parameters.get(name)
             if store is None:
