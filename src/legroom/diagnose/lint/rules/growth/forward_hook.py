@@ -182,6 +182,10 @@ def _adding_method(program: Program, call: CallFact, given: cst.Attribute) -> It
 
 
 def _is_number(expression: cst.BaseExpression) -> bool:
+    """Return True for a number, and for a tuple, list or dict of numbers and constants."""
+    if isinstance(expression, (cst.Tuple, cst.List, cst.Dict)):
+        values = [each.value for each in expression.elements]
+        return all(isinstance(each, (cst.BaseString, cst.BaseNumber)) or _is_number(each) for each in values)
     return isinstance(expression, cst.Call) and (
         method_name(expression) in {"item", "tolist", "numpy"} or method_name(expression) is None
     )
