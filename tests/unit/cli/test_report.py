@@ -147,6 +147,18 @@ def test_a_page(capture, tmp_path, capfd):
     assert "Memory of train.py" in (tmp_path / "a.html").read_text()
 
 
+@pytest.mark.parametrize("name", ["train.py", "a.legroom", "notes"])
+def test_a_page_overwrites_only_html_files(capture, tmp_path, capfd, name):
+    recorded = capture("a.legroom")
+    (tmp_path / "train.py").write_text("import torch")
+    (tmp_path / "notes").write_text("mine")
+    before = (tmp_path / name).read_bytes()
+    for words in (["report", recorded], ["diff", recorded, recorded]):
+        assert main([*words, "--html", name, "--force"]) == 2
+        assert capfd.readouterr().err.startswith(f"legroom: {name} is not an HTML file")
+    assert (tmp_path / name).read_bytes() == before
+
+
 def test_a_page_is_opened(capture, tmp_path, monkeypatch, capfd):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) == 1)

@@ -40,9 +40,20 @@ def compressed(data: bytes) -> str:
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Raise UsageError if the file exists and `force` is False. Reading a large capture first would waste time."""
+    """Raise UsageError if the file must not be overwritten. Reading a large capture first would waste time. Even with
+    `force`, a page overwrites only HTML files, so a mistyped path cannot destroy a script or a capture.
+    """
+    if path.is_file() and path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(
+            f"{path} is not an HTML file, and Legroom overwrites only HTML files, even with `--force`. "
+            f"Give another path, for example `--html {path.stem}.html`."
+        )
     if not force and path.exists():
-        raise UsageError(f"{path} exists. Add --force to overwrite the file, or choose another path.")
+        raise UsageError(_exists(path))
+
+
+def _exists(path: Path) -> str:
+    return f"{path} exists. Add --force to overwrite the file, or choose another path."
 
 
 def show_page(path: Path, *, open_page: bool, file: TextIO | None = None) -> None:
@@ -59,9 +70,7 @@ def write_new(path: Path, text: str, *, force: bool) -> Path:
         with open(path, "w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(
-            f"{path} exists. Add --force to overwrite the file, or choose another path."
-        ) from None
+        raise UsageError(_exists(path)) from None
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another path.") from None
     return path
