@@ -18,14 +18,18 @@ from legroom.show.common.formatting import clean
 from legroom.units import format_size
 
 
-def fill_template(package: str, *, style: str, scripts: tuple[str, ...], data: Any, **parts: str) -> str:
-    """Return the page `page/page.html` of a package. `style` and `scripts` are files in the same folder. `data` has JSON
-    types. `parts` are HTML."""
-    return Template(_read(package, "page.html")).substitute(
+def fill_template(
+    package: str, *, title: str, style: str, scripts: tuple[str, ...], name: str, data: Any, **parts: str
+) -> str:
+    """Return the page whose body is `page/page.html` of a package. `style` and `scripts` are files in the same folder.
+    `data` has JSON types and is in the element `name`. `title` and `parts` are HTML."""
+    return Template(_read(__package__, "frame.html")).substitute(
+        title=title,
         style=_read(__package__, "base.css") + _read(package, style),
-        script="\n".join([_read(__package__, "base.js"), *(_read(package, name) for name in scripts)]),
+        body=Template(_read(package, "page.html")).substitute(title=title, **parts).rstrip(),
+        name=name,
         data=embedded_json(data),
-        **parts,
+        script="\n".join([_read(__package__, "base.js"), *(_read(package, each) for each in scripts)]),
     )
 
 

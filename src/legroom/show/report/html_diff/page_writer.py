@@ -23,8 +23,9 @@ def page(difference: Difference, runs: tuple[RunReport, RunReport], *, names: tu
         __package__,
         style="page.css",
         scripts=(),
+        name="run",
         data=None,
-        title=escape(f"{before} and {after}"),
+        title=escape(f"Memory of {before} and {after}"),
         verdict=escape(format_change(difference, before, after)),
         verdict_class="bad" if difference.allocated.delta > 0 else "good",
         notes="".join(

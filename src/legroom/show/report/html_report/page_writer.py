@@ -38,6 +38,7 @@ def page(figures: RunFigures, *, with_source: bool = True) -> str:
         __package__,
         style="page.css",
         scripts=_SCRIPTS,
+        name="run",
         data=_data(figures, sources),
         title=escape(f"Memory of {clean(PurePath(script).name)}"),
         verdict=escape(format_verdict(report)),

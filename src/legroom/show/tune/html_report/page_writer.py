@@ -47,6 +47,7 @@ def page(study: StudyFigures) -> str:
         __package__,
         style="page.css",
         scripts=_SCRIPTS,
+        name="study",
         data=_data(study),
         title=escape(study.title),
         metric=escape(study.metric),
