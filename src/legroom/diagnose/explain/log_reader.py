@@ -18,7 +18,7 @@ from legroom.diagnose.explain.error_lines import (
 )
 from legroom.diagnose.explain.plain_text import lines_before, strip_log_formatting
 from legroom.diagnose.explain.python_errors import classify_python_error, is_uninformative
-from legroom.diagnose.explain.rules import RULES, memory_code
+from legroom.diagnose.explain.rules import RULES, SIZE_RULES, memory_code
 from legroom.diagnose.oom.known_messages import MESSAGE_PATTERNS, Certainty, MessagePattern
 
 _CHUNK, _OVERLAP = 1 << 20, 1 << 14
@@ -106,6 +106,7 @@ def _variants() -> Iterator[_Variant]:
     """Yield all variants in order of priority. Informal messages about memory come last."""
     known = [each for each in MESSAGE_PATTERNS if each.certainty is not Certainty.NOT_MEMORY]
     table = [
+        *((rule.code, rule.weak, None, rule.variants) for rule in SIZE_RULES),
         *(
             (memory_code(each), memory_code(each) == "LG705", each, each.variants)
             for each in known

@@ -15,7 +15,12 @@ import re
 from dataclasses import dataclass
 
 from legroom.diagnose.explain.cuda_statuses import STATUSES, pattern_of
-from legroom.diagnose.oom.known_messages import Certainty, MessagePattern, compile_variants
+from legroom.diagnose.oom.known_messages import (
+    IMPOSSIBLE_SIZES,
+    Certainty,
+    MessagePattern,
+    compile_variants,
+)
 from legroom.diagnose.oom.recognize import ErrorClassification
 
 
@@ -54,6 +59,14 @@ def _status(code: str) -> Rule:
     return _rule(code, pattern_of(STATUSES[code]))
 
 
+SIZE_RULES: tuple[Rule, ...] = (
+    _rule("LG719", IMPOSSIBLE_SIZES),
+    _rule(
+        "LG719", r"alloc_cpu\(\) seems to have been called with negative number|create tensor with negative dimension|Storage size calculation overflowed|numel: integer multiplication overflow|tensor size exceeds: \d+"
+        r"|negative dimensions are not allowed|Maximum allowed dimension exceeded|Maximum allowed size exceeded|is larger than the maximum possible size|vector::_M_\w+|cannot create std::vector larger than max_size|into an index-sized integer",
+    ),
+)  # fmt: skip
+"""Messages about sizes that cannot exist. They come before the messages about memory."""
 RULES: tuple[Rule, ...] = (
     # --- what happened on the GPU
     _status("LG710"),
@@ -65,7 +78,7 @@ RULES: tuple[Rule, ...] = (
     _rule("LG750", r"out of resources?: [^\n]{0,120}|Required: \d+,? Hardware limit|triton\S*OutOfResources|uses too much shared (?:data|memory)"),
     _status("LG750"),
     # --- values and shapes
-    _rule("LG712", r"index out of range in self|indices\[[\d,]+\] = -?\d+ is not in \[|alloc_cpu\(\) seems to have been called with negative number|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
+    _rule("LG712", r"index out of range in self|indices\[[\d,]+\] = -?\d+ is not in \[|Target -?\d+ is out of bounds|index -?\d+ is out of bounds for dimension \d+ with size"),
     _rule("LG712", r"Class values must be (?:smaller than num_classes|non-negative)|all elements of (?:input|target) should be between 0 and 1"),
     _rule("LG712", r"probability tensor contains either `?inf`?, `?nan`? or element < 0|cur_target >= 0 && cur_target < n_classes"),
     _rule(

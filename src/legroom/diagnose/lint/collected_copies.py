@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import is_innermost_step_loop, outlives_its_step, survives
+from legroom.diagnose.lint.flow.lifetimes import outlives_its_step
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.releases import survives
+from legroom.diagnose.lint.flow.steps import is_innermost_step_loop
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
     dotted,

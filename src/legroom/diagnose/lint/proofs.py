@@ -6,8 +6,8 @@ function of this module returns True only if the file itself shows the reason.
 
 import libcst as cst
 
+from legroom.diagnose.lint.flow.backward_uses import derived_names, dominates
 from legroom.diagnose.lint.flow.facts import CallFact, Fact, Function, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import derived_names, dominates
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     children,

@@ -10,7 +10,7 @@ import builtins
 import re
 from collections.abc import Iterator
 
-from legroom.diagnose.lint.flow.lifetimes import STEP_FUNCTIONS
+from legroom.diagnose.lint.flow.steps import STEP_FUNCTIONS
 from legroom.diagnose.lint.flow.values import LOADER_NAMES, MODEL_NAMES, split_words
 
 _WORDS = split_words(

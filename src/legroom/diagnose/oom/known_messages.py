@@ -1,7 +1,8 @@
 """Messages of out-of-memory errors from PyTorch, drivers, GPU libraries, Python and the operating system.
 
 The table is read from the top, and the first match is used. Patterns for page-locked memory therefore come before
-CUDA's general messages. Messages that mention memory but have a different cause come before vague messages. `disguised`
+CUDA's general messages. A request that no machine can serve comes first: its size is wrong. Other
+messages that mention memory but have a different cause come before vague messages. `disguised`
 messages also have other causes, so the caller must check the free memory. All patterns match a bounded span, because
 the text may be a log of many megabytes.
 """
@@ -164,12 +165,28 @@ _KILLED = (
     "user killed the process."
 )
 
+IMPOSSIBLE_SIZE = (
+    "The requested size is more than 1000 times the memory of the largest GPU. A shape is negative, overflowed or "
+    "computed incorrectly. The error does not depend on the amount of free memory."
+)
+_HUGE = (
+    r"(?:\d{1,3}(?:,\d{3}){5,} ?b|(?:[4-9]\d{14}|\d{16,})(?:\.\d+)? ?(?:b|\(|$|\n|\.)|(?:[4-9]\d{8}|\d{10,})(?:\.\d+)? ?m"
+    r"|(?:[3-9]\d{5}|\d{7,})(?:\.\d+)? ?g|(?:[3-9]\d{2}|\d{4,})(?:\.\d+)? ?t|[\d.]+ ?[pe]i?b\b)"
+)
+"""Matches a size of more than about 300 TiB."""
+IMPOSSIBLE_SIZES = (
+    rf"(?:tried|trying) to allocate (?:more than )?{_HUGE}|(?:unable|failed) to allocate {_HUGE}|memory allocating {_HUGE}|requested *: *{_HUGE}"
+    rf"|invalid buffer size: {_HUGE}|memory allocation of {_HUGE}|OOM when allocating tensor with shape\[[^\]\n]{{0,200}}\d{{12}}"
+)
+"""Matches messages about an allocation that no machine can serve."""
+
 _GPU = r"(?:free |available )?(?:GPU|CUDA|device|video|graphics|VRAM)(?: (?:video |device )?(?:memory|RAM|VRAM))?\b"
 _CANNOT = r"(?:failed to|unable to|could not|cannot|can't)"
 _HOSTS = r"(?:free |available )?(?:(?:system |host |CPU |main )RAM|(?:system|host|CPU|main|physical|virtual|application) memory|RAM)\b"
 _BY_SIGNAL_9 = r"\W{0,8}(?:-9|137)\b"
 
 MESSAGE_PATTERNS: tuple[MessagePattern, ...] = (
+    _message(_NOT, "CUDA", IMPOSSIBLE_SIZES, IMPOSSIBLE_SIZE),
     # --- page-locked memory
     _message(
         _PINNED, "CUDA", r"cudaHostAlloc|cudaMallocHost|hipHostMalloc|cuMemHostAlloc|cuMemAllocHost|(?:cuda|hip|cuMem)HostRegister(?![^\n]{0,60}invalid)|CachingHostAllocator[^\n]{0,200}out of memory|out of memory.{0,1500}CachingHostAllocator|could not allocate pinned host memory|RLIMIT_MEMLOCK|\bmlock\w* failed",

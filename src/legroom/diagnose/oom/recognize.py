@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Literal
 
-from legroom.diagnose.oom.known_messages import Certainty, find_pattern
+from legroom.diagnose.oom.known_messages import IMPOSSIBLE_SIZE, Certainty, find_pattern
 from legroom.diagnose.oom.sizes import ReportedSizes, parse_sizes
 from legroom.units import MiB, format_size
 
@@ -185,7 +185,7 @@ def _classify_one(error: BaseException) -> ErrorClassification:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         result = _classify_text(text)
-        if result.certainty is Certainty.SURE:
+        if result.certainty is Certainty.SURE or result.reason == IMPOSSIBLE_SIZE:
             return result
         return _build(
             Certainty.SURE,
@@ -197,6 +197,8 @@ def _classify_one(error: BaseException) -> ErrorClassification:
     if isinstance(error, MemoryError):
         result = _classify_text(text)
         if result.certainty in (Certainty.SURE, Certainty.HOST, Certainty.PINNED):
+            return result
+        if result.reason == IMPOSSIBLE_SIZE:
             return result
         if type(error).__module__.partition(".")[0] in _GPU_LIBRARIES:
             reason = "A GPU library could not allocate GPU memory."

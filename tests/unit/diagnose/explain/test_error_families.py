@@ -248,3 +248,39 @@ def test_uninformative_message_is_classified_by_the_raising_library(error: str, 
 )  # fmt: skip
 def test_killed_process_is_recognized_in_every_shell_wording(text: str) -> None:
     assert (explain(text).kind, explain(text).code) == ("host-oom", "LG705")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA out of memory. Tried to allocate more than 1EB memory.",
+        "CUDA out of memory. Tried to allocate 372529.03 GiB. GPU 0 has a total capacity of 79.15 GiB of which 70 GiB is free.",
+        "MPS backend out of memory (MPS allocated: 1.2 GB). Tried to allocate 8589934592.00 GB on private pool.",
+        "Unable to allocate 7.28 EiB for an array with shape (1000000000, 1000000000) and data type float64",
+        "Out of memory allocating 18,446,744,073,709,551,104 bytes (allocated so far: 0 bytes).",
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 18446744073709551608 bytes.",
+        "Trying to create tensor with negative dimension -1: [-1, 4]",
+        "Storage size calculation overflowed with sizes=[4611686018427387904, 8]",
+        "numel: integer multiplication overflow",
+    ],
+)
+def test_impossible_size_is_a_wrong_shape_and_not_a_lack_of_memory(text: str) -> None:
+    for error in (f"RuntimeError: {text}", RuntimeError(text)):
+        explanation = explain(error)
+        assert (explanation.kind, explanation.code) == ("not-memory", "LG719"), error
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("CUDA out of memory. Tried to allocate 9000.00 GiB. GPU 0 has a total capacity of 79 GiB.", "LG700"),
+        (
+            "CUDA out of memory. Tried to allocate 90000.00 MiB. GPU 0 has a total capacity of 79 GiB.",
+            "LG700",
+        ),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000 bytes.", "LG702"),
+        ("Unable to allocate 3.64 TiB for an array with shape (1000000000, 500)", "LG702"),
+    ],
+)
+def test_large_but_possible_size_is_a_lack_of_memory(text: str, code: str) -> None:
+    assert explain(f"RuntimeError: {text}").code == code

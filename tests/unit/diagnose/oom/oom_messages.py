@@ -38,7 +38,6 @@ SURE = [
     (CUDA_2_0, "CUDA"),
     (CUDA_1_1, "CUDA"),
     (ASYNC, "CUDA"),
-    ("CUDA out of memory. Tried to allocate more than 1EB memory.", "CUDA"),
     ("CUDA error: out of memory" + TRAILER, "CUDA"),
     (
         "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda",
@@ -201,6 +200,10 @@ PINNED = [
 ]
 
 NOT_MEMORY = [
+    "CUDA out of memory. Tried to allocate more than 1EB memory.",
+    "CUDA out of memory. Tried to allocate 17179869184.00 GiB (GPU 0; 15.77 GiB total capacity; 13 GiB free)",
+    "HIP out of memory. Tried to allocate 17592186044416.00 MiB (GPU 0; 15.98 GiB total capacity)",
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 18446744073709551608 bytes. Error code 12",
     "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.",
     "CUDA error: too many resources requested for launch" + TRAILER,
     "CUDA error: an illegal memory access was encountered" + TRAILER,

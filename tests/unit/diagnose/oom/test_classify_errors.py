@@ -195,6 +195,11 @@ def test_torch_out_of_memory_error_is_recognized_by_class():
     assert is_oom(torch.OutOfMemoryError("Allocation failed"))
 
 
+def test_torch_out_of_memory_error_with_an_impossible_size_is_not_oom():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than 1EB memory.")
+    assert not classify(raised(error)).is_memory
+
+
 def test_memory_error_is_host_memory():
     assert classify(MemoryError()).certainty is Certainty.HOST
     assert classify(MemoryError("CUDA out of memory")).certainty is Certainty.SURE

@@ -49,22 +49,17 @@ from legroom.diagnose.lint.collected_copies import collected_gradients, collecte
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.assignments import append_method
+from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.lifetimes import (
     container_survives,
     ends_with_enclosing_call,
-    is_forward,
-    is_in_step_code,
-    is_length_limited,
-    is_released_elsewhere,
-    is_step_loop,
-    is_used_in_backward,
-    iterates_data,
     object_survives,
     outlives_its_step,
-    survives,
 )
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.releases import is_length_limited, is_released_elsewhere, survives
+from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop, iterates_data
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,

@@ -28,8 +28,8 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.lifetimes import is_step_loop
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import is_step_loop
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG115"

@@ -34,15 +34,15 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.facts import CallFact, Function, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import (
+from legroom.diagnose.lint.flow.lifetimes import is_local
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.releases import (
     is_length_limited,
-    is_local,
     is_released,
     is_released_elsewhere,
-    is_step_loop,
     survives,
 )
-from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import is_step_loop
 from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, walk
 from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
 from legroom.diagnose.lint.rule import Problem

@@ -41,8 +41,8 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_argument
 from legroom.diagnose.lint.flow.facts import CallFact, LoopFact
-from legroom.diagnose.lint.flow.lifetimes import runs_every_step
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     is_true,

@@ -35,8 +35,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import CallFact, LoopFact, StoreFact
-from legroom.diagnose.lint.flow.lifetimes import runs_every_step
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
     has_modulo,

@@ -34,8 +34,8 @@ import libcst as cst
 
 from legroom.diagnose.lint.edits import remove_statement
 from legroom.diagnose.lint.flow.facts import CallFact, LoopFact
-from legroom.diagnose.lint.flow.lifetimes import has_step_loop, is_innermost_step_loop, runs_every_step
 from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import has_step_loop, is_innermost_step_loop, runs_every_step
 from legroom.diagnose.lint.flow.syntax import walk
 from legroom.diagnose.lint.rule import Problem
 

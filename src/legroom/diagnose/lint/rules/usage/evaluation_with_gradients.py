@@ -54,8 +54,8 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, line_before, wrap_in_with
+from legroom.diagnose.lint.flow.backward_uses import feeds_backward
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
-from legroom.diagnose.lint.flow.lifetimes import feeds_backward
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,

@@ -1,0 +1,116 @@
+"""Determines which values a backward pass uses."""
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import is_forward
+from legroom.diagnose.lint.flow.syntax import last_name, names_in
+
+
+def feeds_backward(program: Program, target: str, function: Function, loop: LoopFact) -> bool:
+    """Return True if values are accumulated for a backward pass after the loop."""
+    wanted = {target}
+    for _ in range(4):
+        wanted |= {
+            each.target
+            for each in program.stores
+            if each.function is function and each.target not in wanted and wanted & names_in(each.expression)
+        }
+        for each in program.loops:  # for log_prob, reward in zip(log_probs, rewards)
+            if each.function is function and isinstance(each.node, cst.For):
+                wanted |= each.bound if wanted & names_in(each.node.iter) else set()
+    for call in program.calls:
+        if call.function is not function or call.method not in {"backward", "manual_backward"}:
+            continue
+        if loop.first <= call.order <= loop.last:
+            continue
+        if call.order < loop.first and (loop.outer is None or loop.outer not in call.loops):
+            continue  # finished before the loop
+        if names_in(call.node) & wanted:
+            return True
+    return _returned_to_backward(program, function, wanted)
+
+
+def is_used_in_backward(program: Program, target: str) -> bool:
+    """Return True if a backward pass in the file starts from this name or a value computed from it."""
+    names = derived_names(program, target)
+    if any(
+        function.name in names and is_forward(program, function) for function in program.functions.values()
+    ):
+        return True
+    return any(
+        call.method in {"backward", "manual_backward"}
+        and names & {last_name(path) for path in names_in(call.node)}
+        for call in program.calls
+    )
+
+
+def derived_names(program: Program, target: str) -> set[str]:
+    """Return the last names of a path and of all values in the file that are computed from it. Values with the same
+    last name count as the same value."""
+    names = {last_name(target)}
+    for _ in range(4):
+        before = len(names)
+        for function in program.functions.values():  # results of functions, and of models
+            if any(names & {last_name(path) for path in names_in(each)} for each in function.returned_nodes):
+                names.add(function.name)
+        for loop in program.loops:  # for log_prob, reward in zip(agent.log_probs, rewards)
+            iterable = names_in(loop.node.iter) if isinstance(loop.node, cst.For) else set()
+            names |= loop.bound if names & {last_name(path) for path in iterable} else set()
+        names |= {
+            last_name(each.target)
+            for each in program.stores
+            if each.how != "item" and names & {last_name(path) for path in names_in(each.expression)}
+        }
+        if len(names) == before:
+            break
+    return names
+
+
+def _returned_to_backward(program: Program, function: Function, wanted: set[str]) -> bool:
+    """Return True if a caller runs backward through the function's result."""
+    if not any(names_in(each) & wanted for each in function.returned_nodes):
+        return False
+    for site in function.call_sites:
+        given = [
+            each
+            for each in program.stores
+            if each.function is site.caller and program.inside(site.call, each.expression)
+        ]
+        for call in program.calls:
+            if call.function is site.caller and call.method == "backward":
+                read = names_in(call.node)
+                if any(each.target in read and _reaches(program, each, call) for each in given):
+                    return True
+    return False
+
+
+def _reaches(program: Program, store: StoreFact, later: Fact) -> bool:
+    """Return True if a name may still refer to the stored value at a later position. The `loss` of a validation loop is not
+    the `loss` of an earlier loop."""
+    in_order = store.order < later.order
+    shared = [loop for loop in store.loops if loop in later.loops]
+    if not in_order and not shared:
+        return False
+    begin = store.order if in_order else shared[-1].first
+    return not any(
+        begin < other.order < later.order
+        and other.target == store.target
+        and other.function is store.function
+        and other.how == "assign"
+        and not other.uses_old_value
+        and dominates(program, other, later)
+        for other in program.stores
+        if other is not store
+    )
+
+
+def dominates(program: Program, first: Fact, later: Fact) -> bool:
+    """Return True if the program always runs `first` before it reaches `later`. In that case, all branches around
+    `first` also contain `later`."""
+    return all(
+        program.inside(later.node, each)
+        for each in program.ancestors(first.node)
+        if isinstance(each, (cst.IndentedBlock, cst.ExceptHandler))
+    )

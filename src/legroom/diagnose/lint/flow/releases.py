@@ -1,0 +1,261 @@
+"""Determines whether a stored value is cleared, replaced, truncated or limited between two steps."""
+
+import re
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.steps import runs_every_step
+from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, path_of, receiver, root, walk
+from legroom.diagnose.lint.flow.values import ValueKind
+
+
+def survives(program: Program, target: str, loop: LoopFact) -> bool:
+    """Return True if the content of a path survives an iteration of the loop."""
+    if any(
+        target == bound or target.startswith(f"{bound}.")
+        for each in program.loops
+        if each is loop or (each.function is loop.function and loop.first <= each.first <= loop.last)
+        for bound in each.bound
+    ):
+        return False
+    for store in program.stores:
+        if store.how == "item" and store.target == target and _within(store, loop):
+            covers_all = store.varying_key or is_shrunk(store) or _may_be_detached_by_call(program, store)
+            if store.uses_old_value and covers_all and not store.value.has_graph:
+                return False  # states[i] = states[i].detach()
+            continue
+        if not _within(store, loop) or store.how != "assign" or is_initialization(program, store):
+            continue
+        if store.target == target and (
+            not store.uses_old_value or is_shrunk(store) or _may_be_detached_by_call(program, store)
+        ):
+            return False
+        if target.startswith(f"{store.target}.") and not store.uses_old_value:
+            return False
+    if any(_within(release, loop) and release.target == target for release in program.releases):
+        return False
+    if _is_released_by_called(program, target, loop):
+        return False
+    return loop.function.owns(target) or not is_released(program, target, loop.function, loop)
+
+
+def _is_released_by_called(program: Program, target: str, loop: LoopFact) -> bool:
+    """Return True if a function called in the loop, such as `flush()`, clears or replaces a non-local variable."""
+    called = {
+        function
+        for function in program.functions.values()
+        if function is not loop.function
+        and not function.owns(target)
+        and root(target) not in function.parameters
+        and any(loop in site.loops or _is_called_in(site.caller, loop) for site in function.call_sites)
+    }
+    return any(each.target == target and each.function in called for each in program.releases) or any(
+        each.target == target and each.how == "assign" and each.function in called and not each.uses_old_value
+        for each in program.stores
+    )
+
+
+def _is_called_in(function: Function, loop: LoopFact) -> bool:
+    return any(loop in site.loops for site in function.call_sites)
+
+
+def is_initialization(program: Program, store: StoreFact) -> bool:
+    """Return True if a value is assigned only once and not in every step, as in `if history is None: history =
+    output`."""
+    for each in program.ancestors(store.node):
+        if isinstance(each, cst.If):
+            test = program.source(each.test)
+            if f"{store.target} is None" in test or f"not {store.target}" in test:
+                return True
+            if "not hasattr(" in test and f'"{last_name(store.target)}"' in test.replace("'", '"'):
+                return True
+        elif isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
+            return False
+    return False
+
+
+def is_shrunk(store: StoreFact) -> bool:
+    """Return True if a value is computed from itself without growing, as in `history = history[-100:]` or `h =
+    h.detach()`."""
+    expression = store.expression
+    if isinstance(expression, cst.Subscript):
+        return store.value.kind is not ValueKind.GRAPH  # a slice of a tensor has the whole graph
+    if isinstance(expression, (cst.ListComp, cst.DictComp, cst.SetComp)) and expression.for_in.ifs:
+        return True  # a filter
+    if isinstance(expression, cst.Call) and method_name(expression) in {"detach", "clone", "data", "cpu"}:
+        return not store.value.has_graph
+    new_objects = (cst.ListComp, cst.GeneratorExp, cst.Tuple, cst.List)
+    return (isinstance(expression, new_objects) and not store.value.has_graph) or (
+        isinstance(expression, cst.Call)
+        and not store.value.has_graph
+        and dotted(expression.func) in {"tuple", "list"}
+    )
+
+
+def _may_be_detached_by_call(program: Program, store: StoreFact) -> bool:
+    """Return True if a called function detaches the value, as in `hidden = repackage(hidden)`. An unknown function may
+    also detach the value."""
+    if not isinstance(store.expression, cst.Call) or store.value.has_graph:
+        return False
+    return not (program.imports.qualified(store.expression.func) or "").startswith("torch.")
+
+
+def is_length_limited(program: Program, store: StoreFact) -> bool:
+    """Return True if a condition on the container's length, or on a counter, limits the store."""
+    inner: cst.CSTNode = store.node
+    for each in program.ancestors(store.node):
+        if isinstance(each, (cst.If, cst.While)) and inner is not each.orelse and _limits(each.test, store):
+            return True
+        if isinstance(each, cst.If) and inner is each.body and _is_below_constant(each.test):
+            return True
+        if isinstance(each, (cst.FunctionDef, cst.For, cst.While)):
+            return False
+        inner = each
+    return False
+
+
+def _limits(test: cst.BaseExpression, store: StoreFact) -> bool:
+    measured: list[cst.BaseExpression | None] = []
+    for node in walk(test):
+        if isinstance(node, cst.Call) and dotted(node.func) == "len":
+            measured.extend(each.value for each in node.args)
+        elif isinstance(node, cst.Call) and method_name(node) == "size":  # saved["images"].size(0) < 10
+            measured.append(receiver(node))
+        elif isinstance(node, cst.Attribute) and node.attr.value == "shape":
+            measured.append(node.value)
+    return any(path_of(each) == store.target for each in measured)
+
+
+def _is_below_constant(test: cst.BaseExpression) -> bool:
+    """Return True for `index < 8`: a counter with a constant upper limit. The remainder of a division is not a
+    counter."""
+    if isinstance(test, cst.BooleanOperation) and isinstance(test.operator, cst.And):
+        return _is_below_constant(test.left) or _is_below_constant(test.right)
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or dotted(test.left) is None:
+        return False
+    operator, limit = test.comparisons[0].operator, test.comparisons[0].comparator
+    if not isinstance(operator, (cst.LessThan, cst.LessThanEqual, cst.Equal)):
+        return False
+    path = dotted(limit) or ""
+    is_constant = isinstance(limit, cst.Integer) or (bool(path) and last_name(path).isupper())
+    return is_constant and _COUNTER.search(last_name(dotted(test.left) or "")) is not None
+
+
+_COUNTER = re.compile(
+    r"^(?:i|j|k|n|it|b)$|idx|index|step|iter|batch|count|num|epoch|seen|saved", re.IGNORECASE
+)
+
+
+def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
+    return is_released(program, store.target, store.function)
+
+
+def is_released(program: Program, target: str, function: Function, within: LoopFact | None = None) -> bool:
+    """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its initialization."""
+    name = last_name(target)
+    plain = "." not in target
+    for release in program.releases:
+        if last_name(release.target) != name or _is_never_called(program, release.function):
+            continue
+        if not _may_run_between_steps(program, release, function, within):
+            continue
+        if _may_be_same(program, release.function, release.target, function, target):
+            return True
+    for store in program.stores:
+        if store.how != "assign" or last_name(store.target) != name or store.function.name == "__init__":
+            continue
+        if _is_never_called(program, store.function) or is_initialization(program, store):
+            continue
+        if ("." not in store.target) is not plain:
+            continue  # a variable with the same name as the attribute
+        if not _may_be_same(program, store.function, store.target, function, target):
+            continue
+        if store.uses_old_value and not is_shrunk(store):
+            continue
+        if not _may_run_between_steps(program, store, function, within):
+            continue
+        first_made = not store.loops and (
+            isinstance(store.function.node, cst.Module) or (plain and encloses(store.function, function))
+        )
+        if not first_made and store.function is not function:
+            if plain and store.function.owns(store.target):
+                continue  # a local variable of another function
+            return True
+        if store.function is function and not plain and (within is None or _within(store, within)):
+            return True
+    return False
+
+
+def _may_run_between_steps(
+    program: Program, release: Fact, function: Function, within: LoopFact | None
+) -> bool:
+    """Return True if a release may run between two steps of a function or loop. A queue that is emptied after the last step
+    is not released between steps."""
+    if release.function is function:
+        return True
+    around = _loops_around(program, function, frozenset())
+    around_release = _loops_around(program, release.function, frozenset())
+    if around is None or around_release is None:
+        return True
+    while within is not None:
+        around = around | {within}
+        within = within.outer
+    if not around:  # for example a lambda that a hook calls
+        return True
+    return not around.isdisjoint(around_release | frozenset(release.loops))
+
+
+def _loops_around(
+    program: Program, function: Function, seen: frozenset[Function]
+) -> frozenset[LoopFact] | None:
+    """Return all loops in which a function is called, directly or through its callers. Return None if other code may
+    call the function."""
+    if isinstance(function.node, cst.Module) or function in seen:
+        return frozenset()
+    if not function.call_sites or function.name in program.passed_names:
+        return None
+    found: frozenset[LoopFact] = frozenset()
+    for site in function.call_sites:
+        outer = _loops_around(program, site.caller, seen | {function})
+        if outer is None:
+            return None
+        found = found.union(outer, site.loops)
+    return found
+
+
+def _may_be_same(program: Program, one: Function, path: str, other: Function, other_path: str) -> bool:
+    """Return True if two paths with the same last name may refer to the same object. `self.data` in two unrelated
+    classes refers to different objects."""
+    if (
+        not (path.startswith("self.") and other_path.startswith("self."))
+        or path.count(".") + other_path.count(".") > 2
+    ):
+        return True
+    first, second = one.class_name or "", other.class_name or ""
+    return first == second or program.inherits(first, second) or program.inherits(second, first)
+
+
+def _is_never_called(program: Program, function: Function) -> bool:
+    """Return True if a `reset` method is never called, or is called only before the loop, although other methods of its class
+    are called."""
+    known = program.classes.get(function.class_name or "")
+    if known is None or function.name.startswith(("on_", "__")):
+        return False
+    if function.call_sites:
+        return not any(site.loops or runs_every_step(program, site.caller) for site in function.call_sites)
+    return any(each.call_sites for each in known.methods.values() if each.name != "__init__")
+
+
+def encloses(outer: Function, inner: Function) -> bool:
+    current: Function | None = inner
+    while current is not None:
+        if current is outer:
+            return True
+        current = current.outer
+    return False
+
+
+def _within(fact: Fact, loop: LoopFact) -> bool:
+    return loop.first <= fact.order <= loop.last

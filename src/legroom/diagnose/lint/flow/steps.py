@@ -1,0 +1,94 @@
+"""Determines which loops and functions run in every step."""
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.values import EVALUATION_NAMES, ValueKind
+
+STEP_FUNCTIONS = frozenset(
+    {
+        "training_step",
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "train_step",
+        "on_train_batch_end",
+        "on_validation_batch_end",
+        "on_after_backward",
+        "on_step_end",
+        "on_batch_end",
+        "train_batch",
+        "compute_loss",
+        "prediction_step",
+    }
+)
+"""Methods that frameworks call in every step."""
+
+
+def is_step_loop(loop: LoopFact) -> bool:
+    """Return True if each iteration of a loop is a training or evaluation step. The iterations over a model's layers
+    are not steps."""
+    return loop.trains or (loop.runs_model and loop.function.name not in {"forward", "__init__"})
+
+
+def iterates_data(loop: LoopFact) -> bool:
+    """Return True if a loop trains, iterates over a loader, or is in a function named like an evaluation."""
+    return (
+        loop.trains
+        or loop.iterable.kind is ValueKind.LOADER
+        or bool(EVALUATION_NAMES.search(loop.function.name))
+    )
+
+
+def is_innermost_step_loop(program: Program, loop: LoopFact) -> bool:
+    """Return True for a loop over steps that contains no other loop over steps. A loop over epochs is not innermost."""
+    if not (is_step_loop(loop) or loop.iterable.kind is ValueKind.LOADER):
+        return False
+    return not any(
+        other.outer is loop and (is_step_loop(other) or other.iterable.kind is ValueKind.LOADER)
+        for other in program.loops
+    ) and not any(
+        call.local is not None and loop in call.loops and has_step_loop(program, call.local)
+        for call in program.calls
+    )
+
+
+def has_step_loop(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Return True if a function, or one that it calls, contains a loop over steps."""
+    if function in seen:
+        return False
+    if any(loop.function is function and is_step_loop(loop) for loop in program.loops):
+        return True
+    called = {call.local for call in program.calls if call.function is function and call.local is not None}
+    return any(has_step_loop(program, each, seen | {function}) for each in called)
+
+
+def runs_every_step(program: Program, function: Function, seen: frozenset[Function] = frozenset()) -> bool:
+    """Return True if a function is called in every step."""
+    if isinstance(function.node, cst.Module) or function in seen or function.name == "__init__":
+        return False
+    if function.name in STEP_FUNCTIONS:
+        return True
+    if is_forward(program, function):
+        return True
+    if function.backward and not function.call_sites:  # called from another file: a step or a closure
+        return True
+    return any(_is_repeated_call(program, site, function, seen) for site in function.call_sites)
+
+
+def _is_repeated_call(
+    program: Program, site: CallSite, function: Function, seen: frozenset[Function]
+) -> bool:
+    if any(is_step_loop(loop) for loop in site.loops):
+        return True
+    return runs_every_step(program, site.caller, seen | {function})
+
+
+def is_forward(program: Program, function: Function) -> bool:
+    return function.name == "forward" and program.is_module_class(function.class_name)
+
+
+def is_in_step_code(program: Program, fact: Fact) -> bool:
+    """Return True if the code of a fact runs in every training step."""
+    return any(is_step_loop(loop) for loop in fact.loops) or runs_every_step(program, fact.function)
