@@ -13,10 +13,15 @@ from typing import Any
 _DISABLED = ("off", "0", "no", "none", "false")
 
 
+def is_disabled(setting: str) -> bool:
+    """Return whether the value of an environment variable means `off`."""
+    return setting.strip().lower() in _DISABLED
+
+
 def cache_folder(name: str) -> Path | None:
     """Return the folder of one cache, or None if caches are disabled or the user has no home folder."""
     setting = os.environ.get("LEGROOM_CACHE", "")
-    if setting.strip().lower() in _DISABLED:
+    if is_disabled(setting):
         return None
     if setting:
         return Path(setting) / name

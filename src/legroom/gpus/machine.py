@@ -6,29 +6,19 @@ driver, a library or a permission is missing. Missing values never raise an exce
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-
-class NotAvailable(Enum):
-    """The type of a value that this machine does not report."""
-
-    NA = "N/A"
-
-    def __str__(self) -> str:
-        return "N/A"
-
-    def __bool__(self) -> bool:
-        return False
-
-
-NA = NotAvailable.NA
-Count = int | NotAvailable
-"""A number, or `NA`."""
+from legroom.gpus.nvml import NA as NA
+from legroom.gpus.nvml import Count as Count
+from legroom.gpus.nvml import NotAvailable as NotAvailable
+from legroom.gpus.nvml import memory as _memory
+from legroom.gpus.nvml import opened as _nvml
+from legroom.gpus.nvml import query as _query
+from legroom.gpus.nvml import text as _text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +58,8 @@ class VisibleGpu:
     used: Count = NA
     """The number of bytes in use by all processes, including this process."""
     processes: tuple[GpuProcess, ...] | NotAvailable = NA
+    uuid: str = ""
+    """The UUID, or "" if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +74,8 @@ class HostUsage:
     """The memory limit of the control group (a container, a batch system)."""
     used_of_limit: Count
     """The number of bytes that all processes of the control group use."""
+    cache_of_limit: Count = NA
+    """The part of `used_of_limit` that caches files. The system frees this memory when programs need it."""
 
 
 def gpus() -> list[Gpu]:
@@ -148,35 +142,18 @@ def host_usage(system: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/p
         if memory is not NA:
             total, available = memory.total, memory.available
         resident = _query(lambda: psutil.Process().memory_info().rss)
-    limit, used = _control_group(system, processes)
-    return HostUsage(total=total, available=available, resident=resident, limit=limit, used_of_limit=used)
+    limit, used, cache = _control_group(system, processes)
+    return HostUsage(
+        total=total,
+        available=available,
+        resident=resident,
+        limit=limit,
+        used_of_limit=used,
+        cache_of_limit=cache,
+    )
 
 
 # --- NVML
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """Yield the initialized NVML library, or None."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, or an incompatible version
-        yield None
-        return
-    try:
-        yield pynvml
-    finally:
-        _query(pynvml.nvmlShutdown)
-
-
-def _query(function: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of `function`, or `NA` if it raises an exception."""
-    try:
-        return function(*args)
-    except Exception:  # NVML has one error type per cause, and every error results in N/A
-        return NA
 
 
 def _gpu(nvml: Any, index: int, handle: Any) -> Gpu:
@@ -201,7 +178,15 @@ def _visible(nvml: Any, index: int, handle: Any) -> VisibleGpu | None:
     if isinstance(total, NotAvailable):
         return None
     name = _text(_query(nvml.nvmlDeviceGetName, handle))
-    return VisibleGpu(index=index, name=name, total=total, used=used, processes=_processes(nvml, handle))
+    uuid = _query(nvml.nvmlDeviceGetUUID, handle)
+    return VisibleGpu(
+        index=index,
+        name=name,
+        total=total,
+        used=used,
+        processes=_processes(nvml, handle),
+        uuid="" if uuid is NA else _text(uuid),
+    )
 
 
 def _from_torch(cuda: Any, index: int) -> VisibleGpu:
@@ -209,18 +194,6 @@ def _from_torch(cuda: Any, index: int) -> VisibleGpu:
     properties, memory = cuda.get_device_properties(index), _query(cuda.mem_get_info, index)
     used = NA if memory is NA else memory[1] - memory[0]
     return VisibleGpu(index=index, name=properties.name, total=properties.total_memory, used=used)
-
-
-def _memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
-    """Return the total and used memory in bytes. The newer NVML call reports driver-reserved memory separately. The
-    older call includes this memory in the used memory.
-    """
-    version = getattr(nvml, "nvmlMemory_v2", None)
-    memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version is not None else NA
-    if memory is not NA:
-        return memory.total - memory.reserved, memory.used
-    memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle)
-    return (NA, NA) if memory is NA else (memory.total, memory.used)
 
 
 def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | NotAvailable:
@@ -257,19 +230,14 @@ def _visible_handles(nvml: Any, environ: Mapping[str, str]) -> list[Any] | None:
     return chosen
 
 
-def _text(value: Any) -> str:
-    """Convert a result of pynvml to a string. Older versions return bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 # --- the host
 
 
-def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
-    """Return the lowest memory limit that applies to this process, and the number of bytes in use under this limit
-    (cgroup v1 or v2).
+def _control_group(system: Path, processes: Path) -> tuple[Count, Count, Count]:
+    """Return the lowest memory limit that applies to this process, the number of bytes in use under this limit, and the
+    part of it that caches files (cgroup v1 or v2).
     """
-    lowest: tuple[Count, Count] = (NA, NA)
+    lowest: tuple[Count, Count, Count] = (NA, NA, NA)
     with contextlib.suppress(OSError, ValueError):
         for line in (processes / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -279,14 +247,14 @@ def _control_group(system: Path, processes: Path) -> tuple[Count, Count]:
                 found = _limits(system / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
             else:
                 continue
-            for limit, used in found:
-                if isinstance(lowest[0], NotAvailable) or limit < lowest[0]:
-                    lowest = (limit, used)
+            for each in found:
+                if isinstance(lowest[0], NotAvailable) or each[0] < lowest[0]:
+                    lowest = each
     return lowest
 
 
-def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int]]:
-    """Yield the limits and usage of a control group and its parents. In a container, the container's own group is the
+def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[tuple[int, int, Count]]:
+    """Yield the limit, the usage and the cached files of a control group and its parents. In a container, its own group is the
     root.
     """
     folder = root / path.lstrip("/")
@@ -294,6 +262,16 @@ def _limits(root: Path, path: str, limit_name: str, used_name: str) -> Iterator[
         with contextlib.suppress(OSError, ValueError):
             limit = int((group / limit_name).read_text())  # "max" means no limit and raises ValueError
             if limit < 1 << 60:  # cgroup v1 reports a huge number for no limit
-                yield limit, int((group / used_name).read_text())
+                yield limit, int((group / used_name).read_text()), _cached_files(group)
         if group == root:
             return
+
+
+def _cached_files(group: Path) -> Count:
+    """Return the bytes of cached files that are not in active use, which tools such as `docker stats` subtract."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "memory.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name in ("inactive_file", "total_inactive_file"):
+                return int(value)
+    return NA

@@ -31,6 +31,10 @@ class Producer(Protocol):
     def progress(self) -> tuple[int, float]:
         """The number of completed steps, and the duration of the last step in seconds."""
 
+    @property
+    def allocated_after_step(self) -> int:
+        """The allocated bytes on all devices at the end of the last step. Within a step, memory rises and falls."""
+
     def memory_stats(self, device: int) -> MemoryStats: ...
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:

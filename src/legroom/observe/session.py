@@ -42,6 +42,8 @@ class DeviceInfo:
     capacity: int
     other: int = 0
     """The number of bytes that the CUDA context of a virtual GPU uses."""
+    uuid: str = ""
+    """The UUID of a real GPU, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Session:
             ]
         elif real := visible_gpus():
             self._producer = CudaHistory(sink)
-            self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total) for gpu in real]
+            self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total, uuid=gpu.uuid) for gpu in real]
         else:
             self._producer = _HostProducer(frequent_sink or sink, on_step)
             self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
@@ -130,6 +132,20 @@ class Session:
             max(self.devices, key=lambda device: self._producer.memory_stats(device.index).allocated)
         )
 
+    def memory_stats(self, device: int) -> MemoryStats:
+        """Return the current and peak memory of one device."""
+        return self._producer.memory_stats(device)
+
+    @property
+    def progress(self) -> tuple[int, float, int]:
+        """The number of completed steps, the seconds of the last step, and the bytes allocated at its end."""
+        return *self._producer.progress, self._producer.allocated_after_step
+
+    @property
+    def leaks(self) -> list[DetectedLeak]:
+        """The leaks that were detected so far, in the order of their first report."""
+        return list(self._leak_detector.leaks.values())
+
     def fullest(self) -> Status:
         """Return the status of the device with the highest peak relative to its capacity."""
 
@@ -171,6 +187,7 @@ class _DispatchProducer:
 
     def __init__(self, recorder: Recorder, on_step: Callable[[], None] | None) -> None:
         self.progress = 0, 0.0
+        self.allocated_after_step = 0
         self._on_step = on_step
         self._record_step = recorder.clock.on_step_end
         recorder.clock.on_step_end = self._step_ended
@@ -187,8 +204,12 @@ class _DispatchProducer:
     def _allocator(self, device: int) -> _AllocatorFigures:
         raise NotImplementedError
 
+    def _allocated(self) -> int:
+        raise NotImplementedError
+
     def _step_ended(self, step: int, seconds: float) -> None:
         self.progress = step + 1, seconds
+        self.allocated_after_step = self._allocated()
         if self._record_step is not None:
             self._record_step(step, seconds)
         if self._on_step is not None:
@@ -214,6 +235,9 @@ class _VirtualProducer(_DispatchProducer):
     def _allocator(self, device: int) -> _AllocatorFigures:
         return self.gpu.devices[device].allocator
 
+    def _allocated(self) -> int:
+        return sum(device.allocator.allocated for device in self.gpu.devices)
+
 
 class _HostProducer(_DispatchProducer):
     """Records a run in host memory. All storages are recorded, and the size of the memory is not limited."""
@@ -237,3 +261,6 @@ class _HostProducer(_DispatchProducer):
 
     def _allocator(self, device: int) -> _AllocatorFigures:
         return self._memory
+
+    def _allocated(self) -> int:
+        return self._memory.allocated

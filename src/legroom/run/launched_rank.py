@@ -14,11 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from legroom.diagnose.report.command import RunCommand
 from legroom.errors import LegroomError
 from legroom.log import say
 from legroom.memory.annotations import ExitReason
+from legroom.memory.live.folder import LiveFile
 from legroom.observe.exit_with_parent import exit_with_parent
 from legroom.observe.script import Outcome, Script, execute, installed
+from legroom.run.process_identity import describe_process
 from legroom.scale.launching.folder import RankExit
 from legroom.scale.launching.nested_ranks import nested_ranks_rejected
 from legroom.scale.launching.rank_settings import RankSettings, rank
@@ -37,7 +40,11 @@ def main(arguments: list[str]) -> int:
     outcomes = OutcomeWriter(settings.files().exit_record)
     try:
         with nested_ranks_rejected(shlex.join(script.command_line)):
-            return _run_recorded(script, settings, outcomes) if settings.watch else _run(script, outcomes)
+            return (
+                _run_recorded(script, settings, outcomes)
+                if settings.watch
+                else _run(script, settings, outcomes)
+            )
     except LegroomError as error:  # the script did not start
         outcomes.on_exception(f"legroom: {error}", "")
         say(str(error))
@@ -59,7 +66,7 @@ def _run_recorded(script: Script, settings: RankSettings, outcomes: "OutcomeWrit
     return recording.run(at_exit=atexit.register)
 
 
-def _run(script: Script, outcomes: "OutcomeWriter") -> int:
+def _run(script: Script, settings: RankSettings, outcomes: "OutcomeWriter") -> int:
     def uncaught(error: BaseException, hooked: bool) -> tuple[str, str]:
         sys.stdout.flush()
         text = format_error_line(error)
@@ -71,6 +78,14 @@ def _run(script: Script, outcomes: "OutcomeWriter") -> int:
             sys.stderr.write(traceback)
         return text, traceback
 
+    live = LiveFile()
+    target = script.command_line[: 2 if script.is_module else 1]
+    command = RunCommand(settings.options, tuple(target), script.arguments)
+    header = {**command.as_header(), "folder": os.getcwd(), **outcomes.header}
+    live.write(
+        describe_process(header, started=time.time())
+    )  # steps are not counted, so the state does not change
+    atexit.register(live.remove)
     as_main = installed(script)
     as_main.__enter__()  # never exited: threads and exit handlers of the script still use __main__
     outcome = execute(script, uncaught=uncaught)

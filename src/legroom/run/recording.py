@@ -46,6 +46,7 @@ from legroom.observe.source.user_files import is_user_file
 from legroom.run.capture_path import MAX_BYTES, NoWriter, OpenCapture, open_capture
 from legroom.run.child_processes import RecordedProcess, describe_processes
 from legroom.run.event_buffer import MAX_PENDING, EventBuffer
+from legroom.run.live_status import LiveStatusWriter
 from legroom.show.common.background_thread import PeriodicThread
 from legroom.show.common.live_line import LiveLine
 from legroom.show.common.terminal import print_to
@@ -124,6 +125,7 @@ class Recording:
         self._events = EventBuffer(self._record)
         self._live: LiveLine | None = None
         self._flush_thread: PeriodicThread | None = None
+        self._live_status: LiveStatusWriter | None = None
         self._json: _JsonStdout | None = None
         self._children: ChildCaptures | None = None
         self._outcome: Outcome | None = None
@@ -189,6 +191,7 @@ class Recording:
         self._recording.callback(follow_settings, None)
         self._recording.enter_context(before_os_exit(self._on_os_exit))
         _abandon_in_children(self)
+        self._live_status = LiveStatusWriter(self._session, lambda: self._ledger.ooms(), self._run)
         # Recorded events reach the file even if the script is stuck.
         self._flush_thread = PeriodicThread(self._flush, repeat(FLUSH_SECONDS), name="legroom-flush")
         self._flush_thread.start()
@@ -217,7 +220,11 @@ class Recording:
             "allocator": os.environ.get("PYTORCH_ALLOC_CONF")
             or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
             or "",
-            "devices": [asdict(device) for device in self._session.devices],
+            # The UUID identifies a machine, and captures are shared.
+            "devices": [
+                {key: value for key, value in asdict(device).items() if key != "uuid"}
+                for device in self._session.devices
+            ],
             **(self._listener.header if self._listener is not None else {}),
         }
 
@@ -249,6 +256,8 @@ class Recording:
         self._events.flush()
         if self._writer is not None:
             self._writer.flush()
+        if self._live_status is not None and not self._closed:
+            self._live_status.write()
 
     def _write(self, event: Event) -> None:
         if self._writer is not None and os.getpid() == self._pid:
@@ -423,6 +432,8 @@ class Recording:
             self._live.stop()
         if self._flush_thread is not None:
             self._flush_thread.stop()
+        if self._live_status is not None:
+            self._live_status.remove()
 
     def abandon(self) -> None:
         """Stop using the parent's capture and terminal in a forked child."""

@@ -121,6 +121,7 @@ class CudaHistory:
         self._emitted_until = 0.0
         self._checked = time.perf_counter()
         self._progress = (0, 0.0)
+        self._allocated_after_step = 0
         self._in_gap = False
         """Whether steps were sent to the sink without their entries."""
         self._is_ready = False
@@ -151,6 +152,10 @@ class CudaHistory:
     def progress(self) -> tuple[int, float]:
         """The number of completed steps, and the duration of the last step in seconds. `Step` events are sent later."""
         return self._progress
+
+    @property
+    def allocated_after_step(self) -> int:
+        return self._allocated_after_step
 
     def memory_stats(self, device: int) -> MemoryStats:
         if not self._is_ready:
@@ -267,6 +272,7 @@ class CudaHistory:
         if not self._is_ready:
             self._emit_later(0, Step(self._seconds, step, seconds, 0, 0, 0, 0, 0))
             return
+        allocated = 0
         for device in self._devices_in_use():
             statistics, peak_allocated, peak_reserved = self._peaks.end_step(device)
             stats = self._api.parse_stats(statistics)
@@ -275,6 +281,8 @@ class CudaHistory:
             )  # fmt: skip
             self._emit_later(stats.entries, event)
             self._update_ring(device, stats, peak_allocated, peak_reserved)
+            allocated += stats.allocated
+        self._allocated_after_step = allocated
         if step < LEARNING_STEPS:
             self._resize_rings()
         self._after_check()

@@ -15,16 +15,18 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from legroom.errors import UsageError
 from legroom.log import log
 from legroom.memory.annotations import DetectedLeak
-from legroom.observe.leaks.counters import cuda_allocated_and_peak, resident_bytes
+from legroom.memory.live.status import HISTORY, TREND_READINGS, trend
+from legroom.observe.leaks.counters import cuda_allocated, cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.detector import LeakDetector
 from legroom.show.common.live_line import can_repaint
+from legroom.show.watch import live_status
 from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ Item = TypeVar("Item")
 REPAINT_SECONDS = 0.15
 FIRST_PLAIN_SECONDS = 10.0
 PLAIN_SECONDS = 30.0
-TREND_READINGS = 8
 
 
 def watch(
@@ -99,7 +100,11 @@ class Watched(Generic[Item]):
             except (TypeError, NotImplementedError):
                 total = None
         line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
+        line.finding = self._finding
         return _WatchedIterator(iter(self._loader), self._place, line, self._report)
+
+    def _finding(self) -> str:
+        return f"{self.leaks[-1].code} {self.leaks[-1].holder or ''}" if self.leaks else ""
 
     def _report(self, detected: DetectedLeak, line: "_Line") -> None:
         from legroom.diagnose.report.leaks import leaks_from
@@ -191,12 +196,14 @@ class _SharedDetector:
                 self._listeners.remove(listener)
                 if not self._listeners:
                     self.detector.detach()
+                    _live.remove()
 
     def _report(self, detected: DetectedLeak) -> None:
         if self._listeners:
             self._listeners[-1](detected)
 
 
+_live = live_status.LoopStatus()
 _shared = _SharedDetector()
 
 
@@ -214,6 +221,10 @@ class _Line:
         self._next = self._started + (REPAINT_SECONDS if self._repaints else FIRST_PLAIN_SECONDS)
         self._readings: list[tuple[int, int]] = []
         self._painted = False
+        self.finding: Callable[[], str] = str
+        """Returns the latest leak in one line, or ""."""
+        self._next_live = self._started + live_status.INTERVAL
+        self._live_readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         self._last_logged = 0
         """The number of items in the last plain line."""
 
@@ -224,6 +235,21 @@ class _Line:
         if now >= self._next and not self._quiet:
             self._next = now + (REPAINT_SECONDS if self._repaints else PLAIN_SECONDS)
             self._show(now)
+        if now >= self._next_live:
+            self._next_live = now + live_status.INTERVAL
+            self._publish(now)
+
+    def _publish(self, now: float) -> None:
+        """Write the live file, which `legroom monitor` reads."""
+        self._live_readings.append((self._done, cuda_allocated()))
+        _live.write(
+            step=self._done,
+            total=self._total,
+            seconds=(now - self._started) / max(self._done, 1),
+            trend=trend(list(self._live_readings)[-TREND_READINGS - 1 :]),
+            history=[size for _, size in self._live_readings],
+            finding=self.finding(),
+        )
 
     def print_leak(self, leak: "Leak") -> None:
         from rich.text import Text
@@ -260,7 +286,7 @@ class _Line:
             allocated=allocated,
             peak=peak,
             host=0 if peak else resident_bytes(),  # shown only if no device memory is used
-            bytes_per_step=_trend(self._readings) if allocated else None,
+            bytes_per_step=trend(self._readings) if allocated else None,
         )
 
     def _clear(self) -> None:
@@ -274,18 +300,6 @@ class _Line:
             self._stream.flush()
         except (OSError, ValueError):  # the terminal was closed, but the loop continues
             self._quiet = True
-
-
-def _trend(readings: list[tuple[int, int]]) -> int | None:
-    """Return the change in bytes per step if every measurement is above (or below) the previous measurement. Otherwise
-    return 0, because memory fluctuates.
-    """
-    if len(readings) < 3:
-        return None
-    changes = [after - before for (_, before), (_, after) in pairwise(readings)]
-    if all(change > 0 for change in changes) or all(change < 0 for change in changes):
-        return int((readings[-1][1] - readings[0][1]) / max(readings[-1][0] - readings[0][0], 1))
-    return 0
 
 
 def _columns(stream: Any) -> int:

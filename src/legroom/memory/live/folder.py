@@ -1,0 +1,234 @@
+"""The folder of the live files: one small file per process, readable only by its user.
+
+A process that is killed leaves its file behind. Each file therefore identifies its process by the process number and
+the time at which the process started. `read_all` returns only the files of processes that still run and deletes the
+others, and a new run does the same. The folder therefore stays small.
+
+The folder is `$XDG_RUNTIME_DIR/legroom`, or `legroom-UID` in the system's folder for temporary files.
+`LEGROOM_LIVE=off` disables the files, and `LEGROOM_LIVE=PATH` sets the folder. Live files are optional, so nothing in
+this module raises an error if a file cannot be read or written.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from legroom.memory.live.status import RunStatus
+from legroom.user_cache import is_disabled, read_json
+
+MAX_BYTES = 256 << 10
+"""A larger file was not written by Legroom."""
+FORGET_SECONDS = 3600.0
+"""The age at which a file of another container is deleted. Its processes cannot be checked from here."""
+RETRY_SECONDS = 10.0
+"""The pause after a failed attempt to write."""
+_NAME = "*-*.json"
+
+
+def live_folders() -> list[Path]:
+    """Return the folders in which live files may be, best first. The list is empty if live files are disabled.
+
+    A program that a service or a batch system starts may lack XDG_RUNTIME_DIR, so there is more than one folder.
+    """
+    setting = os.environ.get("LEGROOM_LIVE", "")
+    if is_disabled(setting):
+        return []
+    if setting:
+        return [Path(setting)]
+    user = os.geteuid() if hasattr(os, "geteuid") else os.environ.get("USERNAME", "user")
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return list(
+        dict.fromkeys(
+            [
+                *([Path(runtime) / "legroom"] if runtime else []),
+                Path(f"/run/user/{user}/legroom"),
+                Path(tempfile.gettempdir()) / f"legroom-{user}",
+                Path(f"/tmp/legroom-{user}"),
+            ]
+        )
+    )
+
+
+_writer: "LiveFile | None" = None
+"""The live file that this process wrote last."""
+
+
+def other_writer(file: "LiveFile") -> bool:
+    """Return whether this process writes another live file than `file`."""
+    return _writer is not None and _writer is not file and _writer.is_written
+
+
+class LiveFile:
+    """The live file of this process. A forked child neither writes nor removes the file of its parent."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._path: Path | None = None
+        self._retry_at = 0.0
+        self._was_swept = False
+
+    def write(self, status: RunStatus) -> bool:
+        """Replace the file atomically, and return whether it was written. After a failure, the next attempts are
+        skipped for a few seconds.
+        """
+        if os.getpid() != self._pid or time.monotonic() < self._retry_at:
+            return False
+        document = {"process": _process_started(self._pid), "machine": _machine(), **status.as_json()}
+        text = json.dumps(document, separators=(",", ":")).encode()
+        known = [self._path] if self._path is not None else []
+        for path in [*known, *(folder / self._name for folder in live_folders())]:
+            if _is_private(path.parent, create=True) and _replace(path, text):
+                if self._path not in (None, path):
+                    self.remove()
+                global _writer
+                self._path, _writer = path, self
+                if not self._was_swept:
+                    self._was_swept = True
+                    for _ in _live_documents():
+                        pass  # deletes the files of processes that were killed
+                return True
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        return False
+
+    def remove(self) -> None:
+        if self._path is not None and os.getpid() == self._pid:
+            for path in (self._path, _temporary(self._path)):
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+            self._path = None
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file exists and belongs to this process, not to its parent."""
+        return self._path is not None and os.getpid() == self._pid
+
+    @property
+    def _name(self) -> str:
+        return f"{self._pid}-{hashlib.sha256(_machine().encode()).hexdigest()[:8]}.json"
+
+
+def read_all() -> list[RunStatus]:
+    """Return the status of every running process of this user that writes a live file, by process number.
+
+    Files of processes that no longer run are deleted.
+    """
+    found: dict[int, RunStatus] = {}
+    for document in _live_documents():
+        status = RunStatus.from_json(document)
+        if status is not None and (status.pid not in found or found[status.pid].updated < status.updated):
+            found[status.pid] = status
+    return [found[pid] for pid in sorted(found)]
+
+
+def _live_documents() -> Iterator[dict[str, Any]]:
+    for folder in live_folders():
+        if not _is_private(folder, create=False):
+            continue
+        with contextlib.suppress(OSError):
+            for path in sorted([*folder.glob(_NAME), *folder.glob(f"{_NAME}.tmp")]):
+                document = read_json(path, max_bytes=MAX_BYTES) if path.suffix == ".json" else None
+                if isinstance(document, dict) and _is_running(document):
+                    yield document
+                elif _is_abandoned(path, document):
+                    with contextlib.suppress(OSError):
+                        path.unlink(missing_ok=True)
+
+
+def _is_running(document: dict[str, Any]) -> bool:
+    pid = document.get("pid")
+    if document.get("machine") != _machine() or type(pid) is not int:
+        return False
+    started = _process_started(pid)
+    return started is not None and started == document.get("process")
+
+
+def _is_abandoned(path: Path, document: Any) -> bool:
+    """Return whether no process updates a file any more. A process may be writing a file that is not complete, and the
+    processes of another container cannot be checked, so these two cases also require some age."""
+    if isinstance(document, dict) and document.get("machine") == _machine():
+        return True
+    try:
+        return time.time() - path.stat().st_mtime > FORGET_SECONDS
+    except OSError:
+        return False
+
+
+# --- files
+
+
+def _is_private(folder: Path, *, create: bool) -> bool:
+    """Return whether a folder exists (or was created) and only this user can write to it. Other users can create
+    folders and links in the folder for temporary files."""
+    try:
+        if create:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+
+
+def _replace(path: Path, text: bytes) -> bool:
+    temporary = _temporary(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp")
+
+
+# --- processes
+
+
+def _process_started(pid: int) -> str | None:
+    """Return a text that identifies the process with this number, or None if it does not run. A process that ended but
+    was not waited for (a zombie) does not run.
+
+    On Linux, the text contains the start time in clock ticks, which does not change if the clock is set.
+    """
+    if os.path.exists("/proc/self/stat"):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                values = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return None if values[0] in (b"Z", b"X") else values[19].decode()
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else f"{process.create_time():.0f}"
+    except psutil.Error:
+        return None
+
+
+@functools.cache
+def _machine() -> str:
+    """Return a text that is the same for all processes of this boot that share their process numbers. Containers may
+    share the folder but have their own process numbers."""
+    parts = []
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return " ".join(parts)

@@ -1,0 +1,125 @@
+"""`RunStatus`: the current step, memory and findings of one running process, and its JSON form.
+
+The JSON form is read from files that another version of Legroom, or another program, may have written. Therefore
+`RunStatus.from_json` checks every value and limits the length of every text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
+from typing import Any, get_type_hints
+
+MAX_TEXT = 2000
+"""The number of characters of a text. Command lines may be longer than a screen."""
+MAX_DEVICES = 64
+HISTORY = 60
+"""The number of measurements in `RunStatus.history`: half a minute at two measurements per second."""
+TREND_READINGS = 8
+"""The number of measurements that a trend requires to be above (or below) their predecessor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStatus:
+    """The memory of one process on one device, in bytes."""
+
+    index: int
+    name: str
+    kind: str
+    """`cuda`, `virtual`, or `host` if the run has no GPU."""
+    uuid: str = ""
+    """The UUID of a real GPU, or "" if it is not known."""
+    capacity: int
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The state of one process of a run. All values are measurements that the recorder has anyway."""
+
+    pid: int
+    verb: str
+    """`run`, `launch`, or `watch` for a loop over `legroom.watch`."""
+    script: str
+    command: str
+    folder: str
+    started: float
+    """The start of the run, in seconds since the epoch."""
+    updated: float
+    """The time of these values, in seconds since the epoch."""
+    rank: int | None = None
+    world_size: int | None = None
+    step: int | None = None
+    """The number of completed steps, or None if steps are not counted."""
+    total_steps: int | None = None
+    seconds_per_step: float | None = None
+    """The duration of the last step, or None before the first step ends."""
+    trend: int | None = None
+    """The growth of allocated memory in bytes per step. 0 means that it fluctuates; None means not known yet."""
+    finding: str = ""
+    """The latest finding, for example `LG101 train.py:41 losses (list, 412 items) → …`."""
+    advice: str = ""
+    history: tuple[int, ...] = ()
+    """The allocated memory of all devices at the ends of the latest steps, oldest first."""
+    devices: tuple[DeviceStatus, ...] = field(default=())
+
+    @property
+    def allocated(self) -> int:
+        return sum(device.allocated for device in self.devices)
+
+    @property
+    def reserved(self) -> int:
+        return sum(device.reserved for device in self.devices)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> "RunStatus | None":
+        """Return the status, or None if the document is not one. Unknown keys are ignored."""
+        if not isinstance(document, dict):
+            return None
+        devices = document.get("devices")
+        history = document.get("history")
+        if not isinstance(devices, list) or not isinstance(history, list):
+            return None
+        try:
+            return cls(
+                **_checked(cls, document, without=("devices", "history")),
+                history=tuple(int(each) for each in history[-HISTORY:]),
+                devices=tuple(DeviceStatus(**_checked(DeviceStatus, each)) for each in devices[:MAX_DEVICES]),
+            )
+        except (TypeError, ValueError, OverflowError, KeyError):
+            return None
+
+
+def trend(readings: Sequence[tuple[int, int]]) -> int | None:
+    """Return the change in bytes per step, from pairs of a step number and a number of bytes.
+
+    The result is 0 if a measurement is not above (or not below) its predecessor, because memory then fluctuates. The
+    result is None if there are too few measurements.
+    """
+    if len(readings) < 3:
+        return None
+    changes = [after - before for (_, before), (_, after) in pairwise(readings)]
+    if all(change > 0 for change in changes) or all(change < 0 for change in changes):
+        return int((readings[-1][1] - readings[0][1]) / max(readings[-1][0] - readings[0][0], 1))
+    return 0
+
+
+def _checked(kind: type, document: dict[str, Any], *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the values of a document for the fields of a dataclass. Raises TypeError for a value of another type."""
+    types = get_type_hints(kind)
+    values = {}
+    for each in fields(kind):
+        if each.name in without or each.name not in document:
+            continue
+        value, expected = document[each.name], types[each.name]
+        if expected in (float, float | None) and type(value) is int:
+            value = float(value)
+        if type(value) is bool or not isinstance(value, expected):
+            raise TypeError(each.name)
+        values[each.name] = value[:MAX_TEXT] if isinstance(value, str) else value
+    return values

@@ -1,0 +1,27 @@
+"""Describes this process in its live file: command, script, folder and rank. This module does not import torch."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from legroom.diagnose.report.command import RunCommand
+from legroom.memory.live.status import RunStatus
+
+
+def describe_process(header: Mapping[str, Any], *, started: float, **values: Any) -> RunStatus:
+    """Return the status of this process. `header` contains the command, the folder and the rank, like the header of a
+    capture. `values` are the other fields of the status."""
+    command = RunCommand.from_header(header)
+    return RunStatus(
+        pid=os.getpid(),
+        verb=command.verb,
+        script=command.target[-1] if command.target else "",
+        command=command.text,
+        folder=str(header.get("folder", "")),
+        started=started,
+        updated=time.time(),
+        rank=header.get("rank"),
+        world_size=header.get("world_size"),
+        **values,
+    )

@@ -1,0 +1,103 @@
+"""Publishes the state of `legroom.watch` for `legroom monitor`, unless `legroom run` publishes the state of the process.
+
+All loops of a process share one live file, which contains the loop that published last.
+"""
+
+import atexit
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from legroom.log import log
+from legroom.memory.live.folder import LiveFile, other_writer
+from legroom.memory.live.status import DeviceStatus, RunStatus
+
+INTERVAL = 0.5
+"""The number of seconds between two updates. A loop that ends sooner writes no file."""
+
+
+class LoopStatus:
+    """The live file of the loops of this process."""
+
+    def __init__(self) -> None:
+        self._file: LiveFile | None = None
+        self._pid = os.getpid()
+        self._started = time.time()
+        self._is_off = False
+
+    def write(
+        self,
+        *,
+        step: int,
+        total: int | None,
+        seconds: float,
+        trend: int | None,
+        history: Sequence[int],
+        finding: str,
+    ) -> None:
+        """Write the state of a loop. `seconds` is the average duration of a step."""
+        if self._is_off:
+            return
+        try:
+            if self._file is None or self._pid != os.getpid():
+                self._file, self._pid = LiveFile(), os.getpid()
+                atexit.register(self._file.remove)
+            if other_writer(self._file):  # `legroom run` records this process
+                return
+            self._file.write(
+                RunStatus(
+                    pid=os.getpid(),
+                    verb="watch",
+                    script=sys.argv[0] if sys.argv and sys.argv[0] else "python",
+                    command=shlex.join(sys.orig_argv),
+                    folder=os.getcwd(),
+                    started=self._started,
+                    updated=time.time(),
+                    step=step,
+                    total_steps=total,
+                    seconds_per_step=seconds or None,
+                    trend=trend,
+                    finding=finding,
+                    history=tuple(history),
+                    devices=_devices(),
+                )
+            )
+        except Exception as error:  # must not stop the user's loop
+            self._is_off = True
+            log.debug("The live state of the loop is not updated (%s: %s).", type(error).__name__, error)
+
+    def remove(self) -> None:
+        if self._file is not None:
+            self._file.remove()
+
+
+def _devices() -> tuple[DeviceStatus, ...]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ()
+    virtual: Any = sys.modules.get("legroom.observe.virtual.gpu")
+    is_virtual = virtual is not None and virtual.VirtualGPU._active is not None
+    found = []
+    for index in range(torch.cuda.device_count()):
+        reserved = torch.cuda.memory_reserved(index)
+        if reserved or index == 0:
+            properties = torch.cuda.get_device_properties(index)
+            uuid = str(getattr(properties, "uuid", "") or "")
+            found.append(
+                DeviceStatus(
+                    index=index,
+                    name=properties.name,
+                    kind="virtual" if is_virtual else "cuda",
+                    uuid=f"GPU-{uuid}" if uuid and not is_virtual else "",
+                    capacity=properties.total_memory,
+                    allocated=torch.cuda.memory_allocated(index),
+                    reserved=reserved,
+                    peak_allocated=torch.cuda.max_memory_allocated(index),
+                    peak_reserved=torch.cuda.max_memory_reserved(index),
+                )
+            )
+    return tuple(found)
