@@ -13,6 +13,7 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")  # on a busy machine, the default profile fails tests because they are slow
 
 os.environ.setdefault("LEGROOM_CACHE", "off")  # tests neither read nor write the cache of earlier runs
+os.environ.setdefault("LEGROOM_LIVE", "off")  # runs of the tests do not appear in a monitor
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest runs one worker per core already
 
 # A shell that starts the tests in the background makes them ignore Ctrl-C, and so would every process they start.

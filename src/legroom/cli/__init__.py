@@ -21,6 +21,7 @@ from legroom.cli.estimate import estimate
 from legroom.cli.explain import explain
 from legroom.cli.launch import launch
 from legroom.cli.lint import lint
+from legroom.cli.monitor import monitor
 from legroom.cli.options import Command, ScriptCommand
 from legroom.cli.report import report
 from legroom.cli.run import run
@@ -134,6 +135,7 @@ app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )(launch)
+app.command("monitor", cls=Command, short_help="Show GPUs, processes and runs, live.")(monitor)
 app.command("report", cls=Command, short_help="Show the report of a recorded run.")(report)
 app.command("diff", cls=Command, short_help="Show what grew between two recorded runs.")(diff)
 app.command("lint", cls=Command, short_help="Find and fix memory bugs in Python code.")(lint)

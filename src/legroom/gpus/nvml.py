@@ -58,10 +58,10 @@ def memory(nvml: Any, handle: Any) -> tuple[Count, Count]:
     older call includes this memory in the used memory.
     """
     version = getattr(nvml, "nvmlMemory_v2", None)
-    found = query(nvml.nvmlDeviceGetMemoryInfo, handle, version) if version is not None else NA
+    found = query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle, version)) if version is not None else NA
     if found is not NA:
         return found.total - found.reserved, found.used
-    found = query(nvml.nvmlDeviceGetMemoryInfo, handle)
+    found = query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     return (NA, NA) if found is NA else (found.total, found.used)
 
 

@@ -57,6 +57,10 @@ class GpuSample:
     is_mig: bool | NotAvailable = NA
     processes: tuple[ProcessOnGpu, ...] | NotAvailable = NA
 
+    @property
+    def known_processes(self) -> tuple[ProcessOnGpu, ...]:
+        return () if isinstance(self.processes, NotAvailable) else self.processes
+
 
 class GpuSampler:
     """Reads all GPUs. An instance is used by one thread at a time."""
@@ -85,7 +89,7 @@ class GpuSampler:
 
     def close(self) -> None:
         if self._nvml is not None:
-            query(self._nvml.nvmlShutdown)
+            _call(self._nvml, "nvmlShutdown")
             self._nvml = None
             self._open_at = self._clock() + REOPEN_SECONDS
 

@@ -35,13 +35,15 @@ class LiveStatusWriter:
         self._readings: deque[tuple[int, int]] = deque(maxlen=HISTORY)
         """The step and the allocated memory at its end, for the latest steps that were measured."""
         self._is_off = False
+        self._was_reported = False
 
     def write(self) -> None:
         """Write the current state. An error in Legroom ends the updates, but not the run."""
         if self._is_off:
             return
         try:
-            if not self._file.write(self._status()):
+            if not self._file.write(self._status()) and not self._was_reported:
+                self._was_reported = True
                 log.debug("The live state of the run is not written, because its folder is not writable.")
         except Exception as error:
             self._is_off = True

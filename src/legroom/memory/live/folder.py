@@ -99,11 +99,13 @@ class LiveFile:
         return False
 
     def remove(self) -> None:
-        if self._path is not None and os.getpid() == self._pid:
+        """Delete the file, unless another object of this process writes it."""
+        if self.is_written and _writer is self:
+            assert self._path is not None
             for path in (self._path, _temporary(self._path)):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
-            self._path = None
+        self._path = None
 
     @property
     def is_written(self) -> bool:

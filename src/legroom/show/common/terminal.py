@@ -23,7 +23,7 @@ def print_to(stream: TextIO, *parts: RenderableType) -> None:
     Raises OutputError if standard output cannot be written. Errors of other streams are ignored.
     """
     text = render_to_string(
-        *parts, width=_width(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
+        *parts, width=width_of(stream), color=_is_terminal(stream), ascii_only=not _supports_unicode(stream)
     )
     try:
         stream.write(text)
@@ -90,7 +90,8 @@ def _supports_unicode(stream: TextIO) -> bool:
     )
 
 
-def _width(stream: TextIO) -> int:
+def width_of(stream: TextIO) -> int:
+    """Return the number of columns to use."""
     if not _is_terminal(stream):
         return PLAIN_WIDTH
     try:

@@ -49,6 +49,7 @@ class LoopStatus:
                 atexit.register(self._file.remove)
             if other_writer(self._file):  # `legroom run` records this process
                 return
+            devices = _devices()
             self._file.write(
                 RunStatus(
                     pid=os.getpid(),
@@ -61,10 +62,10 @@ class LoopStatus:
                     step=step,
                     total_steps=total,
                     seconds_per_step=seconds or None,
-                    trend=trend,
+                    trend=trend if devices else None,
                     finding=finding,
-                    history=tuple(history),
-                    devices=_devices(),
+                    history=tuple(history) if devices else (),
+                    devices=devices,
                 )
             )
         except Exception as error:  # must not stop the user's loop

@@ -1,0 +1,1 @@
+"""`legroom monitor`: GPUs, processes and runs, as text, on a terminal and in a browser."""
