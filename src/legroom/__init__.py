@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from legroom.predict.api import estimate as estimate
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
+    from legroom.run.record import record as record
     from legroom.scale.parallel import parallel as parallel
     from legroom.show.estimate.layer_summary import summary as summary
     from legroom.show.explain.explanation import explain as explain
@@ -41,6 +42,7 @@ _PUBLIC = {
     "parallel": "legroom.scale.parallel",
     "plan": "legroom.predict.api",
     "precision": "legroom.train.precision",
+    "record": "legroom.run.record",
     "summary": "legroom.show.estimate.layer_summary",
     "tune": "legroom.show.tune.tune",
     "watch": "legroom.show.watch.watch",
@@ -61,6 +63,7 @@ __all__ = [
     "parallel",
     "plan",
     "precision",
+    "record",
     "summary",
     "transfer",
     "tune",

@@ -56,6 +56,11 @@ class Frame(NamedTuple):
     function: str
 
 
+BEFORE_RECORDING = Frame("<before the recording>", 0, "")
+"""The line of storages that existed before the recording started. Like other names in angle brackets, it is not a
+file."""
+
+
 class Alloc(NamedTuple):
     """An event that records that a storage was allocated."""
 

@@ -5,6 +5,9 @@
 | with virtual GPUs | the dispatch recorder over the virtual GPUs |
 | with a CUDA device | the history of the CUDA allocator |
 | otherwise | the dispatch recorder over host memory |
+
+A session may start in the middle of a program (`legroom.record`). If a producer is already active, the session follows
+it (see `following`). Otherwise, tensors that already exist are recorded first.
 """
 
 import contextlib
@@ -21,9 +24,11 @@ from legroom.gpus.machine import visible_gpus
 from legroom.memory.annotations import DetectedLeak, LoopWatched, RecordingFailed
 from legroom.memory.events import Sink
 from legroom.observe.compiled import compiled_functions_run_in_eager_mode
-from legroom.observe.cuda.history import CudaHistory
+from legroom.observe.cuda.history import CudaHistory, active_history
 from legroom.observe.dispatch.allocations import HostMemory
-from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.dispatch.recorder import Recorder, active_recorder
+from legroom.observe.existing_tensors import record_existing_tensors
+from legroom.observe.following import FollowedHistory, FollowedRecorder
 from legroom.observe.leaks.detector import SEVERAL_THREADS, LeakDetector
 from legroom.observe.producer import MemoryStats, Producer
 from legroom.observe.training import TrainingClock
@@ -72,10 +77,11 @@ class Session:
         gpus: Sequence[GpuSpec] | None = None,
         frequent_sink: Sink | None = None,
         on_step: Callable[[], None] | None = None,
+        mid_program: bool = False,
     ) -> None:
         """`gpus` are virtual GPUs. If `gpus` is None, the devices of this machine are used. `frequent_sink` receives
         the events of the dispatch recorder instead of `sink`, which is called for every operation. `on_step()` is
-        called after the events of each step."""
+        called after the events of each step. With `mid_program`, the program is already running."""
         self._sink = sink
         self._watching_reported = False
         self._exit = contextlib.ExitStack()
@@ -83,16 +89,19 @@ class Session:
         self.devices: list[DeviceInfo]
         if gpus is not None:
             self._producer = virtual = _VirtualProducer(frequent_sink or sink, gpus, on_step)
-            self.devices = [
-                DeviceInfo(d.index, d.name, "virtual", d.spec.total, d.spec.context)
-                for d in virtual.gpu.devices
-            ]
+            self.devices = _virtual_devices(virtual.gpu)
+        elif mid_program and (recorder := active_recorder()) is not None:
+            self._producer = FollowedRecorder(recorder, sink)
+            active = VirtualGPU.active()
+            is_virtual = active is not None and active.recorder is recorder
+            self.devices = _virtual_devices(active) if active and is_virtual else [_host_device()]
         elif real := visible_gpus():
-            self._producer = CudaHistory(sink)
+            history = active_history() if mid_program else None
+            self._producer = CudaHistory(sink) if history is None else FollowedHistory(history, sink)
             self.devices = [DeviceInfo(gpu.index, gpu.name, "cuda", gpu.total, uuid=gpu.uuid) for gpu in real]
         else:
-            self._producer = _HostProducer(frequent_sink or sink, on_step)
-            self.devices = [DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)]
+            self._producer = _HostProducer(frequent_sink or sink, on_step, with_existing=mid_program)
+            self.devices = [_host_device()]
         self._began = time.perf_counter()
         self._leak_detector = LeakDetector(
             self._record_leak, allocated=self._allocated, on_device=self._producer.is_on_device
@@ -109,8 +118,10 @@ class Session:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.finish()
-        self._exit.close()
+        try:
+            self.finish()
+        finally:
+            self._exit.close()
 
     def finish(self) -> None:
         """Send the events that are still pending. A CUDA history is read only at the end. This method may be called
@@ -169,6 +180,17 @@ class Session:
 
     def _allocated(self) -> int:
         return sum(self._producer.memory_stats(device.index).allocated for device in self.devices)
+
+
+def _virtual_devices(gpu: VirtualGPU) -> list[DeviceInfo]:
+    return [
+        DeviceInfo(each.index, each.name, "virtual", each.spec.total, each.spec.context)
+        for each in gpu.devices
+    ]
+
+
+def _host_device() -> DeviceInfo:
+    return DeviceInfo(0, "host memory", "host", psutil.virtual_memory().total)
 
 
 class _AllocatorFigures(Protocol):
@@ -242,8 +264,11 @@ class _VirtualProducer(_DispatchProducer):
 class _HostProducer(_DispatchProducer):
     """Records a run in host memory. All storages are recorded, and the size of the memory is not limited."""
 
-    def __init__(self, sink: Sink, on_step: Callable[[], None] | None) -> None:
+    def __init__(
+        self, sink: Sink, on_step: Callable[[], None] | None, *, with_existing: bool = False
+    ) -> None:
         self._memory = HostMemory()
+        self._with_existing = with_existing
         self._recorder = Recorder(sink, [self._memory], host_only=True, eager=True)
         super().__init__(self._recorder, on_step)
         self._exit = contextlib.ExitStack()
@@ -252,6 +277,12 @@ class _HostProducer(_DispatchProducer):
         self._exit.enter_context(compiled_functions_run_in_eager_mode(self._recorder.compiles))
         self._recorder.attach()
         self._exit.callback(self._recorder.detach)
+        if self._with_existing:
+            try:
+                record_existing_tensors(self._recorder)
+            except BaseException:
+                self._exit.close()
+                raise
 
     def __exit__(self, *error: object) -> None:
         self._exit.close()

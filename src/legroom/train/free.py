@@ -25,6 +25,7 @@ import torch
 from legroom.errors import UsageError
 from legroom.memory.events import Holder
 from legroom.observe.holders.holders import find_holders
+from legroom.observe.source.cells import shell
 from legroom.units import format_size
 
 
@@ -169,8 +170,8 @@ def _delete_tracebacks() -> list[str]:
     """Delete the last uncaught error, which Python and IPython keep for debuggers, and return the deleted names."""
     error = getattr(sys, "last_value", None)
     found = getattr(sys, "last_traceback", None) or (error.__traceback__ if error is not None else None)
-    shell = _shell()
-    interactive = getattr(shell, "InteractiveTB", None)
+    active = shell()
+    interactive = getattr(active, "InteractiveTB", None)
     for trace in (found, getattr(interactive, "tb", None)):
         if trace is not None:
             # A variable may also reference the error, so clear the variables of its frames.
@@ -191,22 +192,16 @@ _OUTPUT = re.compile(r"_{1,3}|_\d+")
 def _delete_outputs() -> list[str]:
     """Delete the results of all cells, and return the deleted names. IPython's own `flush` does not clear the second
     namespace of IPython."""
-    shell = _shell()
-    if shell is None:
+    active = shell()
+    if active is None:
         return []
-    count = len(shell.user_ns.get("Out", ()))
+    count = len(active.user_ns.get("Out", ()))
     with contextlib.suppress(ValueError):  # the output cache is disabled
-        shell.displayhook.flush()
-    for names in (shell.user_ns, getattr(shell, "user_ns_hidden", {})):
+        active.displayhook.flush()
+    for names in (active.user_ns, getattr(active, "user_ns_hidden", {})):
         for name in [name for name in names if _OUTPUT.fullmatch(name)]:
             del names[name]
     return [f"{count} notebook output{'s' if count != 1 else ''}"] if count else []
-
-
-def _shell() -> Any:
-    """Return the IPython shell, or None outside IPython."""
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
 
 
 def _caches() -> list[Callable[[], Any]]:

@@ -22,6 +22,8 @@ class RunCommand:
 
     @property
     def text(self) -> str:
+        if self.is_record:
+            return "legroom.record()"
         return shlex.join(["legroom", self.verb, *self.options, *self.target, *self.arguments])
 
     def with_arguments(self, arguments: Sequence[str]) -> "RunCommand":
@@ -33,6 +35,11 @@ class RunCommand:
 
     def with_spilling(self) -> "RunCommand":
         return replace(self, options=(*self.options, "--spill"))
+
+    @property
+    def is_record(self) -> bool:
+        """Whether `legroom.record` recorded a part of a program, so that no command repeats the run."""
+        return self.verb == "record"
 
     @property
     def is_launch(self) -> bool:
@@ -64,7 +71,8 @@ class RunCommand:
     def from_header(cls, header: Mapping[str, Any]) -> "RunCommand":
         """Read the command from a capture's header. The file may be untrusted, so values that are not strings are
         ignored."""
-        verb = "launch" if header.get("verb") == "launch" else "run"
+        given = header.get("verb")
+        verb = given if given in ("launch", "record") else "run"
         return cls(
             _strings(header.get("options")),
             _strings(header.get("target")),

@@ -7,10 +7,10 @@ only the number of bytes in device memory.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 
 from legroom.diagnose.report.growing_lines import Leak, graph_advice
 from legroom.memory.annotations import Annotation, DetectedLeak
+from legroom.observe.source.cells import short_location
 from legroom.units import format_size
 
 
@@ -43,7 +43,7 @@ def leaks_from(
 
 def holder_path(detected: DetectedLeak) -> str:
     """Return a path such as `train.py:41 losses (list, 412 items) → tensor → graph of 37 nodes → 1.2 MiB per step`."""
-    location = f"{PurePath(detected.file).name}:{detected.line} " if detected.file and detected.line else ""
+    location = f"{short_location(detected.file, detected.line)} " if detected.file and detected.line else ""
     name = detected.name or "no user variable"
     parts = [f"{location}{name} ({detected.described})" if detected.described else f"{location}{name}"]
     if detected.how == "exception":

@@ -4,7 +4,6 @@ This module prints nothing and does not import torch. `RunReport.as_json()` is t
 of this output are stable.
 """
 
-import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -46,6 +45,7 @@ from legroom.memory.capture.capture import Capture
 from legroom.memory.events import Frame, Holder, Oom, Step
 from legroom.memory.garbage_collection import no_garbage_collection
 from legroom.memory.ledger import Ledger
+from legroom.observe.source.cells import short_location
 from legroom.units import GiB
 
 MIN_ESTIMATE_CAPACITY = 2 * GiB
@@ -199,6 +199,8 @@ class RunReport:
             )
             show.append((shlex.join(command), "show this report again"))
             show.append((shlex.join([*command, "--html", page]), "write a web page with charts"))
+        if self.command.is_record:
+            return show
         if self._needs_gpu():
             return [(self.command.on_virtual_gpu(DEFAULT_GPU_SIZE).text, "on a virtual GPU"), *show]
         if self.oom is None or not self.failed_with_oom:
@@ -221,7 +223,7 @@ class RunReport:
                 edit = evidence["edit"]
                 yield (
                     self.command.text,
-                    f"after the change in {os.path.basename(edit['file'])}:{edit['line']}",
+                    f"after the change in {short_location(edit['file'], edit['line'])}",
                 )
             elif "LG613" in codes and not self.command.is_launch:
                 yield self.command.with_spilling().text, "with saved activations in host memory"
@@ -241,7 +243,7 @@ class RunReport:
             again = self.command.with_arguments(evidence["arguments"])
             yield again.text, "with a smaller batch size, after changing the code"
         else:
-            where = f" in {os.path.basename(first.file)}:{first.line}" if first.file else ""
+            where = f" in {short_location(first.file, first.line)}" if first.file else ""
             yield self.command.text, f"after the change{where}" if where else "after changing the code"
 
     def _needs_gpu(self) -> bool:

@@ -192,6 +192,21 @@ class CaptureWriter:
             file.abandon()
 
 
+def copy_capture(source: Path, path: Path, *, force: bool) -> None:
+    """Copy a complete capture to a new file. `force` overwrites an existing capture, but no other kind of file."""
+    exists = check_output(path, force=force, option="force=True", example="")
+    try:
+        content = source.read_bytes()
+        with FileIO(path, "wb" if exists else "xb") as target:
+            view = memoryview(content)
+            while view:
+                view = view[target.write(view) or len(view) :]
+    except FileExistsError:
+        raise UsageError(_exists(path, "force=True")) from None
+    except OSError as error:
+        raise CaptureError(_write_error(path, error)) from None
+
+
 def _create(path: Path, *, force: bool) -> FileIO:
     """Create the file. `force` overwrites an existing capture, but no other kind of file."""
     if check_output(path, force=force):
@@ -202,8 +217,9 @@ def _create(path: Path, *, force: bool) -> FileIO:
         raise UsageError(_exists(path)) from None
 
 
-def check_output(path: Path, *, force: bool) -> bool:
-    """Return whether the file exists. Raises UsageError or CaptureError if a capture must not overwrite it."""
+def check_output(path: Path, *, force: bool, option: str = "--force", example: str = "-o ") -> bool:
+    """Return whether the file exists. Raises UsageError or CaptureError if a capture must not overwrite it. `option` and
+    `example` are the ways to overwrite a file and to give a path, for the message."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -217,19 +233,19 @@ def check_output(path: Path, *, force: bool) -> bool:
             reason = (
                 f"{path} is a script, and Legroom never overwrites a script."
                 if path.suffix in _SCRIPTS
-                else f"{path} is not a capture, and Legroom overwrites only captures, even with `--force`."
+                else f"{path} is not a capture, and Legroom overwrites only captures, even with `{option}`."
             )
-            raise UsageError(f"{reason} Give another path, for example `-o {path.stem}{SUFFIX}`.")
+            raise UsageError(f"{reason} Give another path, for example `{example}{path.stem}{SUFFIX}`.")
     if not force:
-        raise UsageError(_exists(path))
+        raise UsageError(_exists(path, option))
     return True
 
 
 _SCRIPTS = (".py", ".ipynb", ".sh")
 
 
-def _exists(path: Path) -> str:
-    return f"{path} already exists. Add `--force` to overwrite the file, or give another path."
+def _exists(path: Path, option: str = "--force") -> str:
+    return f"{path} already exists. Add `{option}` to overwrite the file, or give another path."
 
 
 def _remove(path: Path, created: FileIO) -> None:

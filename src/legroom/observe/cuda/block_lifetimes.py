@@ -56,6 +56,7 @@ class BlockLifetime:
         "address",
         "block_size",
         "category",
+        "existed_before",
         "frame",
         "freed_by_module",
         "freed_in",
@@ -90,6 +91,8 @@ class BlockLifetime:
         self.phase = Phase.OTHER
         self.module = ""
         self.frame: Frame | None = None
+        self.existed_before = False
+        """Whether the block was allocated before the recording started."""
         self.op = ""
         self.from_engine = False
         self.is_batch_sized = False

@@ -43,14 +43,17 @@ class FailureObserver:
         self._surveys = 0
         self._closed = False
         self._restore: Callable[[], None] | None = None
+        self._forget: Callable[[], None] | None = None
         self._hidden = 0
 
     def watch(self) -> None:
-        self._api.on_failed_allocation(self._failed)
+        self._forget = self._api.on_failed_allocation(self._failed)
         self._restore = self._api.on_oom_error(self._error_created)
 
     def close(self) -> None:
         self._closed = True
+        if self._forget is not None:
+            self._forget()
         if self._restore is not None:
             self._restore()
 

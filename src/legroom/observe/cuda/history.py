@@ -21,7 +21,6 @@ import contextlib
 import functools
 import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -95,7 +94,8 @@ class CudaHistory:
     """Records the CUDA devices of this process until `finish`."""
 
     def __init__(self, sink: Sink, api: CudaApi | None = None, peaks: StepPeaks | None = None) -> None:
-        self._sink = sink
+        self.sink = sink
+        """The receiver of events, which may be replaced at any time."""
         self._api = api or CudaApi()
         self._peaks = peaks or StepPeaks()
         self._markers = Markers()
@@ -136,7 +136,7 @@ class CudaHistory:
         self._unpacking.enter_context(autograd_graph.unpack_until_packed())
         self._modules.attach()
         self._clock.attach()
-        _stop_in_children(self)
+        _active.append(self)
         self._api.when_ready(self._begin)
         return self
 
@@ -147,6 +147,19 @@ class CudaHistory:
         """Read the entries that were not read yet, and stop recording. This method may be called twice."""
         self._read_last()
         self._turn_off()
+
+    def send_pending(self) -> None:
+        """Read the entries that were not read yet, and continue to record."""
+        self._read_last()
+
+    def current_state(self) -> list[Event]:
+        """Return events that result in the state of all devices after the events sent so far."""
+        return [event for history in self._histories.values() for event in history.current_state()]
+
+    @property
+    def seconds(self) -> float:
+        """The number of seconds since the recording started."""
+        return self._seconds
 
     @property
     def progress(self) -> tuple[int, float]:
@@ -198,6 +211,8 @@ class CudaHistory:
         if self._is_off:
             return
         self._is_off = True
+        if self in _active:
+            _active.remove(self)
         self._unpacking.close()
         self._modules.detach()
         self._clock.detach()
@@ -443,7 +458,7 @@ class CudaHistory:
 
     def _emit(self, event: Event) -> None:
         self._emitted_until = max(getattr(event, "time", 0.0), self._emitted_until)
-        self._sink(event)
+        self.sink(event)
 
 
 class _Ring:
@@ -504,12 +519,19 @@ def _belongs_to(record: TickRecord, device: int) -> bool:
     return not isinstance(record, PendingEvent) or getattr(record.event, "device", 0) == device
 
 
-def _stop_in_children(history: CudaHistory) -> None:
-    reference = weakref.ref(history)
+_active: list[CudaHistory] = []
+"""The histories that are being recorded."""
 
-    def stop_in_child() -> None:
-        known = reference()
-        if known is not None:
-            known.stop_in_child()
 
-    os.register_at_fork(after_in_child=stop_in_child)
+def active_history() -> CudaHistory | None:
+    """Return the history that is being recorded in this process, or None."""
+    return _active[-1] if _active else None
+
+
+def _stop_in_child() -> None:
+    while _active:
+        _active.pop().stop_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_in_child)

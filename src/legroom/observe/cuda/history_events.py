@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 
 from legroom.memory.allocator.settings import AllocatorSettings
 from legroom.memory.annotations import GapEnded, HolderCoverage, OtherProcesses
-from legroom.memory.events import Alloc, Category, Event, Frame, Free, Oom, Phase, SegmentChange, Tag
+from legroom.memory.events import (
+    BEFORE_RECORDING,
+    Alloc,
+    Category,
+    Event,
+    Frame,
+    Free,
+    Oom,
+    Phase,
+    SegmentChange,
+    Tag,
+)
 from legroom.observe.cuda.address_owners import OwnedAddresses
 from legroom.observe.cuda.block_lifetimes import (
     BlockLifetime,
@@ -106,6 +117,20 @@ class DeviceHistory:
         self.passes = 0
         """The number of backward passes."""
 
+    def current_state(self) -> list[Event]:
+        """Return events that result in the state after the events sent so far."""
+        reserved = [SegmentChange(0.0, self.device, self.reserved)] if self.reserved else []
+        return [*reserved, *map(self.alloc_event, self.blocks_by_address.values())]
+
+    def alloc_event(self, block: BlockLifetime) -> Alloc:
+        frame = block.frame or self.lines.find(block.module)
+        if frame is None and block.existed_before:
+            frame = BEFORE_RECORDING
+        return Alloc(
+            block.time, block.id, block.requested, block.block_size, self.device, block.stream, block.category,
+            block.phase, block.step, block.module, frame, block.op,
+        )  # fmt: skip
+
     def read(
         self,
         trace: Sequence[Entry],
@@ -185,7 +210,10 @@ class _Reading:
             block_size = self._blocks.add_initial(address, found.requested, block_size)
             if known is None:
                 stack = self._stacks.read(found.frames)
-                self._add_block(address, found.requested, block_size, found.stream, stack, OTHER, Phase.OTHER)
+                block = self._add_block(
+                    address, found.requested, block_size, found.stream, stack, OTHER, Phase.OTHER
+                )
+                block.existed_before = not after_gap
         if after_gap:
             self._records_by_tick = [record for record in self._records_by_tick if not self._is_stale(record)]
         self._process_records(self._marker.tick)
@@ -404,11 +432,7 @@ class _Reading:
 
     def _alloc(self, block: BlockLifetime) -> Alloc:
         block.sent_category = block.category
-        frame = block.frame or self._history.lines.find(block.module)
-        return Alloc(
-            block.time, block.id, block.requested, block.block_size, self._history.device, block.stream, block.category,
-            block.phase, block.step, block.module, frame, block.op,
-        )  # fmt: skip
+        return self._history.alloc_event(block)
 
     def _failed_line(self, oom: Oom) -> Frame | None:
         """Return the line of the module whose backward operation failed, or the line of the last block in the pass

@@ -153,12 +153,16 @@ class CudaApi:
 
     # --- failures
 
-    def on_failed_allocation(self, observer: Observer) -> None:
-        """Call `observer` at each failed allocation, before an exception is raised. The observer cannot be removed
-        again."""
+    def on_failed_allocation(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` at each failed allocation, before an exception is raised. Returns a function that stops these
+        calls. Torch cannot remove an observer, so all observers share the one that is attached to torch."""
+        global _is_attached
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is not None:
-            attach(observer)
+        if attach is not None and not _is_attached:
+            attach(_call_observers)
+            _is_attached = True
+        _observers.append(observer)
+        return lambda: _observers.remove(observer) if observer in _observers else None
 
     def on_oom_error(self, watcher: Callable[[str], None]) -> Callable[[], None] | None:
         """Call `watcher(text)` for each `torch.OutOfMemoryError` that is created in Python. Such errors reach the
@@ -181,6 +185,15 @@ class CudaApi:
                 del error.__init__
 
         return restore
+
+
+_observers: list[Observer] = []
+_is_attached = False
+
+
+def _call_observers(device: int, requested: int, limit: int, free: int) -> None:
+    for observer in list(_observers):
+        observer(device, requested, limit, free)
 
 
 @contextlib.contextmanager

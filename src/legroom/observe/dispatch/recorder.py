@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import (
 )
 
 from legroom.memory.allocator.allocator import AllocationFailed
-from legroom.memory.events import Category, Event, Phase, Sink, discard
+from legroom.memory.events import BEFORE_RECORDING, Category, Event, Phase, Sink, discard
 from legroom.observe.cuda_rules.plan import MemoryPlan
 from legroom.observe.cuda_rules.rules import CudaRules
 from legroom.observe.dispatch.allocations import DeviceAllocations, TrackedDevice
@@ -148,10 +148,12 @@ class Recorder:
         ):
             self._exit.callback(handle.remove)
         self._exit.enter_context(self.mode())
-        _discard_events_of_forks(self)
+        _attached.append(self)
 
     def detach(self) -> None:
         """Stop recording. Storages that are still alive get no `Free` event."""
+        if self in _attached:
+            _attached.remove(self)
         self._exit.close()
         self.live.clear()
 
@@ -363,6 +365,17 @@ class Recorder:
                 self._free_expired()
             location = self._locator.locate((), depth=2)
             self._add_storage(key, storage, device, location, None, category, nbytes)
+
+    def register_existing(self, storage: Any, device: int, category: Category) -> None:
+        """Record a storage that existed before the recording. The line that created the storage is unknown."""
+        if storage._cdata not in self.live:
+            with self.lock:
+                self._add_storage(storage._cdata, storage, device, _EXISTING, None, category)
+
+    def live_storages(self) -> list[LiveStorage]:
+        """Return the storages that use memory now. The caller holds the lock."""
+        self._free_expired()
+        return [storage for storage in self.live.values() if storage.block is not None]
 
     def _add_storage(
         self,
@@ -674,22 +687,29 @@ def _decomposed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return func.decompose(*args, **kwargs) if run is None else run(_COMPOSITE, *args, **kwargs)
 
 
-def _discard_events_of_forks(recorder: Recorder) -> None:
+_attached: list[Recorder] = []
+"""The recorders that are attached, outermost first."""
+
+
+def active_recorder() -> Recorder | None:
+    """Return the innermost recorder that records the operations of this thread, or None."""
+    return next((each for each in reversed(_attached) if each.is_recording()), None)
+
+
+def _discard_events_of_forks() -> None:
     """Discard the events of a forked child (a DataLoader worker), because they must not mix with the events of the
     parent.
     """
-    reference = weakref.ref(recorder)
+    for recorder in _attached:
+        recorder.allocations.sink = discard
 
-    def in_child() -> None:
-        child = reference()
-        if child is not None:
-            child.allocations.sink = discard
 
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_discard_events_of_forks)
 
 
 POLL_SECONDS = 0.001
+_EXISTING = OpLocation(BEFORE_RECORDING, "", Phase.OTHER)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _no_dispatch: Any = getattr(torch._C, "_DisableTorchDispatch", None)
 _count_modes: Callable[[], int] | None = getattr(torch._C, "_len_torch_dispatch_stack", None)

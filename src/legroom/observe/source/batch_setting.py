@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from legroom.observe.script import Script
+from legroom.observe.source.cells import cell_name
 
 SIZE = "\0"
 """Marks the position of the batch size in the strings of a `BatchSetting`."""
@@ -55,7 +56,9 @@ class BatchSetting:
         """Return an instruction for changing the batch size, without a period at the end."""
         text = self.text_with(size)
         if self.file:
-            return f"Write `{text}` in {os.path.basename(self.file)}, line {self.line}"
+            return (
+                f"Write `{text}` in {os.path.basename(cell_name(self.file) or self.file)}, line {self.line}"
+            )
         if self.variable:
             return f"Set the environment variable `{text}`"
         return f"Use `{text}`" if self.is_given else f"Add `{text}`"

@@ -124,6 +124,11 @@ class VirtualGPU:
 
     # --- being active
 
+    @classmethod
+    def active(cls) -> "VirtualGPU | None":
+        """Return the virtual GPU that is active in this process, or None."""
+        return cls._active
+
     def __enter__(self) -> "VirtualGPU":
         if VirtualGPU._active is not None and VirtualGPU._active._is_inherited:
             VirtualGPU._active.__exit__()  # the process has its own GPU instead of its parent's GPU

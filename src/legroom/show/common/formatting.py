@@ -4,6 +4,7 @@ import os
 
 from legroom.log import printable
 from legroom.memory.events import Frame, Phase
+from legroom.observe.source.cells import cell_name, is_cell_name
 
 _PHASES = {
     Phase.FORWARD: "in the forward pass",
@@ -19,12 +20,14 @@ def format_phase(phase: str) -> str:
 
 
 def format_location(file: str | None, line: int | None, *, max_length: int = 44) -> str:
-    """Format a location, for example `train.py:31`. The path is relative to the working directory if the file is in
-    that directory or below. The beginning of a long path is omitted.
+    """Format a location, for example `train.py:31` or `cell [3], line 2`. The path is relative to the working directory
+    if the file is in that directory or below. The beginning of a long path is omitted.
     """
     if not file:
         return "unknown line"
-    shown = clean(file)
+    shown = clean(cell_name(file) or file)
+    if is_cell_name(shown):
+        return f"{shown}, line {line}" if line else shown
     if os.path.isabs(shown):
         relative = os.path.relpath(shown)
         shown = shown if relative.startswith("..") else relative

@@ -113,7 +113,7 @@ def _oom_parts(report: RunReport, oom: OomReport) -> Iterator[RenderableType]:
     yield from top_lines(oom.snapshot.top, report.sources)
     if oom.holders:
         yield from section("Memory by variable", "memory that each variable retains; entries may overlap")
-        yield _holder_table(_merge_holders(oom.holders)[:TOP_HOLDERS])
+        yield _holder_table(merge_holders(oom.holders)[:TOP_HOLDERS])
     yield from _history(report)
     if oom.advice:
         yield from section("Suggested changes", "most useful first")
@@ -263,7 +263,7 @@ def _format_device(device: DeviceSummary | None) -> str:
 # --- sections ----------------------------------------------------------------------------------------------------
 
 
-def _merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
+def merge_holders(holders: tuple[Holder, ...]) -> list[Holder]:
     """Merge variables of the same type that retain the same number of bytes into one entry (`x, images (Tensor)`),
     because they usually retain the same memory.
     """
@@ -332,7 +332,7 @@ def _leaks(report: RunReport) -> Iterator[RenderableType]:
 
 def render_leak(leak: Leak) -> RenderableType:
     """Render one leak: its size, its location, the variable that retains it, and the suggested change."""
-    head = Text(f"{_rate(leak)} over {format_count(leak.steps, 'step')}, ")
+    head = Text(f"{format_rate(leak)} over {format_count(leak.steps, 'step')}, ")
     head.append("stored at " if leak.name else "allocated at ")
     head.append(format_location(leak.file, leak.line), style="bold")
     if leak.lines > 1:
@@ -348,7 +348,7 @@ def render_leak(leak: Leak) -> RenderableType:
     return Group(*parts)
 
 
-def _rate(leak: Leak) -> str:
+def format_rate(leak: Leak) -> str:
     if leak.bytes_per_step:
         return f"{format_size(leak.bytes_per_step)} per step{' in host memory' if leak.on_host else ''}"
     return f"{format_count(leak.nodes_per_step or 0, 'graph node')} per step in host memory"

@@ -100,8 +100,9 @@ class SimulatedCuda(CudaApi):
     def workspace_sizes(self, device: int) -> frozenset[int]:
         return frozenset()
 
-    def on_failed_allocation(self, observer: Observer) -> None:
+    def on_failed_allocation(self, observer: Observer) -> Callable[[], None]:
         self._observer = observer
+        return lambda: None
 
     def _set_stamp(self, text: str) -> None:
         self.stamps[_thread()] = text

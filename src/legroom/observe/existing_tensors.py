@@ -1,0 +1,50 @@
+"""Records the tensors that exist before a recording starts in the middle of a program.
+
+A recorder sees a storage when an operation returns it. The parameters of a model that was created earlier would
+therefore appear to be allocated by the operation that changes them first.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from legroom.memory.events import Category
+from legroom.observe.dispatch.recorder import Recorder
+from legroom.observe.dispatch.storages import storage_of
+from legroom.observe.leaks.live_objects import find_live_objects
+from legroom.observe.training import live_optimizers
+
+
+def record_existing_tensors(recorder: Recorder) -> None:
+    """Record every tensor that has a Python object, in host memory. Tensors that only C++ code references are found when
+    an operation changes them."""
+    found = find_live_objects()
+    with torch._C.DisableTorchFunction():
+        for tensor in found.tensors:
+            for each, category in _with_gradient(tensor):
+                if each.device.type == "meta" or each.is_sparse:
+                    continue
+                storage = storage_of(each)
+                if storage is not None:
+                    recorder.register_existing(storage, 0, category)
+        for module in found.modules:
+            for buffer in module.__dict__.get("_buffers", {}).values():
+                if isinstance(buffer, torch.Tensor):
+                    recorder.categories.note_category(buffer, Category.BUFFER)
+        for optimizer in live_optimizers():
+            recorder.categories.tag_optimizer(optimizer)
+        recorder.categories.find_activations(
+            [tensor.grad_fn for tensor in found.tensors if tensor.grad_fn is not None]
+        )
+
+
+def _with_gradient(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, Category]]:
+    if isinstance(tensor, nn.Parameter):
+        yield tensor, Category.PARAMETER
+    elif tensor.grad_fn is not None:
+        yield tensor, Category.RESULT
+    else:
+        yield tensor, Category.INPUT
+    if tensor.is_leaf and tensor.grad is not None:
+        yield tensor.grad, Category.GRADIENT

@@ -1,0 +1,84 @@
+"""Names of notebook cells: `cell [3]` instead of the temporary file or the pseudo-file under which a kernel compiles a
+cell, for example `/tmp/ipykernel_123/456.py` or `<ipython-input-3-0a1b2c>`.
+
+The number is the number that the notebook shows next to the cell. If a cell ran several times, it is the number of the
+last run. IPython is never imported here: outside IPython, no file is a cell.
+"""
+
+import linecache
+import os
+import re
+import sys
+from typing import Any
+
+from legroom.memory.events import Frame
+
+_NAMED = re.compile(r"cell \[\d+\]|notebook cell")
+_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+_CELL_FILE = re.compile(r"/(?:ipykernel_\d+/[^/]+|ipython-input-[^/]+)\.py$")
+UNKNOWN = "notebook cell"
+"""The name of a cell whose number is unknown."""
+
+
+def shell() -> Any:
+    """Return the running IPython shell, or None outside IPython."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook (Jupyter, Colab, VS Code), not a terminal."""
+    return getattr(shell(), "kernel", None) is not None
+
+
+def is_cell_name(file: str) -> bool:
+    """Return whether `file` is a name that `cell_name` returned, possibly in another process."""
+    return _NAMED.fullmatch(file) is not None
+
+
+def cell_name(file: str) -> str | None:
+    """Return the name of the cell that was compiled as `file`, or None if `file` is not a cell. The source of the cell
+    can then be read from `linecache` under this name, too.
+    """
+    active = shell()
+    if active is None:
+        return None
+    number = _number(active, file)
+    if number is None:
+        return UNKNOWN if _CELL_FILE.search(file) else None
+    name = f"cell [{number}]"
+    if file in linecache.cache:
+        linecache.cache[name] = linecache.cache[file]
+    return name
+
+
+def named_frame(frame: Frame) -> Frame:
+    """Return the frame with the name of its cell, if it is in a cell."""
+    name = cell_name(frame.file)
+    return frame if name is None else frame._replace(file=name)
+
+
+def short_location(file: str, line: int | None) -> str:
+    """Return `train.py:31` or `cell [3], line 2`."""
+    name = cell_name(file) or file
+    if is_cell_name(name):
+        return f"{name}, line {line}" if line else name
+    return f"{os.path.basename(name)}:{line}" if line else os.path.basename(name)
+
+
+def _number(active: Any, file: str) -> int | None:
+    """Return the number of a cell. Without IPython's private table of cells, the source is compared with the executed
+    cells, which takes longer.
+    """
+    known = getattr(getattr(active, "compile", None), "_filename_map", None)
+    if isinstance(known, dict):
+        number = known.get(file)
+        return number if isinstance(number, int) and number > 0 else None
+    numbered = _NUMBERED.match(file)
+    if numbered is not None:
+        return int(numbered[1])
+    source = "".join(linecache.getlines(file)).strip() if _CELL_FILE.search(file) else ""
+    executed = active.user_ns.get("In", [])
+    return next(
+        (at for at in range(len(executed) - 1, 0, -1) if source and executed[at].strip() == source), None
+    )

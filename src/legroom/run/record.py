@@ -1,0 +1,407 @@
+"""`legroom.record()`: records the memory of a block of code, on a real GPU, a virtual GPU or the CPU.
+
+    with legroom.record() as recording:
+        train()
+    print(recording)
+
+The events go to a temporary capture of limited size, so a block of any length uses little memory. The report is built
+when the block ends. After the block, nothing of torch stays replaced, and the recording keeps no tensor, frame or
+exception alive. Exceptions of the block pass through unchanged.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+import torch
+
+from legroom import __version__
+from legroom.diagnose.oom.recognize import is_oom
+from legroom.diagnose.report import source_lines
+from legroom.diagnose.report.device_memory import holding_as_dict
+from legroom.diagnose.report.growing_lines import Leak
+from legroom.diagnose.report.run_report import OomReport, RunReport, report_from_ledger
+from legroom.errors import CaptureError, MissingExtra, UsageError
+from legroom.log import log
+from legroom.memory.annotations import DetectedLeak, ExitReason, FoundSetting, RunEnded
+from legroom.memory.capture.capture import SUFFIX, copy_capture, read_capture
+from legroom.memory.events import Alloc, Event, Frame, Free, Holder, Oom
+from legroom.memory.ledger import Ledger
+from legroom.memory.state import State
+from legroom.memory.timeline import Sample
+from legroom.observe.session import DeviceInfo, Session
+from legroom.observe.source.cells import cell_name, named_frame, shell
+from legroom.observe.source.user_files import is_user_file
+from legroom.run.capture_path import NoWriter, OpenCapture, open_capture
+from legroom.run.event_buffer import EventBuffer
+from legroom.show.report.block_report import block_html, block_text, plot_timeline
+from legroom.show.report.tracebacks import format_error_line, format_short_traceback, format_traceback
+
+P = ParamSpec("P")
+R = TypeVar("R")
+KEPT_EVENTS = 100_000
+"""The number of events that stay in memory for the report. All events are in the capture."""
+_ON_HOST = "No GPU was found, so the recording contains CPU tensors (host memory)."
+
+
+@overload
+def record() -> "BlockRecording": ...
+@overload
+def record(function: Callable[P, R], /) -> Callable[P, R]: ...
+def record(function: Callable[P, R] | None = None, /) -> "BlockRecording | Callable[P, R]":
+    """Record the memory of a block of code or of a function.
+
+    Use it as `with legroom.record() as recording:` or as the decorator `@legroom.record()`. A decorated function has the
+    attribute `recording`, which contains its last call. On a virtual GPU, inside `legroom run` or inside another
+    recording, the block is a part of that recording. Without a GPU, CPU tensors are recorded.
+    """
+    if function is None:
+        return BlockRecording()
+    if not callable(function):
+        raise UsageError(
+            f"record() takes no {type(function).__name__}. Example: `with legroom.record() as recording:`"
+        )
+    return BlockRecording()(function)
+
+
+class BlockRecording:
+    """The memory of a block of code. All results are available after the block. Sizes are in bytes."""
+
+    def __init__(self) -> None:
+        self._running: _Running | None = None
+        self._finished: _Finished | None = None
+
+    # --- recording
+
+    def __enter__(self) -> "BlockRecording":
+        if self._running is not None:
+            raise UsageError(
+                "This recording is already running. Create another recording with `legroom.record()`."
+            )
+        self._finished = None
+        running = _Running()
+        running.start()
+        self._running = running
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        running, self._running = self._running, None
+        if running is not None and running.process == os.getpid():  # a forked child does not report
+            self._finished = running.finish(error)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that records its calls. Recursive calls are parts of the outermost call."""
+
+        @wraps(function)
+        def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
+            if self._running is not None:
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        recorded.recording = self  # type: ignore[attr-defined]
+        return recorded
+
+    # --- results
+
+    @property
+    def peak(self) -> int:
+        """The peak of the allocated memory, on the device with the highest peak relative to its size."""
+        device = self._report.device
+        return device.peak_allocated if device is not None else 0
+
+    @property
+    def peak_reserved(self) -> int:
+        """The peak of the memory that PyTorch's allocator reserved on the same device. For host memory, it equals
+        `peak`."""
+        device = self._report.device
+        if device is None:
+            return 0
+        return device.peak_allocated if device.kind == "host" else device.peak_reserved
+
+    @property
+    def steps(self) -> int:
+        """The number of completed steps. An optimizer step ends a step."""
+        return self._report.steps
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the block."""
+        return self._report.seconds
+
+    @property
+    def device(self) -> str:
+        """The device, for example `virtual GPU 0`, `GPU 0 (NVIDIA H200)` or `host memory`."""
+        device = self._report.device
+        return device.title if device is not None else "no device"
+
+    @property
+    def oom(self) -> OomReport | None:
+        """The out-of-memory error of the block, or None. It is also available if the block caught the error."""
+        return self._report.oom
+
+    @property
+    def leaks(self) -> list[Leak]:
+        """Memory that grew with every step, with the variable that retains it, if known."""
+        return list(self._report.leaks)
+
+    def by_category(self, at: Literal["peak", "end"] = "peak") -> dict[str, int]:
+        """Return the allocated bytes of each category at the peak or at the end of the block, largest first."""
+        sizes = self._state(at).by_category().items()
+        return {str(category): size for category, size in sizes if size}
+
+    def by_line(self, at: Literal["peak", "end"] = "peak") -> list[dict[str, Any]]:
+        """Return the lines that allocated the live memory at the peak or at the end of the block, largest first. Each
+        entry has `file`, `line`, `bytes`, `category`, `module`, `function` and `count`, the number of tensors."""
+        rows = map(holding_as_dict, self._state(at).top(sys.maxsize))
+        return [{**row, "line": row["line"] or None} for row in rows]
+
+    @property
+    def timeline(self) -> list[Sample]:
+        """Samples of the allocated and reserved memory, and of each category. The samples include the peak."""
+        finished = self._result
+        device = finished.report.device
+        return finished.ledger.timeline(device=device.index if device is not None else 0)
+
+    @property
+    def events(self) -> list[Event]:
+        """All recorded events. If the block had more than about two million events, some are missing."""
+        return read_capture(self._result.path).events
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas DataFrame with one row per tensor storage: when and where it was allocated and freed."""
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise MissingExtra("pandas", "plot") from None
+        freed = {event.id: event.time for event in self.events if isinstance(event, Free)}
+        rows = [
+            {
+                "allocated_seconds": event.time,
+                "freed_seconds": freed.get(event.id),
+                "bytes": event.block_bytes,
+                "category": str(event.category),
+                "phase": str(event.phase),
+                "step": event.step,
+                "device": event.device,
+                "module": event.module,
+                "file": event.frame.file if event.frame else None,
+                "line": event.frame.line if event.frame else None,
+                "function": event.frame.function if event.frame else None,
+                "operation": event.op,
+            }
+            for event in _with_final_categories(self.events)
+        ]
+        return pandas.DataFrame(rows, columns=_COLUMNS)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the memory by category over time with matplotlib, and return the axes."""
+        return plot_timeline(self._report, self.timeline, ax)
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Write a capture that `legroom report` and `legroom diff` read, and return its path. An existing file is
+        overwritten only with `force=True`, and only if it is a capture.
+        """
+        finished = self._result
+        target = Path(path)
+        copy_capture(finished.path, target, force=force)
+        finished.report = replace(finished.report, capture=str(target))
+        return target
+
+    def __str__(self) -> str:
+        return block_text(self._report, self._note)
+
+    def __repr__(self) -> str:
+        if self._finished is None:
+            return f"<legroom recording: {'running' if self._running else 'not started'}>"
+        return str(self)
+
+    def _repr_html_(self) -> str | None:
+        return block_html(self._report, self.timeline, self._note) if self._finished is not None else None
+
+    @property
+    def _note(self) -> str:
+        device = self._report.device
+        return _ON_HOST if device is not None and device.kind == "host" else ""
+
+    def _state(self, at: str) -> State:
+        if at not in ("peak", "end"):
+            raise UsageError(f"`at` must be 'peak' or 'end', not {at!r}.")
+        finished = self._result
+        device = finished.report.device
+        index = device.index if device is not None else 0
+        if at == "end":
+            return finished.ledger.now(index)
+        return finished.ledger.at(finished.ledger.peak(index).index, index)
+
+    @property
+    def _report(self) -> RunReport:
+        return self._result.report
+
+    @property
+    def _result(self) -> "_Finished":
+        if self._running is not None:
+            raise UsageError("The recording is still running. Read its results after the `with` block.")
+        if self._finished is None:
+            raise UsageError("Nothing was recorded yet. Example: `with legroom.record() as recording:`")
+        return self._finished
+
+
+_COLUMNS = [
+    "allocated_seconds", "freed_seconds", "bytes", "category", "phase", "step", "device", "module", "file", "line",
+    "function", "operation",
+]  # fmt: skip
+
+
+def _with_final_categories(events: Iterable[Event]) -> list[Alloc]:
+    from legroom.memory.columns import final_categories
+
+    known = list(events)
+    tags = final_categories(known)
+    return [
+        event._replace(category=tags.get(event.id, event.category))
+        for event in known
+        if isinstance(event, Alloc)
+    ]
+
+
+class _Running:
+    """A recording from its start to its end."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._started = time.perf_counter()
+        self._ledger = Ledger(keep_events=KEPT_EVENTS)
+        self._cells = _CellFrames() if shell() is not None else None
+        self._events = EventBuffer(self._record)
+        self._session = Session(self._events.write, mid_program=True)
+        self._run = _header(self._session.devices)
+        self._folder = _temporary_folder()
+        self._capture = _open(self._folder, self._run)
+
+    def start(self) -> None:
+        try:
+            self._session.__enter__()
+        except BaseException:
+            self._capture.writer.close()
+            raise
+        self._started = time.perf_counter()
+
+    def finish(self, error: BaseException | None) -> "_Finished":
+        """Stop recording and return the result. Errors of Legroom never replace an error of the block."""
+        seconds = time.perf_counter() - self._started
+        ending = _ending(error, seconds)
+        try:
+            self._session.__exit__()
+        except Exception as problem:
+            log.warning(
+                f"The recording is incomplete ({type(problem).__name__}: {problem}). The block is not affected."
+            )
+        self._events.flush()
+        self._record([ending])
+        report = report_from_ledger(self._ledger, self._run, dropped=self._capture.writer.dropped)
+        lines = source_lines.read_sources(report.frames())
+        self._capture.writer.write_all([*source_lines.to_annotations(lines, seconds)])
+        self._capture.writer.close()
+        failed = self._capture.warning or self._capture.writer.failed or ""
+        return _Finished(self._ledger, replace(report, sources=lines), self._folder, failed)
+
+    def _record(self, events: list[Event]) -> None:
+        if self._cells is not None:
+            events = list(map(self._cells.named, events))
+        self._capture.writer.write_all(events)
+        self._ledger.apply_all(events)
+
+
+class _Finished:
+    """The result of a recording. The temporary capture is deleted together with this object."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        report: RunReport,
+        folder: "tempfile.TemporaryDirectory[str] | None",
+        failed: str,
+    ) -> None:
+        self.ledger = ledger
+        self.report = report
+        self._folder = folder
+        self._failed = failed
+
+    @property
+    def path(self) -> Path:
+        if self._folder is None or self._failed:
+            raise CaptureError(self._failed or "The events were not stored, because the disk is full.")
+        return Path(self._folder.name, _NAME)
+
+
+_NAME = f"recording{SUFFIX}"
+
+
+def _temporary_folder() -> "tempfile.TemporaryDirectory[str] | None":
+    try:
+        return tempfile.TemporaryDirectory(prefix="legroom-", ignore_cleanup_errors=True)
+    except OSError:  # the disk is full or read-only; the report does not need the events
+        return None
+
+
+def _open(folder: "tempfile.TemporaryDirectory[str] | None", run: dict[str, Any]) -> OpenCapture:
+    if folder is None:
+        return OpenCapture(NoWriter(), None)
+    return open_capture(Path(folder.name, _NAME), force=False, stem="", run=run)
+
+
+def _header(devices: list[DeviceInfo]) -> dict[str, Any]:
+    variables = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    return {
+        "verb": "record",
+        "options": [],
+        "target": [],
+        "arguments": [],
+        "folder": os.getcwd(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "legroom": __version__,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "allocator": next((os.environ[name] for name in variables if os.environ.get(name)), ""),
+        "devices": [asdict(device) for device in devices],
+    }
+
+
+def _ending(error: BaseException | None, seconds: float) -> RunEnded:
+    if error is None or isinstance(error, StopIteration | GeneratorExit):
+        return RunEnded(seconds, 0, ExitReason.FINISHED)
+    text = format_error_line(error)
+    if isinstance(error, KeyboardInterrupt):
+        return RunEnded(seconds, 130, ExitReason.INTERRUPTED, text)
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        return RunEnded(seconds, code, ExitReason.EXITED)
+    traceback = format_short_traceback(error, is_user_file) if is_oom(error) else format_traceback(error)
+    return RunEnded(seconds, 1, ExitReason.RAISED, text, traceback)
+
+
+class _CellFrames(dict[Frame, Frame]):
+    """Maps the frames of notebook cells to frames with the names of the cells. The file of a cell exists only in its
+    kernel, so a capture contains the name."""
+
+    def __missing__(self, frame: Frame) -> Frame:
+        named = self[frame] = named_frame(frame)
+        return named
+
+    def named(self, event: Event) -> Event:
+        if isinstance(event, Alloc | Oom | Holder):
+            return event if event.frame is None else event._replace(frame=self[event.frame])
+        if isinstance(event, DetectedLeak | FoundSetting) and event.file:
+            return replace(event, file=cell_name(event.file) or event.file)
+        return event

@@ -1,0 +1,75 @@
+"""Parts of the HTML that notebooks show: sentences, tables and legends.
+
+All styles are attributes, because a notebook may strip style elements, and no color is set for text, because the theme of
+the notebook may be light or dark. All text is escaped.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from legroom.show.common.formatting import clean
+
+_CELL = "padding:1px 14px 1px 0;border:0;background:none;vertical-align:top;text-align:"
+MUTED = "opacity:.75"
+
+
+def text(value: str) -> str:
+    """Return text without control characters, escaped for HTML."""
+    return escape(clean(value))
+
+
+def block(*parts: str) -> str:
+    """Return the parts below each other."""
+    return (
+        '<div style="font:13px/1.45 system-ui,sans-serif;max-width:740px;font-variant-numeric:tabular-nums">'
+        f"{''.join(parts)}</div>"
+    )
+
+
+def sentence(value: str, *, bold: bool = False, muted: bool = False) -> str:
+    style = "margin:4px 0" + (";font-weight:600" if bold else "") + (f";{MUTED}" if muted else "")
+    return f'<p style="{style}">{text(value)}</p>' if value else ""
+
+
+def heading(value: str, remark: str = "") -> str:
+    aside = f' <span style="font-weight:400;{MUTED}">{text(remark)}</span>' if remark else ""
+    return f'<p style="margin:10px 0 2px;font-weight:600">{text(value)}{aside}</p>'
+
+
+def table(rows: Iterable[Sequence[str]], *, align: str, head: Sequence[str] = ()) -> str:
+    """Return a table whose cells are HTML. `align` has one letter per column: `l` for left, `r` for right."""
+    sides = [{"l": "left", "r": "right"}[letter] for letter in align]
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        styled = (
+            f'<{tag} style="{_CELL}{side}">{cell}</{tag}>' for cell, side in zip(cells, sides, strict=True)
+        )
+        return f'<tr style="background:none">{"".join(styled)}</tr>'
+
+    top = f"<thead>{row(head, 'th')}</thead>" if head else ""
+    body = "".join(row(cells, "td") for cells in rows)
+    return (
+        '<table style="border-collapse:collapse;margin:2px 0;border:0;font-size:13px">'
+        f"{top}<tbody>{body}</tbody></table>"
+    )
+
+
+def code(value: str) -> str:
+    return f'<code style="font-size:12px;background:none;color:inherit">{text(value)}</code>'
+
+
+def swatch(fill: str) -> str:
+    """Return a small square of a color, or an empty square for `none`."""
+    color = "transparent" if fill == "none" else fill
+    return (
+        f'<span style="display:inline-block;width:10px;height:10px;border-radius:2px;background:{color};'
+        'border:1px solid rgba(128,128,128,.6);margin-right:6px"></span>'
+    )
+
+
+def pre(value: str) -> str:
+    """Return text as it is printed, for example a traceback."""
+    return (
+        '<pre style="margin:4px 0;padding:0;border:0;background:none;color:inherit;font-size:12px;line-height:1.35;'
+        f'white-space:pre;overflow-x:auto">{text(value)}</pre>'
+    )
