@@ -30,6 +30,8 @@ class FollowedRecorder:
         self._recorder = recorder
         self._sink = sink
         self._first_step = 0
+        self._after_step: dict[int, int] = {}
+        """The bytes that each device had allocated at the end of the last step."""
         self._leave: Callable[[], None] | None = None
         self._in_host_memory = any(
             isinstance(device.allocator, HostMemory) for device in recorder.allocations.devices
@@ -40,7 +42,7 @@ class FollowedRecorder:
         allocations = recorder.allocations
         with recorder.lock:
             self._first_step = recorder.clock.step
-            shifted = _shifted_to(allocations.seconds, self._first_step, self._sink)
+            shifted = _shifted_to(allocations.seconds, self._first_step, self._receive)
             storages = recorder.live_storages()
             if not self._in_host_memory:
                 for device in allocations.devices:
@@ -61,12 +63,21 @@ class FollowedRecorder:
                 self._leave()
             self._leave = None
 
+    def _receive(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self._after_step[event.device] = event.allocated
+        self._sink(event)
+
     def finish(self) -> None:
         """Do nothing, because every event is sent when it occurs."""
 
     @property
     def progress(self) -> tuple[int, float]:
         return self._recorder.clock.step - self._first_step, 0.0
+
+    @property
+    def allocated_after_step(self) -> int:
+        return sum(self._after_step.values())
 
     def memory_stats(self, device: int) -> MemoryStats:
         allocator = self._recorder.allocations.devices[device].allocator
@@ -111,6 +122,10 @@ class FollowedHistory:
     def progress(self) -> tuple[int, float]:
         steps, seconds = self._history.progress
         return steps - self._first_step, seconds
+
+    @property
+    def allocated_after_step(self) -> int:
+        return self._history.allocated_after_step
 
     def memory_stats(self, device: int) -> MemoryStats:
         return self._history.memory_stats(device)
