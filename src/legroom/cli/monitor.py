@@ -3,9 +3,14 @@
 import json
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from legroom.errors import MissingExtra, UsageError
+
+if TYPE_CHECKING:
+    from legroom.show.monitor.snapshot import Sampler
 
 FIRST_SAMPLE_SECONDS = 0.25
 """The time between the two samples of `--once`. CPU use is the difference of two samples."""
@@ -16,20 +21,42 @@ def monitor(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the current state as JSON and exit.")
     ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", help="Time between two updates.")
+    ] = 1.0,
 ) -> int:
     """Show GPUs, processes, and runs started with Legroom, live.
 
     Without a GPU, the host and virtual GPUs are shown. If the output is not a terminal, the current state is printed once.
     """
-    from legroom.show.common.terminal import print_to, width_of
+    from legroom.show.common.live_line import can_repaint
     from legroom.show.monitor.snapshot import Sampler
+
+    if not 0.1 <= interval <= 3600:
+        raise UsageError("--interval must be between 0.1 and 3600 seconds.")
+    sampler = Sampler()
+    try:
+        if once or as_json or not (can_repaint(sys.stdout) and can_repaint(sys.stdin)):
+            return _print(sampler, as_json=as_json)
+        try:
+            from legroom.show.monitor.app import MonitorApp
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "textual":
+                raise
+            raise MissingExtra("Textual", "monitor") from None
+        MonitorApp(sampler, interval=interval).run()
+        return 0
+    finally:
+        sampler.close()
+
+
+def _print(sampler: "Sampler", *, as_json: bool) -> int:
+    from legroom.show.common.terminal import print_to, width_of
     from legroom.show.monitor.text import render_snapshot
 
-    sampler = Sampler()
     sampler.read()
     time.sleep(FIRST_SAMPLE_SECONDS)
     snapshot = sampler.read()
-    sampler.close()
     if as_json:
         print(json.dumps(snapshot.as_json(), indent=2))
     else:

@@ -5,7 +5,7 @@ A process may end at any moment, and other users' processes may be hidden. A val
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from legroom.gpus.machine import host_usage, processors
@@ -55,11 +55,13 @@ class HostSample:
 
 
 class ProcessSampler:
-    """Reads processes by number, and the host. CPU use is measured from one sample to the next."""
+    """Reads processes by number, and the host. CPU use is measured from one sample to the next, so the first sample has
+    none."""
 
     def __init__(self) -> None:
         self._processes: dict[int, Any] = {}
         self._users: dict[int, Text] = {}
+        self._has_read_host = False
 
     def read(self, pids: Iterable[int]) -> dict[int, ProcessSample]:
         """Return a sample for every number. A process that does not run, or is hidden, has no values."""
@@ -69,12 +71,13 @@ class ProcessSampler:
         samples = {}
         for pid in wanted:
             process = self._processes.get(pid)
-            if process is None or not query(process.is_running):
+            is_new = process is None or not query(process.is_running)
+            if is_new:
                 process = query(psutil.Process, pid)
                 self._users.pop(pid, None)
                 self._processes[pid] = process
-                query(lambda process=process: process.cpu_percent(None))
-            samples[pid] = ProcessSample(pid=pid) if process is NA else self._sample(pid, process)
+            sample = ProcessSample(pid=pid) if process is NA else self._sample(pid, process)
+            samples[pid] = replace(sample, cpu=NA) if is_new else sample
         for pid in set(self._processes) - wanted:
             del self._processes[pid]
             self._users.pop(pid, None)
@@ -94,11 +97,12 @@ class ProcessSampler:
             total, used = usage.limit, usage.used_of_limit
             if not isinstance(used, NotAvailable) and not isinstance(usage.cache_of_limit, NotAvailable):
                 used -= usage.cache_of_limit
+        cpu, was_read, self._has_read_host = query(psutil.cpu_percent, None), self._has_read_host, True
         load = query(os.getloadavg) if hasattr(os, "getloadavg") else NA
         return HostSample(
             name=os.uname().nodename if hasattr(os, "uname") else "",
             cores=processors(),
-            cpu=query(psutil.cpu_percent, None),
+            cpu=cpu if was_read else NA,
             load=NA if isinstance(load, NotAvailable) else load[0],
             memory_total=total,
             memory_used=used,

@@ -170,6 +170,7 @@ def _fixed_values(nvml: Any, handle: Any, index: int) -> GpuSample:
         index=index,
         name="GPU" if name is NA else text(name),
         uuid="" if uuid is NA else text(uuid),
+        total=nvml_library.memory(nvml, handle)[0],
         power_limit=_call(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle),
         is_mig=NA if mig is NA else bool(mig[0]),
     )

@@ -71,7 +71,8 @@ def test_gpus_that_fail_midway_stay_in_the_list_and_recover(nvml: FakeNvml) -> N
     nvml.failing = {"all"}
     for _ in range(3):
         first, _ = sampler.read()
-        assert (first.name, first.used, first.utilization, first.temperature) == ("NVIDIA H200", NA, NA, NA)
+        assert (first.name, first.total) == ("NVIDIA H200", 140 * GiB)
+        assert (first.used, first.utilization, first.temperature) == (NA, NA, NA)
         assert first.processes is NA
     nvml.failing = set()
     clock.now += REOPEN_SECONDS

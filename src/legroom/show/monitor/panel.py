@@ -15,7 +15,7 @@ TWO_BARS_FROM = 64
 """The number of columns from which two bars are in one line."""
 FULL_BAR, EMPTY_BAR = "█", "░"
 WARNING, CRITICAL = 75.0, 90.0
-"""The percentages from which a bar is yellow and red."""
+"""The percentages from which the bar of a memory is yellow and red."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,8 @@ class Bar:
     label: str
     key: str
     percent: float | None
-    text: str
-    """The value in words, for example `12.0 of 24.0 GiB`."""
-    at_least: bool = False
+    warns: bool = False
+    """Whether a high value is a warning. A high utilization is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,8 @@ def _host(snapshot: Snapshot) -> Device:
         "Host",
         (memory, f"{host.cores} core{'s' if host.cores != 1 else ''}, load {load}", *swap),
         (
-            Bar("MEM", "host.memory", percent(host.memory_used, host.memory_total), memory),
-            Bar("CPU", "host.cpu", percent(host.cpu), ""),
+            Bar("MEM", "host.memory", percent(host.memory_used, host.memory_total), warns=True),
+            Bar("CPU", "host.cpu", percent(host.cpu)),
         ),
     )
 
@@ -87,8 +86,8 @@ def _gpu(row: GpuRow) -> Device:
         f"GPU {gpu.index} {gpu.name.removeprefix('NVIDIA ')}{mig[0]}",
         (memory, temperature, _power(gpu.power, gpu.power_limit), *fan),
         (
-            Bar("MEM", f"{key}.memory", percent(gpu.used, gpu.total), memory, row.is_lower_bound),
-            Bar("UTL", f"{key}.utilization", percent(gpu.utilization), ""),
+            Bar("MEM", f"{key}.memory", percent(gpu.used, gpu.total), warns=True),
+            Bar("UTL", f"{key}.utilization", percent(gpu.utilization)),
         ),
     )
 
@@ -100,8 +99,8 @@ def _virtual(row: VirtualGpuRow) -> Device:
         f"Virtual GPU {device.index}",
         (memory, f"PID {row.run.pid}", script_text(row.run)),
         (
-            Bar("MEM", f"{key}.memory", percent(device.reserved, device.capacity), memory),
-            Bar("ALLOC", f"{key}.allocated", percent(device.allocated, device.capacity), ""),
+            Bar("MEM", f"{key}.memory", percent(device.reserved, device.capacity), warns=True),
+            Bar("ALLOC", f"{key}.allocated", percent(device.allocated, device.capacity)),
         ),
     )
 
@@ -166,7 +165,7 @@ def _compact(device: Device, width: int) -> list[Text]:
             figures += f"  {fact}"
     title = Text(device.title, style="bold")
     title.truncate(max(width - len(figures) - 2, 1), overflow="ellipsis")
-    return [_spread(title, Text(figures, style=_color(first.percent)), width)]
+    return [_spread(title, Text(figures, style=_color(first)), width)]
 
 
 def _bar(bar: Bar, history: History | None, width: int) -> Text:
@@ -178,11 +177,11 @@ def _bar(bar: Bar, history: History | None, width: int) -> Text:
     length = space - (spark + 1 if spark else 0)
     filled = 0 if bar.percent is None else round(bar.percent / 100 * length)
     line = Text(label)
-    line.append(FULL_BAR * filled, style=_color(bar.percent))
+    line.append(FULL_BAR * filled, style=_color(bar))
     line.append(EMPTY_BAR * (length - filled), style="dim")
     line.append(number)
     if history is not None and spark:
-        line.append(" " + sparkline(history.values(bar.key), spark), style=_color(bar.percent))
+        line.append(" " + sparkline(history.values(bar.key), spark), style=_color(bar))
     return line
 
 
@@ -190,9 +189,12 @@ def _percent(bar: Bar) -> str:
     return " N/A" if bar.percent is None else f"{bar.percent:3.0f}%"
 
 
-def _color(value: float | None) -> str:
+def _color(bar: Bar) -> str:
+    value = bar.percent
     if value is None:
         return "dim"
+    if not bar.warns:
+        return "cyan"
     return "red" if value >= CRITICAL else "yellow" if value >= WARNING else "green"
 
 

@@ -13,6 +13,8 @@ from legroom.memory.live.status import RunStatus
 from legroom.show.monitor.snapshot import ProcessRow, Snapshot
 from legroom.units import format_size
 
+WIDE = 110
+"""The number of columns from which the runs have a column for the whole finding."""
 Row = TypeVar("Row", ProcessRow, RunStatus)
 
 
@@ -30,9 +32,20 @@ class Column(Generic[Row]):
     """The sort key. A value that is not available is None and comes last."""
     descending: bool = False
     """Whether large values come first."""
+    wide: int | None = None
+    """The number of columns on a wide terminal, if it differs from `width`."""
+    abbreviate: Callable[[str], str] | None = None
+    """Shortens a text that does not fit a narrow column."""
     from_width: int = 0
     """The width of the terminal from which the column is shown."""
     right: bool = True
+
+    def text(self, row: Row, snapshot: Snapshot, size: int) -> str:
+        """Return the cell in exactly `size` columns."""
+        text = self.cell(row, snapshot)
+        if self.abbreviate is not None and size < 20 and cell_len(text) > size:
+            text = self.abbreviate(text)
+        return fit(text, size, right=self.right)
 
 
 def _text(value: object) -> str:
@@ -160,7 +173,12 @@ def trend_text(run: RunStatus) -> str:
 def _state(run: RunStatus, snapshot: Snapshot) -> str:
     if snapshot.seconds_silent(run):
         return "silent"
-    return run.finding.partition(" ")[0] if run.finding.startswith("LG") else "OOM" if run.finding else "–"
+    return run.finding or "–"
+
+
+def _code(finding: str) -> str:
+    """Return the code of a finding, or `OOM` for an out-of-memory error."""
+    return finding.partition(" ")[0] if finding.startswith("LG") else "OOM"
 
 
 RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
@@ -171,6 +189,7 @@ RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
         width=0,
         cell=lambda run, _: script_text(run),
         order=lambda run: (run.script, run.rank or 0),
+        wide=24,
         right=False,
     ),
     Column(name="step", title="STEP", width=9, cell=lambda run, _: _step(run), order=lambda run: run.step),
@@ -212,6 +231,8 @@ RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
         cell=_state,
         order=lambda run: run.finding,
         from_width=60,
+        wide=0,
+        abbreviate=_code,
         right=False,
     ),
 )
@@ -225,8 +246,9 @@ def script_text(run: RunStatus) -> str:
 def visible_columns(columns: Sequence[Column[Row]], width: int) -> list[tuple[Column[Row], int]]:
     """Return the columns that fit a width, each with its number of columns. Columns are separated by one space."""
     shown = [column for column in columns if column.from_width <= width]
-    fixed = sum(column.width for column in shown) + len(shown) - 1
-    return [(column, column.width or max(width - fixed, 8)) for column in shown]
+    sizes = [column.width if column.wide is None or width < WIDE else column.wide for column in shown]
+    rest = max(width - sum(sizes) - len(shown) + 1, 8)
+    return [(column, size or rest) for column, size in zip(shown, sizes, strict=True)]
 
 
 def fit(text: str, width: int, *, right: bool = False) -> str:

@@ -66,6 +66,6 @@ def _table(
     heading = " ".join(fit(column.title, size, right=column.right) for column, size in shown)
     lines = [Text(title, style="bold", no_wrap=True), Text(heading, style="dim", no_wrap=True)]
     for row in rows:
-        cells = (fit(column.cell(row, snapshot), size, right=column.right) for column, size in shown)
+        cells = (column.text(row, snapshot, size) for column, size in shown)
         lines.append(Text(" ".join(cells), no_wrap=True))
     return lines
