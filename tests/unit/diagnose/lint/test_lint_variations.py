@@ -27,11 +27,22 @@ def batches(n=20):
 """
 STEP = "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
 LEAKING, HEALTHY = (snippets(f"lint_variations/{name}", STEP) for name in ("leaking", "healthy"))
+LEAKING_PROGRAMS, HEALTHY_PROGRAMS = (
+    snippets(f"lint_variations/{name}_programs") for name in ("leaking", "healthy")
+)
 
 
 @pytest.mark.parametrize("title", LEAKING)
 def test_leak_is_reported_at_its_line_only(title: str) -> None:
-    text = PRELUDE + LEAKING[title]
+    _check_lines(PRELUDE + LEAKING[title])
+
+
+@pytest.mark.parametrize("title", LEAKING_PROGRAMS)
+def test_leak_of_a_whole_program_is_reported_at_its_line_only(title: str) -> None:
+    _check_lines(LEAKING_PROGRAMS[title])
+
+
+def _check_lines(text: str) -> None:
     lines = text.splitlines()
     right = {number for number, line in enumerate(lines, 1) if line.endswith(("# leak", "# or"))}
     found = {finding.line for finding in lint_text(text, file="train.py") if finding.code[:3] in _LEAK_CODES}
@@ -46,6 +57,12 @@ def test_program_without_a_leak_has_no_finding(title: str) -> None:
         for finding in lint_text(PRELUDE + HEALTHY[title], file="train.py")
         if finding.code.startswith("LG1")
     ]
+
+
+@pytest.mark.parametrize("title", HEALTHY_PROGRAMS)
+def test_whole_program_without_a_leak_has_no_finding(title: str) -> None:
+    found = lint_text(HEALTHY_PROGRAMS[title], file="train.py")
+    assert not [f"{finding.line} {finding.code}" for finding in found if finding.code[:3] in _LEAK_CODES]
 
 
 _LEAK_CODES = ("LG1", "LG2")

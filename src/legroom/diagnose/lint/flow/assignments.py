@@ -94,6 +94,9 @@ class Assignments(FactRecorder):
         self._freeze(path, expression)
         self.record_store(node, path, "assign", expression, value, uses_old_value=uses_old_value)
         adder = append_method(expression)
+        if isinstance(expression, (cst.List, cst.Tuple)):  # callbacks = [losses.append, print]
+            listed = (append_method(each.value) for each in expression.elements)
+            adder = next(filter(None, listed), None)
         if adder is not None:
             self.append_methods[path] = adder
         self.forget_attributes(path)
@@ -240,6 +243,9 @@ class Assignments(FactRecorder):
             else source
         )
         container_path = dotted(owner) if owner is not None else None
+        adder = self.append_methods.get(container_path or "")
+        if adder is not None and isinstance(target, cst.Name):
+            self.append_methods[target.value] = adder
         if container_path is not None:
             self.container_of.update(dict.fromkeys(names_in(target), container_path))
         if owner is not None and (path := dotted(owner)) in self.parameter_of:

@@ -2,7 +2,7 @@
 
 import libcst as cst
 
-from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.facts import CallSite, Fact, Function, LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import is_forward
 from legroom.diagnose.lint.flow.syntax import last_name, names_in
@@ -114,3 +114,38 @@ def dominates(program: Program, first: Fact, later: Fact) -> bool:
         for each in program.ancestors(first.node)
         if isinstance(each, (cst.IndentedBlock, cst.ExceptHandler))
     )
+
+
+def is_never_differentiated(
+    program: Program, function: Function, seen: frozenset[Function] = frozenset()
+) -> bool:
+    """Return True if this file contains all calls of a function, and no backward pass uses a result. A function that
+    generates samples is such a function."""
+    if function in seen or not function.call_sites or function.name in program.passed_names:
+        return False
+    return all(_is_result_unused(program, site, seen | {function}) for site in function.call_sites)
+
+
+def _is_result_unused(program: Program, site: CallSite, seen: frozenset[Function]) -> bool:
+    caller = site.caller
+    if caller.backward or caller.optimizer_step or any(loop.trains for loop in site.loops):
+        return False
+    if program.is_module_class(caller.class_name):
+        return False
+    targets = {
+        each.target
+        for each in program.stores
+        if each.function is caller and program.inside(site.call, each.expression)
+    }
+    if any("." in each or not caller.owns(each) or is_used_in_backward(program, each) for each in targets):
+        return False
+    if any(
+        call.method in {"backward", "manual_backward"} and program.inside(site.call, call.node)
+        for call in program.calls
+    ):
+        return False
+    is_returned = any(
+        program.inside(site.call, each) or not targets.isdisjoint(names_in(each))
+        for each in caller.returned_nodes
+    )
+    return not is_returned or is_never_differentiated(program, caller, seen)

@@ -3,6 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import libcst as cst
+
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import walk
 from legroom.diagnose.lint.flow.values import (
     CRITERION,
     EXCEPTION,
@@ -285,3 +289,49 @@ def computed_from(values: Sequence[Value], *, no_grad: bool) -> Value:
     if tensors:
         return HOST_TENSOR if all(each.host for each in tensors) else TENSOR
     return PLAIN
+
+
+def contents_of(program: Program, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
+    """Return the contents of a new object. The contents of a dataclass are all arguments. The contents of any other
+    class are its attributes."""
+    if program.method(class_name, "__init__") is None:
+        return arguments or None
+    if not any(each.has_graph for each in arguments):
+        return None
+    return tuple(program.classes[class_name].attributes.values()) or None
+
+
+def has_parameters(program: Program, class_name: str) -> bool:
+    """Return True if a module of this file contains layers or parameters that require gradients."""
+    known = program.classes[class_name]
+    values = [each for value in known.attributes.values() for each in (value, *value.contents)]
+    if any(each.frozen for each in values):
+        return False
+    if any(
+        isinstance(node, cst.Name) and node.value.startswith("requires_grad") for node in walk(known.node)
+    ):
+        return False
+    return any(each.trainable or each.kind is ValueKind.PARAMETER for each in values)
+
+
+def has_no_parameters(program: Program, class_name: str) -> bool:
+    """Return True if a module of this file contains no parameters and no other modules, such as a metric."""
+    plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
+    modules = (ValueKind.MODEL, ValueKind.PARAMETER)
+    pending, seen = [class_name], set[str]()
+    while pending:
+        known = program.classes.get(pending.pop())
+        if known is None or known.name in seen:
+            continue
+        seen.add(known.name)
+        if not known.bases or not all(
+            base in program.classes or base.endswith("nn.Module") for base in known.bases
+        ):
+            return False
+        if any(
+            each.kind not in plain or any(inner.kind in modules for inner in each.contents)
+            for each in known.attributes.values()
+        ):
+            return False
+        pending.extend(known.bases)
+    return True

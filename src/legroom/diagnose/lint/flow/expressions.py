@@ -9,6 +9,9 @@ import libcst as cst
 from legroom.diagnose.lint.flow.call_results import (
     builtin_result,
     computed_from,
+    contents_of,
+    has_no_parameters,
+    has_parameters,
     loss_call,
     method_result,
     model_call,
@@ -16,6 +19,7 @@ from legroom.diagnose.lint.flow.call_results import (
     torch_result,
 )
 from legroom.diagnose.lint.flow.facts import CallFact, FactContext, Function
+from legroom.diagnose.lint.flow.limits import is_small
 from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
@@ -29,7 +33,6 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     root,
     string_value,
-    walk,
 )
 from legroom.diagnose.lint.flow.values import (
     GRAPH,
@@ -174,10 +177,15 @@ class Expressions:
         return UNKNOWN if self._is_class(name) else guess_from_name(name)
 
     def _is_class(self, name: str) -> bool:
-        """Return True for a class of this file, and for an imported name that is written like a class."""
+        """Return True for a class of this file, and for a name that is written like a class and that the file does not
+        assign. `G` and `D` are models."""
         if name in self.program.classes:
             return True
-        return name[:1].isupper() and name in self.program.imports.full_names
+        if not name[:1].isupper():
+            return False
+        return name in self.program.imports.full_names or (
+            len(name) > 2 and name not in self.program.assigned_names
+        )
 
     def _attribute(self, node: cst.Attribute) -> Value:
         path = dotted(node)
@@ -225,6 +233,8 @@ class Expressions:
         if owner.kind is ValueKind.MODEL:
             if name in {"weight", "bias"}:
                 return PARAMETER
+            if _METHOD.match(name):
+                return UNKNOWN
             return (
                 PLAIN
                 if name in {"device", "dtype", "config", "training"}
@@ -371,9 +381,9 @@ class Expressions:
         path = dotted(node.func)
         if path is not None and path in self.program.classes and path not in self.names:
             kind = ValueKind.MODEL if self.program.is_module_class(path) else ValueKind.UNKNOWN
-            items = self._contents_of(path, arguments)
-            frozen = kind is ValueKind.MODEL and self._has_no_parameters(path)
-            trainable = kind is ValueKind.MODEL and not frozen and self._has_parameters(path)
+            items = contents_of(self.program, path, arguments)
+            frozen = kind is ValueKind.MODEL and has_no_parameters(self.program, path)
+            trainable = kind is ValueKind.MODEL and not frozen and has_parameters(self.program, path)
             return Value(kind, class_name=path, items=items, frozen=frozen, trainable=trainable)
         if name is not None:
             requires_grad = is_true(keyword(node, "requires_grad"))
@@ -429,49 +439,6 @@ class Expressions:
             return loss_call(arguments, no_grad=no_grad)
         return UNKNOWN
 
-    def _contents_of(self, class_name: str, arguments: tuple[Value, ...]) -> tuple[Value, ...] | None:
-        """Return the contents of a new object. The contents of a dataclass are all arguments. The contents of any other
-        class are its attributes."""
-        if self.program.method(class_name, "__init__") is None:
-            return arguments or None
-        if not any(each.has_graph for each in arguments):
-            return None
-        return tuple(self.program.classes[class_name].attributes.values()) or None
-
-    def _has_parameters(self, class_name: str) -> bool:
-        """Return True if a module of this file contains layers or parameters that require gradients."""
-        known = self.program.classes[class_name]
-        values = [each for value in known.attributes.values() for each in (value, *value.contents)]
-        if any(each.frozen for each in values):
-            return False
-        if any(
-            isinstance(node, cst.Name) and node.value.startswith("requires_grad") for node in walk(known.node)
-        ):
-            return False
-        return any(each.trainable or each.kind is ValueKind.PARAMETER for each in values)
-
-    def _has_no_parameters(self, class_name: str) -> bool:
-        """Return True if a module of this file contains no parameters and no other modules, such as a metric."""
-        plain = (ValueKind.PLAIN, ValueKind.TENSOR, ValueKind.CONTAINER)
-        modules = (ValueKind.MODEL, ValueKind.PARAMETER)
-        pending, seen = [class_name], set[str]()
-        while pending:
-            known = self.program.classes.get(pending.pop())
-            if known is None or known.name in seen:
-                continue
-            seen.add(known.name)
-            if not known.bases or not all(
-                base in self.program.classes or base.endswith("nn.Module") for base in known.bases
-            ):
-                return False
-            if any(
-                each.kind not in plain or any(inner.kind in modules for inner in each.contents)
-                for each in known.attributes.values()
-            ):
-                return False
-            pending.extend(known.bases)
-        return True
-
     def _frozen(self, node: cst.Call, model: Value) -> Value:
         """Return the result of `model.requires_grad_(False)`, and update the value of the name."""
         unfrozen = not node.args or is_true(node.args[0])
@@ -506,10 +473,14 @@ class Expressions:
         if known is None and name.rpartition(".")[2] in _QUEUES and _QUEUE_MODULES.search(name):
             limit = keyword(node, "maxsize") or (node.args[0] if node.args else None)
             unlimited = limit is None or (isinstance(limit.value, cst.Integer) and limit.value.value == "0")
-            return container(bounded=limit is not None and not unlimited and _is_small(limit.value))
+            return container(
+                bounded=limit is not None
+                and not unlimited
+                and is_small(self.program, limit.value, self.function)
+            )
         if known is not None and known.kind is ValueKind.CONTAINER and name.endswith("deque"):
             limit = keyword(node, "maxlen") or (node.args[1] if len(node.args) > 1 else None)
-            if limit is not None and _is_small(limit.value):
+            if limit is not None and is_small(self.program, limit.value, self.function):
                 return container(known.element, bounded=True)
         return known
 
@@ -525,17 +496,10 @@ def _split_result(result: Value, forward: Function | None) -> Value:
 
 _QUEUES = {"Queue", "LifoQueue", "PriorityQueue", "SimpleQueue", "JoinableQueue"}
 _QUEUE_MODULES = re.compile(r"^(?:queue|asyncio|multiprocessing|torch\.multiprocessing)\.")
-_MAX_SMALL = 10_000
-"""A container of more graphs is as large as an unlimited one: no run reaches its limit."""
-
-
-def _is_small(limit: cst.BaseExpression) -> bool:
-    """Return True if the limit of a container is small, or not a literal."""
-    if isinstance(limit, cst.Integer):
-        return int(limit.value.replace("_", "")) <= _MAX_SMALL
-    return not (isinstance(limit, cst.Name) and limit.value == "None")
-
-
+_METHOD = re.compile(
+    r"(?:encode|decode|embed|forward|generate|predict|transform)(?:_|$)|\w*(?:_fn|_function|similarity|tokenizer|processor)$"
+)
+"""Matches methods of a model, which may disable gradients themselves. `model.encoder` is a submodule."""
 _VALUES_AND_INDICES = ("values", "indices")
 
 

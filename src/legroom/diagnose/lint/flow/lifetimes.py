@@ -4,22 +4,33 @@ import libcst as cst
 
 from legroom.diagnose.lint.flow.backward_uses import feeds_backward
 from legroom.diagnose.lint.flow.facts import CallSite, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import encloses, is_length_limited, is_released_elsewhere, survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_step_loop, iterates_data, runs_every_step
-from legroom.diagnose.lint.flow.syntax import dotted, method_name, names_in, path_of, receiver, root, walk
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    method_name,
+    names_in,
+    names_with_graph,
+    path_of,
+    receiver,
+    root,
+    walk,
+)
 from legroom.diagnose.lint.flow.values import NUMBER_ATTRIBUTES
 
 
 def outlives_its_step(program: Program, store: StoreFact) -> LoopFact | Function | None:
     """Return the loop that adds to the stored values, or the function that adds to them in every step. Return None if
     the values are released."""
-    if store.bounded or is_length_limited(program, store):
+    unlimited = is_unlimited(program, store)
+    if (store.bounded or is_length_limited(program, store)) and not unlimited:
         return None
     for loop in reversed(store.loops):
         if (
             is_step_loop(loop)
-            and survives(program, store.target, loop)
+            and survives(program, store.target, loop, unlimited=unlimited)
             and not feeds_backward(program, store.target, store.function, loop)
             and not _is_within_a_step(program, store, loop)
             and not _is_returned_with_graph(program, store, loop)
@@ -203,7 +214,7 @@ def _is_returned_with_graph(program: Program, store: StoreFact, loop: LoopFact) 
     for each in program.stores:
         if each.function is store.function and names & names_in(each.expression):
             names |= {each.target, root(each.target)} - {"self"}  # outputs.features = features
-    if not any(names & names_in(each) for each in store.function.returned_nodes):
+    if not any(names & names_with_graph(each) for each in store.function.returned_nodes):
         return False
     call_sites = store.function.call_sites
     return not call_sites or not all(

@@ -16,6 +16,7 @@ from legroom.diagnose.lint.flow.facts import (
     ReleaseFact,
     StoreFact,
 )
+from legroom.diagnose.lint.flow.limits import is_replayed
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     contained_parts,
@@ -82,7 +83,7 @@ class FactRecorder(Expressions):
         self.contexts: tuple[str, ...] = ()
         self.no_grad = function.no_grad
         self.append_methods: dict[str, cst.Attribute] = {}
-        """Names assigned to bound methods that add to a container."""
+        """Names assigned to bound methods that add to a container. A list of callbacks has the name of the list."""
         self.parameter_of: dict[str, str] = {name: name for name in function.parameters}
         """Maps a name to the parameter that it refers to, or of which it is a part."""
         self.depends_on: dict[str, set[str]] = {}
@@ -121,14 +122,15 @@ class FactRecorder(Expressions):
         )
         if self.recording:
             self.program.stores.append(store)
-        if store.bounded:
+        replayed = is_replayed(self.program, target)
+        if store.bounded and not replayed:
             return
         grows = (
             how == "append"
             or (
                 how == "item"
                 and varying_key
-                and (store.mapping or store.previous.kind is not ValueKind.CONTAINER)
+                and (store.mapping or store.previous.kind is not ValueKind.CONTAINER or replayed)
             )
             or (how in {"augment", "assign"} and uses_old_value)
         )

@@ -187,6 +187,55 @@ class Program:
         )
 
     @cached_property
+    def assigned_names(self) -> frozenset[str]:
+        """The plain names that any statement of the file assigns, and the parameters of its functions."""
+        return frozenset(
+            name
+            for node in self.nodes
+            if isinstance(
+                node, (cst.AssignTarget, cst.AnnAssign, cst.For, cst.CompFor, cst.AsName, cst.Param)
+            )
+            for name in _bound_names(node.name if isinstance(node, (cst.AsName, cst.Param)) else node.target)
+        )
+
+    @cached_property
+    def drawn_names(self) -> frozenset[str]:
+        """The last names of containers from which the file draws random entries, as in `random.sample(self.memory, n)` or
+        `randint(0, len(self.memory))`."""
+        return frozenset(
+            name
+            for node in self.nodes
+            if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+            if node.func.attr.value in _DRAWING
+            for argument in node.args[:2]
+            if (name := _drawn(argument.value)) is not None
+        ) | frozenset(self._names_at_random_indices())
+
+    def _names_at_random_indices(self) -> Iterator[str]:
+        """Yield `data` for `[self.data[i] for i in indices]`, where `indices` are random numbers."""
+        drawn = {
+            path
+            for node in self.nodes
+            if isinstance(node, cst.Assign)
+            and isinstance(node.value, cst.Call)
+            and isinstance(node.value.func, cst.Attribute)
+            and node.value.func.attr.value in _DRAWING
+            for each in node.targets
+            if (path := dotted(each.target)) is not None
+        }
+        if not drawn:
+            return
+        for node in self.nodes:
+            if isinstance(node, (cst.For, cst.CompFor)) and dotted(node.iter) in drawn:
+                scope = node if isinstance(node, cst.For) else self.parent.get(node, node)
+                index = dotted(node.target)
+                for each in walk(scope):
+                    if isinstance(each, cst.Subscript) and isinstance(each.slice[0].slice, cst.Index):
+                        path = dotted(each.value)
+                        if path is not None and dotted(each.slice[0].slice.value) == index:
+                            yield path.rpartition(".")[2]
+
+    @cached_property
     def methods(self) -> dict[str, list[Function]]:
         """The methods of all classes by name."""
         found: dict[str, list[Function]] = {}
@@ -286,6 +335,19 @@ class Program:
         if class_name is not None and outer.class_name is None:
             self.classes[class_name].methods.setdefault(name, function)
         self._define(node.body, outer=function, class_name=None, prefix=f"{function.qualified_name}.")
+
+
+_DRAWING = frozenset(
+    ["sample", "choice", "choices", "randint", "randperm", "permutation", "integers", "randrange"]
+)
+
+
+def _drawn(node: cst.CSTNode) -> str | None:
+    """Return the last name of a container, also of `len(container)` and `range(len(container))`."""
+    while isinstance(node, cst.Call) and dotted(node.func) in {"len", "range", "list"} and node.args:
+        node = node.args[0].value
+    path = dotted(node)
+    return path.rpartition(".")[2] if path is not None else None
 
 
 def _is_mutable(default: cst.BaseExpression | None) -> bool:

@@ -5,14 +5,16 @@ import re
 import libcst as cst
 
 from legroom.diagnose.lint.flow.facts import Fact, Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.limits import is_unlimited
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.steps import runs_every_step
 from legroom.diagnose.lint.flow.syntax import dotted, last_name, method_name, path_of, receiver, root, walk
 from legroom.diagnose.lint.flow.values import ValueKind
 
 
-def survives(program: Program, target: str, loop: LoopFact) -> bool:
-    """Return True if the content of a path survives an iteration of the loop."""
+def survives(program: Program, target: str, loop: LoopFact, *, unlimited: bool = False) -> bool:
+    """Return True if the content of a path survives an iteration of the loop. If the container is `unlimited`, removing
+    single entries does not count."""
     if any(
         target == bound or target.startswith(f"{bound}.")
         for each in program.loops
@@ -29,19 +31,26 @@ def survives(program: Program, target: str, loop: LoopFact) -> bool:
         if not _within(store, loop) or store.how != "assign" or is_initialization(program, store):
             continue
         if store.target == target and (
-            not store.uses_old_value or is_shrunk(store) or _may_be_detached_by_call(program, store)
+            not store.uses_old_value
+            or (is_shrunk(store) and not unlimited)
+            or _may_be_detached_by_call(program, store)
         ):
             return False
         if target.startswith(f"{store.target}.") and not store.uses_old_value:
             return False
-    if any(_within(release, loop) and release.target == target for release in program.releases):
+    if any(
+        _within(release, loop) and release.target == target and not (unlimited and release.how == "shrink")
+        for release in program.releases
+    ):
         return False
-    if _is_released_by_called(program, target, loop):
+    if _is_released_by_called(program, target, loop, unlimited=unlimited):
         return False
-    return loop.function.owns(target) or not is_released(program, target, loop.function, loop)
+    return loop.function.owns(target) or not is_released(
+        program, target, loop.function, loop, unlimited=unlimited
+    )
 
 
-def _is_released_by_called(program: Program, target: str, loop: LoopFact) -> bool:
+def _is_released_by_called(program: Program, target: str, loop: LoopFact, *, unlimited: bool) -> bool:
     """Return True if a function called in the loop, such as `flush()`, clears or replaces a non-local variable."""
     called = {
         function
@@ -51,7 +60,10 @@ def _is_released_by_called(program: Program, target: str, loop: LoopFact) -> boo
         and root(target) not in function.parameters
         and any(loop in site.loops or _is_called_in(site.caller, loop) for site in function.call_sites)
     }
-    return any(each.target == target and each.function in called for each in program.releases) or any(
+    return any(
+        each.target == target and each.function in called and not (unlimited and each.how == "shrink")
+        for each in program.releases
+    ) or any(
         each.target == target and each.how == "assign" and each.function in called and not each.uses_old_value
         for each in program.stores
     )
@@ -149,15 +161,24 @@ _COUNTER = re.compile(
 
 
 def is_released_elsewhere(program: Program, store: StoreFact) -> bool:
-    return is_released(program, store.target, store.function)
+    return is_released(program, store.target, store.function, unlimited=is_unlimited(program, store))
 
 
-def is_released(program: Program, target: str, function: Function, within: LoopFact | None = None) -> bool:
+def is_released(
+    program: Program,
+    target: str,
+    function: Function,
+    within: LoopFact | None = None,
+    *,
+    unlimited: bool = False,
+) -> bool:
     """Return True if a value that outlives a function is cleared or replaced anywhere in the file, except at its initialization."""
     name = last_name(target)
     plain = "." not in target
     for release in program.releases:
         if last_name(release.target) != name or _is_never_called(program, release.function):
+            continue
+        if unlimited and release.how == "shrink":
             continue
         if not _may_run_between_steps(program, release, function, within):
             continue
@@ -172,7 +193,7 @@ def is_released(program: Program, target: str, function: Function, within: LoopF
             continue  # a variable with the same name as the attribute
         if not _may_be_same(program, store.function, store.target, function, target):
             continue
-        if store.uses_old_value and not is_shrunk(store):
+        if store.uses_old_value and (unlimited or not is_shrunk(store)):
             continue
         if not _may_run_between_steps(program, store, function, within):
             continue

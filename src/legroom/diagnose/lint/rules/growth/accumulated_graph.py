@@ -9,6 +9,9 @@ the report also shows that variable.
 graph. The rule applies if nothing in the loop clears the container. The rule also covers calls to objects that store
 their arguments.
 
+The rule also covers containers that collect tensors without a graph: gradients or copies of the model in every step,
+trained models that are not used again, and the outputs of all batches on the GPU.
+
 The rule does not flag printing a loss, storing losses in a `deque` with a `maxlen`, or summing several losses for one
 backward pass.
 
@@ -45,7 +48,10 @@ from collections.abc import Iterator
 
 import libcst as cst
 
-from legroom.diagnose.lint.collected_copies import collected_gradients, collected_models
+from legroom.diagnose.lint.collected.at_once import collected_at_once
+from legroom.diagnose.lint.collected.copies import collected_gradients, collected_models
+from legroom.diagnose.lint.collected.models import kept_models
+from legroom.diagnose.lint.collected.on_gpu import collected_outputs
 from legroom.diagnose.lint.detaching import detach_edits, parts_with_graph
 from legroom.diagnose.lint.edits import append_to
 from legroom.diagnose.lint.flow.assignments import append_method
@@ -57,6 +63,7 @@ from legroom.diagnose.lint.flow.lifetimes import (
     object_survives,
     outlives_its_step,
 )
+from legroom.diagnose.lint.flow.limits import is_replayed, is_unlimited
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import is_length_limited, is_released_elsewhere, survives
 from legroom.diagnose.lint.flow.steps import is_forward, is_in_step_code, is_step_loop, iterates_data
@@ -73,7 +80,7 @@ from legroom.diagnose.lint.flow.syntax import (
     walk,
 )
 from legroom.diagnose.lint.flow.values import UNKNOWN, ValueKind
-from legroom.diagnose.lint.proofs import can_be_detached, frees_graph, may_be_printed
+from legroom.diagnose.lint.proofs import frees_graph, may_be_printed
 from legroom.diagnose.lint.rule import Problem
 from legroom.diagnose.lint.rules.growth.forward_hook import is_hook
 from legroom.diagnose.lint.rules.growth.growing_tensor import is_concatenated_to_itself
@@ -88,9 +95,11 @@ def check(program: Program) -> Iterator[Problem]:
             if scope is not None and _key_is_new(program, store, scope):
                 yield _stored(program, store)
         else:
-            yield from _collected_at_once(program, store)
+            yield from collected_at_once(program, store)
             yield from collected_gradients(program, store, _key_is_new)
             yield from collected_models(program, store, _key_is_new)
+            yield from collected_outputs(program, store)
+            yield from kept_models(program, store)
     for call in program.calls:
         yield from _passed_to_storing_function(program, call)
         yield from _passed_to_append(program, call)
@@ -117,15 +126,15 @@ def _collects_graph(program: Program, store: StoreFact) -> bool:
 def _averages_itself(store: StoreFact) -> bool:
     """Return True for a moving average such as `shadow[name] = 0.9 * shadow[name] + 0.1 * parameter`. The graph of
     every step includes the graph of the previous step."""
-    return (
-        store.uses_old_value
-        and isinstance(store.expression, cst.BinaryOperation)
-        and any(
-            isinstance(each, (cst.Subscript, cst.Call))
-            and path_of(each) == store.target
-            and _is_operand(store.expression, each)
-            for each in walk(store.expression)
-        )
+    made = store.expression
+    sides = (made.body, made.orelse) if isinstance(made, cst.IfExp) else (made,)
+    return store.uses_old_value and any(
+        isinstance(side, cst.BinaryOperation)
+        and isinstance(each, (cst.Subscript, cst.Call))
+        and path_of(each) == store.target
+        and _is_operand(side, each)
+        for side in sides
+        for each in walk(side)
     )
 
 
@@ -293,78 +302,6 @@ def _stored(program: Program, store: StoreFact) -> Problem:
     )
 
 
-def _collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find assignments such as `losses = [step(batch) for batch in loader]` or `losses = list(steps(loader))`, where
-    each step trains and returns its loss."""
-    expression = store.expression
-    yield from _summed_at_once(program, store)
-    if isinstance(expression, cst.ListComp):
-        result, can_edit = expression.elt, True
-    elif (
-        isinstance(expression, cst.Call) and dotted(expression.func) in {"list", "tuple"} and expression.args
-    ):
-        result, can_edit = expression.args[0].value, False
-    else:
-        return
-    yield from _mapped(program, store, result)
-    for call in program.calls:
-        trains = call.local is not None and _trains(program, call.local)
-        if call.node is result and trains and program.value(result).has_graph:
-            yield Problem(
-                node=result,
-                message=f"`{store.target}` stores the result of every step with its autograd graph",
-                help="Add `.detach()`" + ("" if can_edit else " in the generator function"),
-                edits=tuple(append_to(program, result, ".detach()"))
-                if can_edit and program.value(result).kind is ValueKind.GRAPH
-                else (),
-                safe=can_be_detached(program, [result], store),
-            )
-
-
-def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
-    """Find results that are collected with `list(map(step, loader))`."""
-    if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
-        step = program.function_named(dotted(made.args[0].value) or "", store.function)
-        if step is not None and step.returns.has_graph and _trains(program, step):
-            yield Problem(
-                node=made,
-                message=f"`{store.target}` stores the result of every step with its autograd graph",
-                help=f"Return `.item()` or `.detach()` from `{step.name}`",
-            )
-
-
-def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
-    """Find sums such as `total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a
-    backward pass."""
-    call = store.expression
-    if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
-        return
-    made = call.args[0].value
-    if not isinstance(made, (cst.GeneratorExp, cst.ListComp)):
-        return
-    iterable = program.value(made.for_in.iter).kind is ValueKind.LOADER
-    if (
-        iterable
-        and program.value(made.elt).kind is ValueKind.GRAPH
-        and not is_used_in_backward(program, store.target)
-    ):
-        yield Problem(
-            node=made.elt,
-            message=f"`{store.target}` accumulates a result with its autograd graph, which keeps the graph of every step alive",
-            help="Add `.detach()`, or disable gradients",
-            edits=tuple(append_to(program, made.elt, ".detach()")),
-            safe=can_be_detached(program, [made.elt], store),
-        )
-
-
-def _trains(program: Program, function: Function) -> bool:
-    return (
-        function.backward
-        or function.optimizer_step
-        or any(loop.trains for loop in program.loops if loop.function is function)
-    )
-
-
 def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Problem]:
     """Find calls such as `meter.update(loss)`, where `update` is defined in this file and stores its argument."""
     if call.local is None or not call.local.stored_parameters or not is_in_step_code(program, call):
@@ -378,7 +315,7 @@ def _passed_to_storing_function(program: Program, call: CallFact) -> Iterator[Pr
             continue
         if (
             is_released_elsewhere(program, store)
-            or is_length_limited(program, store)
+            or (is_length_limited(program, store) and not is_unlimited(program, store))
             or ends_with_enclosing_call(program, store)
             or _is_reported_at_store(store)
         ):
@@ -475,6 +412,8 @@ def _replaces(program: Program, call: CallFact, store: StoreFact) -> bool:
     """Return True if the call passes a constant key, as in `recorder.record("loss", loss)`, so the old value is
     replaced."""
     if store.how != "item" or _averages_itself(store) or call.local is None:
+        return False
+    if is_replayed(program, store.target):
         return False
     key = _key_of(store)
     if any(_key_repeats(program, each) for each in key):

@@ -1,43 +1,90 @@
-"""LG109: backward() creates a graph of the gradients
+"""LG109: A graph of the gradients is created without need
 
 ## What it detects
-The rule checks for `create_graph=True` in a call to `backward`. The rule allows `create_graph=True` in
-`torch.autograd.grad`.
+The rule checks for `create_graph=True` in two cases:
+
+- A call to `backward` has the argument.
+- A call to `torch.autograd.grad` has the argument, but nothing computes a second derivative: the gradients reach no
+  other backward pass, are not returned, and are not passed to other code.
 
 ## Why this is a problem
-With `create_graph=True`, gradients have their own graph. Each parameter references its gradient, the gradient
-references its graph, and the graph references the parameter. This reference cycle keeps all activations of the step
-alive. Only Python's garbage collector can free a reference cycle.
+With `create_graph=True`, gradients have their own graph, so all activations of the step and the intermediate results of
+the backward pass stay allocated. After `backward(create_graph=True)`, each parameter references its gradient, the
+gradient references its graph, and the graph references the parameter. Only Python's garbage collector can free this
+reference cycle.
 
 ## Example
 ```python
 loss.backward(create_graph=True)
 penalty = sum(p.grad.norm() for p in model.parameters())
+
+gradients = torch.autograd.grad(loss, parameters, create_graph=True)   # only for a gradient norm
+print(sum(gradient.norm().item() for gradient in gradients))
 ```
 
 ## Use instead
 ```python
 gradients = torch.autograd.grad(loss, model.parameters(), create_graph=True)
 penalty = sum(gradient.norm() for gradient in gradients)   # no parameter references these gradients
+
+gradients = torch.autograd.grad(loss, parameters)          # no second derivative, no graph
+print(sum(gradient.norm().item() for gradient in gradients))
 ```
 
 ## Fix safety
-No automatic fix is available. If you do not need second derivatives, remove `create_graph=True`.
+No automatic fix is available. If you do not need second derivatives, remove `create_graph=True`. If another backward
+pass uses the same loss, write `retain_graph=True` instead.
 """
 
 from collections.abc import Iterator
 
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
-from legroom.diagnose.lint.flow.syntax import is_true, keyword
+from legroom.diagnose.lint.flow.syntax import (
+    dotted,
+    is_true,
+    keyword,
+    last_name,
+    names_in,
+    names_with_graph,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
 from legroom.diagnose.lint.rule import Problem
 
 CODE = "LG109"
+_HARMLESS = frozenset(
+    [
+        "print",
+        "float",
+        "int",
+        "len",
+        "str",
+        "sum",
+        "max",
+        "min",
+        "zip",
+        "enumerate",
+        "list",
+        "tuple",
+        "append",
+        "extend",
+        "isinstance",
+        "tqdm",
+        "range",
+    ]
+)
+"""Functions that run no backward pass through their arguments."""
 
 
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
         argument = keyword(call.node, "create_graph")
-        if call.method in {"backward", "manual_backward"} and argument is not None and is_true(argument):
+        if argument is None or not is_true(argument):
+            continue
+        if call.method in {"backward", "manual_backward"}:
             yield Problem(
                 node=argument,
                 message="`create_graph=True` creates a reference cycle between parameters and gradients, so the memory of the step "
@@ -45,3 +92,114 @@ def check(program: Program) -> Iterator[Problem]:
                 help="Use `torch.autograd.grad(..., create_graph=True)`, or remove `create_graph=True` if "
                 "you need no second derivative",
             )
+        elif (call.name or "").endswith("autograd.grad") and not _may_be_differentiated(program, call):
+            yield Problem(
+                node=argument,
+                message="`create_graph=True` keeps all activations and the graph of the gradients alive, but nothing "
+                "computes a second derivative",
+                help="Remove `create_graph=True`. If another backward pass uses the same loss, write "
+                "`retain_graph=True`",
+            )
+
+
+def _may_be_differentiated(program: Program, call: CallFact) -> bool:
+    """Return True if another backward pass, or other code, may use the gradients with their graph."""
+    function = call.function
+    names = _derived_names(program, call)
+    if names is None:
+        return True
+    if any(
+        names & names_with_graph(each) and _may_have_graph(program, each) for each in function.returned_nodes
+    ):
+        return True
+    if any(
+        isinstance(node, cst.Yield) and names & names_with_graph(node)
+        for node in walk(function.body, into_functions=False)
+    ):
+        return True
+    if _is_read_in_nested_function(program, function, names):
+        return True
+    return any(
+        other.function is function and other is not call and _may_differentiate(program, other, names)
+        for other in program.calls
+    )
+
+
+def _derived_names(program: Program, call: CallFact) -> set[str] | None:
+    """Return the names of the gradients, and of all values with a graph that are computed from them. Return None if the
+    gradients leave the function."""
+    names: set[str] = set()
+    is_assigned = isinstance(program.parent.get(call.node), cst.Expr)
+    for _ in range(4):
+        before = len(names)
+        for store in program.stores:
+            if store.function is not call.function:
+                continue
+            is_made_here = program.inside(call.node, store.expression)
+            is_assigned |= is_made_here
+            uses = is_made_here or bool(names & names_with_graph(store.expression))
+            if (
+                not uses
+                or store.no_grad
+                or not (store.value.has_graph or store.value.kind is ValueKind.UNKNOWN)
+            ):
+                continue
+            if last_name(store.target) == "grad" and "." in store.target:
+                if _reads_grad(program, call.function):
+                    return None
+                continue  # p.grad = gradient, for the optimizer
+            if not call.function.owns(store.target) or "." in store.target:
+                return None
+            names.add(store.target)
+        for loop in program.loops:
+            if loop.function is not call.function or not isinstance(loop.node, cst.For):
+                continue
+            if names & names_in(loop.node.iter) or program.inside(call.node, loop.node.iter):
+                is_assigned = True
+                names |= loop.bound
+        if len(names) == before:
+            break
+    return names if is_assigned else None
+
+
+def _reads_grad(program: Program, function: Function) -> bool:
+    """Return True if a function reads `.grad`, from which it may compute a loss."""
+    return any(
+        isinstance(node, cst.Attribute)
+        and node.attr.value == "grad"
+        and not isinstance(program.parent.get(node), (cst.AssignTarget, cst.Attribute))
+        and (dotted(node) or "") not in {"torch.autograd.grad", "autograd.grad"}
+        for node in walk(function.body)
+    )
+
+
+def _may_have_graph(program: Program, node: cst.BaseExpression) -> bool:
+    value = program.value(node)
+    return value.has_graph or value.kind in (ValueKind.UNKNOWN, ValueKind.CONTAINER)
+
+
+def _may_differentiate(program: Program, call: CallFact, names: set[str]) -> bool:
+    """Return True if a call runs a backward pass through one of the names, or is an unknown function that may."""
+    read = names_with_graph(call.node)
+    if not names & read:
+        return False
+    name = call.name or ""
+    if call.method in {"backward", "manual_backward"} or name.endswith("autograd.grad"):
+        return True
+    if name.startswith(("torch.", "numpy.", "math.")) or last_name(name) in _HARMLESS:
+        return False
+    if call.receiver.is_tensor or call.receiver.kind is ValueKind.CONTAINER or call.method in _HARMLESS:
+        return False
+    return any(
+        names & names_with_graph(argument.value) and (value.has_graph or value.kind is ValueKind.UNKNOWN)
+        for argument, value in zip(call.node.args, call.arguments, strict=True)
+    )
+
+
+def _is_read_in_nested_function(program: Program, function: Function, names: set[str]) -> bool:
+    """Return True if another function reads one of the names as a variable of this function."""
+    return any(
+        bool((names - other.local_names - set(other.parameters)) & names_in(other.body))
+        for other in program.functions.values()
+        if other.outer is function and other is not function
+    )

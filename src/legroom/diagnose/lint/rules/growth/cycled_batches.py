@@ -1,10 +1,15 @@
-"""LG117: itertools.cycle keeps every batch alive
+"""LG117: Every batch of the data stays in memory
 
 ## What it detects
-The rule checks for `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag
-`cycle` over a list or a tuple, whose items are alive anyway.
+The rule checks for two cases:
+
+- `itertools.cycle` over a data loader, or over a generator that yields tensors. The rule does not flag `cycle` over a
+  list or a tuple, whose items are alive anyway.
+- A list of all batches of a data loader on the GPU.
 
 ## Why this is a problem
+A list of all batches on the GPU uses as much GPU memory as the whole data set, before the first step.
+
 `itertools.cycle` stores a copy of every item of the first pass, because it cannot start an iterator again. After one
 epoch, all batches are in memory. If the iterator moves its batches to the GPU, they fill the GPU's memory. Later epochs
 also repeat the same order and the same augmentation.
@@ -12,6 +17,8 @@ also repeat the same order and the same augmentation.
 ## Example
 ```python
 batches = itertools.cycle(loader)
+
+batches = [(x.cuda(), y.cuda()) for x, y in loader]
 ```
 
 ## Use instead
@@ -21,6 +28,9 @@ def repeat(loader):
         yield from loader                # starts a new epoch and stores nothing
 
 batches = repeat(loader)
+
+for x, y in loader:
+    x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)   # one batch at a time
 ```
 
 ## Fix safety
@@ -31,6 +41,7 @@ from collections.abc import Iterator
 
 import libcst as cst
 
+from legroom.diagnose.lint.collected.on_gpu import collected_batches
 from legroom.diagnose.lint.flow.facts import CallFact, Function
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import positional, walk
@@ -50,6 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
                     message="`itertools.cycle` stores every batch of the first epoch",
                     help="Iterate over the loader again in each epoch: `while True: yield from loader`",
                 )
+    yield from collected_batches(program)
 
 
 def _yields_batches(program: Program, given: cst.BaseExpression) -> bool:

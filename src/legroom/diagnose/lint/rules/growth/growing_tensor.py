@@ -2,7 +2,8 @@
 
 ## What it detects
 The rule checks for `x = torch.cat([x, ...])` (or `stack`, `hstack`, `vstack`) in a training loop that never truncates
-or recreates `x`.
+or recreates `x`. The rule also checks for a window such as `queue = torch.cat([queue, keys])[-4096:]` if the added
+tensor has a graph, because a slice keeps the whole graph alive.
 
 ## Why this is a problem
 Each iteration allocates the whole history again, so memory use and time grow with every step. During the concatenation, the old and the
@@ -51,16 +52,15 @@ def check(program: Program) -> Iterator[Problem]:
         scope = outlives_its_step(program, store)
         if scope is None or not (store.value.has_graph or not isinstance(scope, LoopFact) or scope.trains):
             continue
-        others = [each for each in _concatenated(program, store.expression) if path_of(each) != store.target]
+        parts = _concatenated(program, store.expression) or _window(program, store)
+        others = [each for each in parts if path_of(each) != store.target]
         detached = isinstance(store.expression, cst.Call) and method_name(store.expression) == "detach"
         with_graph = (
             [] if detached else [each for each in others if program.value(each).kind is ValueKind.GRAPH]
         )
         yield Problem(
             node=store.expression,
-            message=f"`{store.target}` grows in every step, and keeps the graph of all steps alive"
-            if with_graph
-            else f"`{store.target}` grows in every step",
+            message=_message(store, with_graph=bool(with_graph)),
             help="Collect detached tensors in a list and concatenate the list once, or keep only the latest "
             "elements",
             edits=tuple(append_to(program, store.expression, ".detach()"))
@@ -70,10 +70,27 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
+def _message(store: StoreFact, *, with_graph: bool) -> str:
+    if isinstance(store.expression, cst.Subscript):
+        return f"`{store.target}` keeps the graph of all steps alive: a slice keeps the graph of the whole tensor"
+    growing = f"`{store.target}` grows in every step"
+    return f"{growing}, and keeps the graph of all steps alive" if with_graph else growing
+
+
+def _window(program: Program, store: StoreFact) -> list[cst.BaseExpression]:
+    """Return the parts of `torch.cat([...])[-100:]` if the result has a graph. A window without a graph does not grow."""
+    expression = store.expression
+    if not isinstance(expression, cst.Subscript) or store.value.kind is not ValueKind.GRAPH:
+        return []
+    if any(each.node is store.node for each in store.function.stored_parameters.values()):
+        return []  # reported at the call that passes the tensor
+    return _concatenated(program, expression.value)
+
+
 def is_concatenated_to_itself(program: Program, store: StoreFact) -> bool:
     """Return True for `x = torch.cat([x, ...])`. `x` may be an item, as in `cache["k"] = torch.cat([cache["k"],
     ...])`."""
-    parts = _concatenated(program, store.expression)
+    parts = _concatenated(program, store.expression) or _window(program, store)
     if store.how == "item":
         return not store.varying_key and any(
             isinstance(each, cst.Subscript) and path_of(each) == store.target for each in parts

@@ -1,9 +1,10 @@
 """LG108: Every backward pass retains the graph
 
 ## What it detects
-The rule checks for `retain_graph=True` in a loop in two cases:
+The rule checks for `retain_graph=True` in a loop or a training step in three cases:
 
 - No other backward pass follows in the same iteration.
+- Other backward passes follow, but they go through other graphs: no value is used for both losses.
 - The step of a GAN's discriminator retains the generator's graph, although the gradients of the generator are set to
   zero before its own backward pass.
 
@@ -68,12 +69,9 @@ def check(program: Program) -> Iterator[Problem]:
         argument = keyword(call.node, "retain_graph")
         if argument is None or not is_true(argument) or not _is_backward(call):
             continue
-        repeated = bool(call.loops) or (
-            bool(call.function.call_sites) and runs_every_step(program, call.function)
-        )
-        if not repeated or _reuses_graph(program, call):
+        if not _is_repeated(program, call) or _reuses_graph(program, call):
             continue
-        if _another_follows(program, call):
+        if _another_follows(program, call) and not _is_separate(program, call):
             shared = _shared_without_need(program, call)
             if shared:
                 yield _undetached(argument, shared[0])
@@ -90,6 +88,76 @@ def check(program: Program) -> Iterator[Problem]:
             else (remove_argument(program, call.node, argument),),
             safe=False,
         )
+
+
+def _is_repeated(program: Program, call: CallFact) -> bool:
+    """Return True if a backward pass runs in every step. A function without callers in this file is a step if it
+    computes the loss and calls the optimizer."""
+    function = call.function
+    if call.loops:
+        return True
+    if function.call_sites:
+        return runs_every_step(program, function)
+    computed = {each.target for each in program.stores if each.function is function and each.value.has_graph}
+    return (
+        isinstance(function.node, cst.FunctionDef)
+        and function.optimizer_step
+        and bool(computed & names_in(call.node))
+    )
+
+
+def _is_separate(program: Program, first: CallFact) -> bool:
+    """Return True if no later backward pass of the iteration uses a value from which the first loss is computed. Values
+    that other code computed may be used by both."""
+    loop = first.loops[-1] if first.loops else None
+    others = [
+        each
+        for each in program.calls
+        if each.function is first.function
+        and each.node is not first.node
+        and _is_backward(each)
+        and (loop is None or loop.first <= each.order <= loop.last)
+    ]
+    if any(each.loops != first.loops for each in others):
+        return False
+    used = [_sources(program, each, loop) for each in (first, *others)]
+    if any(each is None for each in used):
+        return False
+    first_used, *rest = (each or set() for each in used)
+    return all(first_used.isdisjoint(each) for each in rest)
+
+
+def _sources(program: Program, call: CallFact, loop: LoopFact | None) -> set[str] | None:
+    """Return the names of the iteration from which the loss of a backward pass is computed, or None if the loss may
+    depend on a graph from another place."""
+    function = call.function
+    without_graph = (
+        ValueKind.TENSOR,
+        ValueKind.PLAIN,
+        ValueKind.MODEL,
+        ValueKind.CRITERION,
+        ValueKind.OPTIMIZER,
+    )
+    read = names_with_graph(call.node)
+    names: set[str] = set()
+    is_known = False
+    for store in reversed(program.stores):
+        if store.target not in read or store.value.kind in without_graph:
+            continue
+        in_iteration = (
+            store.function is function
+            and store.order < call.order
+            and (loop is None or store.order >= loop.first)
+        )
+        if in_iteration:
+            names.add(store.target)
+            read |= names_with_graph(store.expression)
+            is_known = True
+        elif store.function is function or "." in store.target or not function.owns(store.target):
+            if store.function is function and store.order > call.order and not store.uses_old_value:
+                continue  # the loss of a later step
+            return None
+    return names if is_known else None
 
 
 def _undetached(argument: cst.Arg, name: str) -> Problem:
@@ -212,10 +280,30 @@ def _reuses_graph(program: Program, call: CallFact) -> bool:
         return False
     loop = call.loops[-1]
     read = names_in(call.node)
+    if _depends_on_outer_graph(program, call, loop):
+        return True
     return not any(
         loop.first <= store.order <= loop.last and store.target in read and not _is_lookup(store.expression)
         for store in program.stores
     ) and not any(other.result.has_graph and program.inside(other.node, call.node) for other in program.calls)
+
+
+def _depends_on_outer_graph(program: Program, call: CallFact, loop: LoopFact) -> bool:
+    """Return True if the loss of each iteration is computed from a graph that was created before the loop and is not
+    replaced in the loop. After an optimizer step in the loop, the gradients behind that graph are not needed."""
+    if any(loop in each.loops and _is_step(each) for each in program.calls):
+        return False
+    read = names_with_graph(call.node)
+    before: set[str] = set()
+    for store in reversed(program.stores):
+        if store.function is not call.function or store.target not in read:
+            continue
+        if store.order >= loop.first:
+            read |= names_with_graph(store.expression) if store.order < call.order else set()
+        elif store.value.has_graph and store.how == "assign":
+            before.add(store.target)
+    inside = {each.target for each in program.stores if loop.first <= each.order <= loop.last}
+    return not before <= inside | loop.bound
 
 
 def _is_lookup(expression: cst.BaseExpression) -> bool:

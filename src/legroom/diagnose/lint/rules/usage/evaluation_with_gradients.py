@@ -8,7 +8,8 @@ its activations.
 
 - The call follows `model.eval()`.
 - The call is in a loop without a backward pass, and the name of the function or the data indicates evaluation.
-- The call is in any other loop without a backward pass, and no later backward pass uses the results.
+- The call is in any other loop without a backward pass, such as a loop that generates samples, and no later backward
+  pass uses the results.
 - The call is in a training step, but no optimizer of the file trains the model, such as the teacher in a distillation.
   The rule flags the call only if the parameters of the model require gradients and its inputs have no graph.
 
@@ -54,8 +55,9 @@ from collections.abc import Iterator
 import libcst as cst
 
 from legroom.diagnose.lint.edits import Edit, line_before, wrap_in_with
-from legroom.diagnose.lint.flow.backward_uses import feeds_backward
+from legroom.diagnose.lint.flow.backward_uses import feeds_backward, is_never_differentiated
 from legroom.diagnose.lint.flow.facts import CallFact, Function, LoopFact
+from legroom.diagnose.lint.flow.lifetimes import is_local
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     dotted,
@@ -192,8 +194,9 @@ def _is_evaluation(program: Program, call: CallFact, loop: LoopFact | None) -> b
     if call.function.name.startswith("test_"):
         return False
     switched = _is_in_eval_mode(program, call)
-    if loop is None and isinstance(program.parent.get(call.node), cst.Expr):
-        return False  # a single pass whose result is discarded, for example to calibrate a quantized model
+    is_discarded = isinstance(program.parent.get(call.node), cst.Expr)
+    if is_discarded and (loop is None or loop.iterable.kind is not ValueKind.LOADER):
+        return False  # the result is discarded: a warm-up, or the calibration of a quantized model
     if loop is None:
         repeated = _is_repeated_in_evaluation(program, call) and switched is None
         return (bool(switched) or repeated) and not _trains_anywhere(program, call.function)
@@ -244,7 +247,9 @@ def _root_expression(node: cst.BaseExpression) -> cst.BaseExpression:
 def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
     """Return True if other code may run backward through the results of the loop."""
     function = call.function
-    if function.returns.has_graph or (not function.returned_nodes and _yields(function)):
+    if not function.returned_nodes and _yields(function):
+        return True
+    if function.returns.has_graph and not is_never_differentiated(program, function):
         return True
     for store in program.stores:
         if store.function is function and loop.first <= store.order <= loop.last and store.value.has_graph:
@@ -257,15 +262,14 @@ def _results_escape(program: Program, call: CallFact, loop: LoopFact) -> bool:
                 return True
     called = {each.local for each in program.calls if each.function is function and loop in each.loops}
     if any(
-        store.function in called and store.value.has_graph and not store.function.owns(store.target)
-        for store in program.stores
+        store.function in called and store.value.has_graph and not is_local(store) for store in program.stores
     ):
         return True
     return any(
         other.function is function
         and loop.first <= other.order <= loop.last
         and other.local is None
-        and other.receiver.kind is not ValueKind.CRITERION
+        and other.receiver.kind not in (ValueKind.CRITERION, ValueKind.MODEL)
         and not (other.name or "").startswith("torch.")
         and (other.name or "") not in _HARMLESS
         and other.method not in _HARMLESS_METHODS

@@ -209,7 +209,7 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
     if (
         store.how not in {"append", "item"}
         or store.value.host
-        or not _contains_gradients(program, store.expression)
+        or not _contains_gradients(program, store.expression, store)
     ):
         return
     if store.how == "item" and not store.varying_key:
@@ -217,12 +217,28 @@ def collected_gradients(program: Program, store: StoreFact, key_is_new: KeyCheck
     if not all(survives(program, store.target, loop) for loop in store.loops if loop.trains):
         return  # averaged over several batches
     scope = outlives_its_step(program, store)
+    if isinstance(scope, LoopFact) and _is_one_step(store, scope):
+        return
     if scope is not None and key_is_new(program, store, scope):
         yield Problem(
             node=store.expression,
             message=f"`{store.target}` stores gradients, which keeps the gradients of every step alive",
             help="Store a number such as `.norm().item()`, or copy the gradient to host memory with `.cpu()`",
         )
+
+
+def _is_one_step(store: StoreFact, loop: LoopFact) -> bool:
+    """Return True if a loop over the losses of one step fills a local list, as in multi-task learning."""
+    function = store.function
+    if isinstance(function.node, cst.Module) or not function.owns(store.target):
+        return False
+    if any(each.trains for site in function.call_sites for each in site.loops):
+        return True
+    return (
+        isinstance(loop.node, cst.For)
+        and loop.iterable.kind is not ValueKind.LOADER
+        and root(loop.iterable_path) in function.parameters
+    )
 
 
 _SAME_SIZE = {
@@ -240,25 +256,68 @@ _SAME_SIZE = {
 }
 
 
-def _contains_gradients(program: Program, expression: cst.BaseExpression) -> bool:
+def _contains_gradients(
+    program: Program, expression: cst.BaseExpression, store: StoreFact, depth: int = 0
+) -> bool:
     """Return True if an expression contains the whole gradient of a parameter, and not only its norm or its copy on the
     host."""
+    if depth > 6:
+        return False
     if isinstance(expression, (cst.ListComp, cst.GeneratorExp)):
-        return _contains_gradients(program, expression.elt)
+        return _contains_gradients(program, expression.elt, store, depth + 1)
     if isinstance(expression, cst.DictComp):
-        return _contains_gradients(program, expression.value)
+        return _contains_gradients(program, expression.value, store, depth + 1)
+    if isinstance(expression, cst.IfExp):
+        return any(
+            _contains_gradients(program, each, store, depth + 1)
+            for each in (expression.body, expression.orelse)
+        )
     parts = contained_parts(expression)
     if parts:
-        return any(_contains_gradients(program, each) for each in parts)
+        return any(_contains_gradients(program, each, store, depth + 1) for each in parts)
     if isinstance(expression, cst.Call):
-        owner = receiver(expression)
-        return (
-            owner is not None
-            and method_name(expression) in _SAME_SIZE
-            and _contains_gradients(program, owner)
-        )
+        return _returns_gradients(program, expression, store, depth)
+    if isinstance(expression, cst.Name):
+        made = _last_store(program, expression.value, store)
+        return made is not None and _contains_gradients(program, made.expression, made, depth + 1)
     if not isinstance(expression, cst.Attribute):
         return False
     if expression.attr.value == "grad":
         return program.value(expression.value).kind is ValueKind.PARAMETER
-    return expression.attr.value == "data" and _contains_gradients(program, expression.value)
+    return expression.attr.value == "data" and _contains_gradients(
+        program, expression.value, store, depth + 1
+    )
+
+
+def _returns_gradients(program: Program, node: cst.Call, store: StoreFact, depth: int) -> bool:
+    """Return True for `gradient.clone()`, `torch.cat([p.grad.flatten() for p in parameters])`, and a function of this
+    file that returns gradients."""
+    if any(is_call_of(node, name) for name in ("cat", "stack", "concat", "deepcopy")) and node.args:
+        return _contains_gradients(program, node.args[0].value, store, depth + 1)
+    call = next((each for each in program.calls if each.node is node), None)
+    if call is not None and call.local is not None:
+        last = max(
+            (each for each in program.stores if each.function is call.local),
+            key=lambda each: each.order,
+            default=store,
+        )
+        return any(_contains_gradients(program, each, last, depth + 1) for each in call.local.returned_nodes)
+    owner = receiver(node)
+    return (
+        owner is not None
+        and method_name(node) in _SAME_SIZE
+        and _contains_gradients(program, owner, store, depth + 1)
+    )
+
+
+def _last_store(program: Program, path: str, store: StoreFact) -> StoreFact | None:
+    made = [
+        each
+        for each in program.stores
+        if each.target == path
+        and each.how == "assign"
+        and each.function is store.function
+        and each.order <= store.order
+        and each is not store
+    ]
+    return made[-1] if made else None

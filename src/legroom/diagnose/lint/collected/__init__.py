@@ -1,0 +1,1 @@
+"""Finds containers that collect values of many steps or batches."""

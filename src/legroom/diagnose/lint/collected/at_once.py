@@ -1,0 +1,88 @@
+"""Finds results of all steps that one expression collects with their graph, for LG101."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.edits import append_to
+from legroom.diagnose.lint.flow.backward_uses import is_used_in_backward
+from legroom.diagnose.lint.flow.facts import Function, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.syntax import dotted, names_in
+from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.proofs import can_be_detached
+from legroom.diagnose.lint.rule import Problem
+
+
+def collected_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find assignments such as `losses = [step(batch) for batch in loader]` or `losses = list(steps(loader))`, where
+    each step trains and returns its loss."""
+    expression = store.expression
+    yield from _summed_at_once(program, store)
+    if isinstance(expression, cst.ListComp):
+        result, can_edit = expression.elt, True
+    elif (
+        isinstance(expression, cst.Call) and dotted(expression.func) in {"list", "tuple"} and expression.args
+    ):
+        result, can_edit = expression.args[0].value, False
+    else:
+        return
+    if isinstance(expression, cst.ListComp) and dotted(result) in names_in(expression.for_in.target):
+        result, can_edit = expression.for_in.iter, False  # [loss for loss in steps(loader)]
+    yield from _mapped(program, store, result)
+    for call in program.calls:
+        trains = call.local is not None and _trains(program, call.local)
+        if call.node is result and trains and program.value(result).has_graph:
+            yield Problem(
+                node=result,
+                message=f"`{store.target}` stores the result of every step with its autograd graph",
+                help="Add `.detach()`" + ("" if can_edit else " in the generator function"),
+                edits=tuple(append_to(program, result, ".detach()"))
+                if can_edit and program.value(result).kind is ValueKind.GRAPH
+                else (),
+                safe=can_be_detached(program, [result], store),
+            )
+
+
+def _mapped(program: Program, store: StoreFact, made: cst.BaseExpression) -> Iterator[Problem]:
+    """Find results that are collected with `list(map(step, loader))`."""
+    if isinstance(made, cst.Call) and dotted(made.func) == "map" and made.args:
+        step = program.function_named(dotted(made.args[0].value) or "", store.function)
+        if step is not None and step.returns.has_graph and _trains(program, step):
+            yield Problem(
+                node=made,
+                message=f"`{store.target}` stores the result of every step with its autograd graph",
+                help=f"Return `.item()` or `.detach()` from `{step.name}`",
+            )
+
+
+def _summed_at_once(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find sums such as `total = sum(loss_fn(model(x), y) for x, y in loader)` with gradients enabled and without a
+    backward pass."""
+    call = store.expression
+    if not isinstance(call, cst.Call) or dotted(call.func) != "sum" or not call.args or store.no_grad:
+        return
+    made = call.args[0].value
+    if not isinstance(made, (cst.GeneratorExp, cst.ListComp)):
+        return
+    iterable = program.value(made.for_in.iter).kind is ValueKind.LOADER
+    if (
+        iterable
+        and program.value(made.elt).kind is ValueKind.GRAPH
+        and not is_used_in_backward(program, store.target)
+    ):
+        yield Problem(
+            node=made.elt,
+            message=f"`{store.target}` accumulates a result with its autograd graph, which keeps the graph of every step alive",
+            help="Add `.detach()`, or disable gradients",
+            edits=tuple(append_to(program, made.elt, ".detach()")),
+            safe=can_be_detached(program, [made.elt], store),
+        )
+
+
+def _trains(program: Program, function: Function) -> bool:
+    return (
+        function.backward
+        or function.optimizer_step
+        or any(loop.trains for loop in program.loops if loop.function is function)
+    )

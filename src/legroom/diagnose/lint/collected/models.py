@@ -1,0 +1,199 @@
+"""Finds trained models that a container keeps on the GPU although nothing uses them again, for LG101."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.releases import survives
+from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
+    dotted,
+    is_call_of,
+    keyword,
+    last_name,
+    method_name,
+    names_in,
+    path_of,
+    receiver,
+    string_value,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.rule import Problem
+
+
+def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find stores such as `models.append(model)` in a loop over folds or settings that creates and trains the model."""
+    if store.how not in {"append", "item"} or (store.how == "item" and not store.varying_key):
+        return
+    if not store.loops or not program.uses_gpu or not store.function.owns(store.target):
+        return
+    for part in _parts(store.expression):
+        path = dotted(part)
+        if path is None or program.value(part).kind is not ValueKind.MODEL:
+            continue
+        loop = _creating_loop(program, store, path)
+        if loop is None or store.bounded or not survives(program, store.target, loop):
+            continue
+        if _is_conditional(program, store, loop) or _is_moved_to_host(program, path, loop):
+            continue
+        if not _is_on_gpu(program, path, loop) or not _is_scored(program, store, loop, part):
+            continue
+        if not _is_used_again(program, store, loop, part):
+            yield Problem(
+                node=part,
+                message=f"`{store.target}` keeps every trained model on the GPU, but the program does not use them again",
+                help="Store the scores, and save the state of the model to a file or in host memory",
+            )
+        return
+
+
+def _parts(expression: cst.BaseExpression) -> list[cst.BaseExpression]:
+    parts = contained_parts(expression)
+    return [expression, *(each for part in parts for each in _parts(part))]
+
+
+def _creating_loop(program: Program, store: StoreFact, path: str) -> LoopFact | None:
+    """Return the loop that creates and trains a model in each iteration and stores it once."""
+    for loop in reversed(store.loops):
+        made = [
+            each
+            for each in program.stores
+            if each.target == path
+            and each.how == "assign"
+            and each.function is store.function
+            and each.loops[-1:] == (loop,)
+            and isinstance(each.expression, cst.Call)
+            and not each.uses_old_value
+            and each.order < store.order
+        ]
+        if made:
+            return loop if loop.trains and store.loops[-1] is loop else None
+    return None
+
+
+def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+    for each in program.ancestors(store.node):
+        if each is loop.node:
+            return False
+        if isinstance(each, (cst.If, cst.Try)):
+            return True
+    return True
+
+
+def _is_on_gpu(program: Program, path: str, loop: LoopFact) -> bool:
+    """Return True if the loop moves the model to the GPU."""
+    return any(
+        isinstance(node, cst.Call)
+        and (method_name(node) == "cuda" or (method_name(node) == "to" and "cpu" not in program.source(node)))
+        and (dotted(receiver(node)) == path or program.value(node).kind is ValueKind.MODEL)
+        for node in walk(loop.node)
+    )
+
+
+def _is_scored(program: Program, store: StoreFact, loop: LoopFact, model: cst.BaseExpression) -> bool:
+    """Return True if the loop also stores a score of the model, so that the program no longer needs the model itself."""
+    if any(
+        program.value(each).kind in (ValueKind.PLAIN, ValueKind.UNKNOWN)
+        and each is not model
+        and not isinstance(each, (cst.BaseString, cst.BaseNumber))
+        and names_in(each).isdisjoint(loop.bound)
+        and not contained_parts(each)
+        for each in _parts(store.expression)[1:]
+    ):
+        return True
+    return any(
+        each is not store
+        and each.how in {"append", "item"}
+        and each.target != store.target
+        and each.loops[-1:] == (loop,)
+        and each.function is store.function
+        and not each.value.is_tensor
+        for each in program.stores
+    )
+
+
+def _is_moved_to_host(program: Program, path: str, loop: LoopFact) -> bool:
+    """Return True for `model.cpu()` and `model.to("cpu")` in the loop."""
+    for node in walk(loop.node):
+        if not isinstance(node, cst.Call) or dotted(receiver(node)) != path:
+            continue
+        given = keyword(node, "device") or (node.args[0] if node.args else None)
+        if method_name(node) == "cpu" or (
+            method_name(node) == "to" and given is not None and "cpu" in program.source(given.value)
+        ):
+            return True
+    return False
+
+
+def _is_used_again(program: Program, store: StoreFact, loop: LoopFact, model: cst.BaseExpression) -> bool:
+    """Return True if other code may use all the models, for example as an ensemble."""
+    key = _key_of(program, model)
+    for node in walk(store.function.body):
+        if dotted(node) != store.target or program.inside(node, store.node):
+            continue
+        parent = program.parent.get(node)
+        if isinstance(parent, cst.AssignTarget) or _is_target(program, parent):
+            continue  # models = []
+        if isinstance(parent, cst.Arg):
+            call = program.parent.get(parent)
+            if call is not None and (
+                is_call_of(call, "len") or is_call_of(call, "max") or is_call_of(call, "min")
+            ):
+                continue
+        if (
+            isinstance(parent, cst.Subscript)
+            and parent.value is node
+            and _is_one(program, parent, store.target)
+        ):
+            continue
+        if key is None or not _reads_other_keys(program, node, key):
+            return True
+    return False
+
+
+def _is_target(program: Program, element: cst.CSTNode | None) -> bool:
+    """Return True for `models, scores = [], []`."""
+    outer = program.parent.get(element) if isinstance(element, cst.Element) else None
+    return outer is not None and isinstance(program.parent.get(outer), cst.AssignTarget)
+
+
+def _is_one(program: Program, node: cst.Subscript, target: str) -> bool:
+    """Return True if a program reads one entry outside a loop, such as `models[best]`."""
+    if any(isinstance(each.slice, cst.Slice) for each in node.slice):
+        return False
+    return path_of(node) == target and not any(
+        isinstance(each, (cst.For, cst.While, cst.ListComp, cst.GeneratorExp, cst.DictComp))
+        for each in program.ancestors(node)
+    )
+
+
+def _key_of(program: Program, model: cst.BaseExpression) -> str | None:
+    """Return the key of a dict under which a model is stored, as in `{"model": model, "loss": loss.item()}`."""
+    parent = program.parent.get(model)
+    return string_value(parent.key) if isinstance(parent, cst.DictElement) else None
+
+
+def _reads_other_keys(program: Program, node: cst.CSTNode, key: str) -> bool:
+    """Return True if a loop over the entries reads only other keys, as in `sum(r["loss"] for r in results)`."""
+    loop = next(
+        (each for each in program.ancestors(node) if isinstance(each, (cst.For, cst.CompFor))),
+        None,
+    )
+    if loop is None or not program.inside(node, loop.iter):
+        return False
+    scope = loop if isinstance(loop, cst.For) else program.parent.get(loop)
+    bound = names_in(loop.target)
+    for each in walk(scope) if scope is not None else ():
+        if not isinstance(each, cst.Name) or each.value not in bound or program.inside(each, loop.target):
+            continue
+        parent = program.parent.get(each)
+        if isinstance(parent, cst.Subscript) and parent.value is each:
+            read = string_value(getattr(parent.slice[0].slice, "value", None))
+            if read is None or read == key:
+                return False
+        elif last_name(each.value) not in {"fold", "k", "name", "key"}:
+            return False
+    return True

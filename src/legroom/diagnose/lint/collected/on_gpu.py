@@ -1,0 +1,291 @@
+"""Finds containers that collect one tensor per batch on the GPU: the outputs of a model (LG101) or the batches themselves
+(LG117). These tensors have no graph, but together they are as large as the outputs or inputs of the whole data set."""
+
+from collections.abc import Iterator
+
+import libcst as cst
+
+from legroom.diagnose.lint.flow.backward_uses import derived_names
+from legroom.diagnose.lint.flow.facts import Function, LoopFact, StoreFact
+from legroom.diagnose.lint.flow.program import Program
+from legroom.diagnose.lint.flow.releases import is_length_limited, survives
+from legroom.diagnose.lint.flow.syntax import (
+    contained_parts,
+    dotted,
+    is_call_of,
+    keyword,
+    last_name,
+    method_name,
+    names_in,
+    receiver,
+    string_value,
+    walk,
+)
+from legroom.diagnose.lint.flow.values import ValueKind
+from legroom.diagnose.lint.rule import Problem
+
+_SAME_SIZE = frozenset(
+    [
+        "bfloat16",
+        "clone",
+        "contiguous",
+        "cuda",
+        "detach",
+        "double",
+        "exp",
+        "flatten",
+        "float",
+        "half",
+        "log_softmax",
+        "normalize",
+        "permute",
+        "relu",
+        "reshape",
+        "sigmoid",
+        "softmax",
+        "squeeze",
+        "tanh",
+        "to",
+        "transpose",
+        "unsqueeze",
+        "view",
+    ]
+)
+"""Methods and functions whose result has as many elements as their argument."""
+_ON_GPU = frozenset(
+    ["baddbmm", "bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm", "topk", "kmeans", "knn"]
+)
+"""Functions that use a collection of embeddings on the GPU."""
+
+
+def collected_outputs(program: Program, store: StoreFact) -> Iterator[Problem]:
+    """Find stores such as `outputs.append(model(x.cuda()))` with gradients disabled, for each batch of a loader."""
+    if store.value.has_graph or store.value.host:
+        return
+    made: cst.BaseExpression = store.expression
+    within: cst.CSTNode
+    if isinstance(made, cst.ListComp):  # outputs = [model(x.cuda()) for x in loader]
+        batch, within = names_in(made.for_in.target), made
+        if made.for_in.ifs or program.value(made.for_in.iter).kind is not ValueKind.LOADER:
+            return
+        made = made.elt
+    else:
+        loop = _loop_over_batches(store)
+        if loop is None or not _is_collected(program, store, loop):
+            return
+        batch, within = loop.bound, loop.node
+    if not _contains_output(program, made, store) or not _moves_input(program, within, batch):
+        return
+    if _is_used_on_gpu(program, store.target):
+        return
+    yield Problem(
+        node=made,
+        message=f"`{store.target}` collects the outputs of all batches on the GPU",
+        help="Copy each output to host memory: add `.cpu()`",
+    )
+
+
+def _moves_input(program: Program, loop: cst.CSTNode, batch: set[str]) -> bool:
+    """Return True if a loop moves its batch to the GPU."""
+    return any(isinstance(node, cst.Call) and _moves(program, node, batch) for node in walk(loop))
+
+
+def collected_batches(program: Program) -> Iterator[Problem]:
+    """Find `[(x.cuda(), y.cuda()) for x, y in loader]`, and loops over a loader that only move and store its batches."""
+    for node in program.nodes:
+        if (
+            isinstance(node, cst.ListComp)
+            and program.value(node.for_in.iter).kind is ValueKind.LOADER
+            and not node.for_in.ifs
+            and _moves(program, node.elt, names_in(node.for_in.target))
+            and not _is_consumed(program, node)
+        ):
+            yield _batches(node)
+    for store in program.stores:
+        loop = _loop_over_batches(store)
+        if loop is None or loop.trains or loop.runs_model or _runs_any_model(program, loop):
+            continue
+        if _is_collected(program, store, loop) and _is_moved_batch(program, store, loop):
+            yield _batches(store.expression)
+
+
+def _batches(node: cst.BaseExpression) -> Problem:
+    return Problem(
+        node=node,
+        message="All batches of the loader are moved to the GPU and stay there",
+        help="Move each batch in the training loop, and use `pin_memory=True` with `non_blocking=True`",
+    )
+
+
+def _loop_over_batches(store: StoreFact) -> LoopFact | None:
+    return next((each for each in reversed(store.loops) if each.iterable.kind is ValueKind.LOADER), None)
+
+
+def _is_collected(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+    """Return True if a container grows with each batch."""
+    if store.how == "item":
+        if not (store.varying_key and store.mapping):
+            return False
+    elif store.how != "append":
+        return False
+    if any(isinstance(each, (cst.Break, cst.Return)) for each in walk(loop.node, into_functions=False)):
+        return False
+    return (
+        not store.bounded
+        and not is_length_limited(program, store)
+        and not _is_conditional(program, store, loop)
+        and survives(program, store.target, loop)
+        and store.function.owns(store.target)
+    )
+
+
+def _is_conditional(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+    """Return True if only some of the batches are stored."""
+    for each in program.ancestors(store.node):
+        if each is loop.node:
+            return False
+        if isinstance(each, cst.If):
+            return True
+    return True
+
+
+def _contains_output(program: Program, node: cst.BaseExpression, store: StoreFact, depth: int = 0) -> bool:
+    """Return True if an expression is the output of a model, or a tensor of the same size computed from it."""
+    if depth > 5:
+        return False
+    parts = contained_parts(node)
+    if parts:
+        return any(_contains_output(program, each, store, depth + 1) for each in parts)
+    if isinstance(node, cst.Attribute) and node.attr.value in {"logits", "last_hidden_state"}:
+        return _contains_output(program, node.value, store, depth + 1)
+    if isinstance(node, cst.Call):
+        if program.value(node).kind is not ValueKind.TENSOR or program.value(node).host:
+            return False
+        called = next((each for each in program.calls if each.node is node), None)
+        if called is not None and called.receiver.kind is ValueKind.MODEL:
+            return called.local is None or _returns_tensor(called.local)
+        name = last_name(dotted(node.func) or method_name(node) or "")
+        if name not in _SAME_SIZE or _moves_to_host(node):
+            return False
+        owner = receiver(node)
+        is_function = owner is not None and (program.imports.qualified(node.func) or "").startswith("torch.")
+        inner = node.args[0].value if is_function and node.args else owner
+        return inner is not None and _contains_output(program, inner, store, depth + 1)
+    path = dotted(node)
+    if path is None:
+        return False
+    if any(path in loop.bound for loop in store.loops):
+        return any(
+            path in loop.bound
+            and isinstance(loop.node, cst.For)
+            and loop.iterable.kind is not ValueKind.LOADER
+            and any(
+                _contains_output(program, each, store, depth + 1)
+                for each in _iterated(loop.node.iter, path, loop)
+            )
+            for loop in store.loops
+        )
+    made = [
+        each
+        for each in program.stores
+        if each.target == path and each.function is store.function and each.order < store.order
+    ]
+    return bool(made) and _contains_output(program, made[-1].expression, made[-1], depth + 1)
+
+
+def _iterated(node: cst.BaseExpression, path: str, loop: LoopFact) -> list[cst.BaseExpression]:
+    """Return the iterable whose elements a loop assigns to a name, as in `for i, output in zip(ids, outputs)`."""
+    if not isinstance(node, cst.Call) or dotted(node.func) not in {"zip", "enumerate"}:
+        return [node]
+    target = loop.node.target if isinstance(loop.node, cst.For) else None
+    names = [each.value for each in target.elements] if isinstance(target, cst.Tuple) else []
+    arguments = [each.value for each in node.args]
+    if dotted(node.func) == "enumerate":
+        names = names[1:]
+    return [each for name, each in zip(names, arguments, strict=False) if dotted(name) == path]
+
+
+def _returns_tensor(function: Function) -> bool:
+    return function.returns.kind is not ValueKind.PLAIN
+
+
+def _moves_to_host(node: cst.Call) -> bool:
+    given = keyword(node, "device") or (node.args[0] if node.args else None)
+    return given is not None and "cpu" in (string_value(given.value) or "")
+
+
+def _is_used_on_gpu(program: Program, target: str) -> bool:
+    """Return True if the program computes with the collection on the GPU, as with the bank of a nearest-neighbor
+    search."""
+    names = derived_names(program, target)
+    for node in program.nodes:
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
+            if names & {last_name(path) for path in names_in(node)}:
+                return True
+        elif isinstance(node, cst.Call):
+            called = last_name(dotted(node.func) or method_name(node) or "")
+            is_model = program.value(node.func).kind in (ValueKind.MODEL, ValueKind.CRITERION)
+            if (called in _ON_GPU or is_model) and names & {last_name(path) for path in names_in(node)}:
+                return True
+    return False
+
+
+def _is_moved_batch(program: Program, store: StoreFact, loop: LoopFact) -> bool:
+    """Return True if a loop stores its batch after moving it to the GPU."""
+    if _moves(program, store.expression, loop.bound):
+        return True
+    parts = [store.expression, *contained_parts(store.expression)]
+    names = {path for each in parts if (path := dotted(each)) is not None}
+    return any(
+        each.target in names
+        and each.how == "assign"
+        and loop.first <= each.order < store.order
+        and _moves(program, each.expression, loop.bound)
+        for each in program.stores
+    )
+
+
+def _moves(program: Program, node: cst.BaseExpression, names: set[str]) -> bool:
+    """Return True if an expression contains a batch, or all its parts, moved to the GPU."""
+    if isinstance(node, (cst.DictComp, cst.ListComp, cst.GeneratorExp)):
+        part = node.value if isinstance(node, cst.DictComp) else node.elt
+        inner = names_in(node.for_in.target)
+        return not names.isdisjoint(names_in(node.for_in.iter)) and _moves(program, part, inner)
+    parts = contained_parts(node)
+    if parts:
+        return any(_moves(program, each, names) for each in parts)
+    if not isinstance(node, cst.Call) or names.isdisjoint(names_in(node)):
+        return False
+    if is_call_of(node, "cuda"):
+        return True
+    if method_name(node) != "to" or receiver(node) is None:
+        return False
+    given = keyword(node, "device") or (node.args[0] if node.args else None)
+    if given is None:
+        return False
+    text = string_value(given.value)
+    if text is not None:
+        return text.startswith("cuda")
+    return _is_cuda_device(program, given.value)
+
+
+def _is_cuda_device(program: Program, node: cst.BaseExpression) -> bool:
+    """Return True if a device is the GPU, or the GPU if there is one."""
+    path = last_name(dotted(node) or "")
+    if "device" not in path and path != "dev":
+        return False
+    made = [program.source(each.expression) for each in program.stores if last_name(each.target) == path]
+    known = [text for text in made if "cuda" in text or "cpu" in text]
+    return any("cuda" in text for text in known) or (not known and program.uses_gpu)
+
+
+def _runs_any_model(program: Program, loop: LoopFact) -> bool:
+    return any(
+        loop in call.loops and call.receiver.kind in (ValueKind.MODEL, ValueKind.CRITERION)
+        for call in program.calls
+    )
+
+
+def _is_consumed(program: Program, node: cst.ListComp) -> bool:
+    """Return True if a list is only an argument, as in `sum([x.cuda().mean() for x in loader])`."""
+    return isinstance(program.parent.get(node), cst.Arg)
