@@ -24,6 +24,14 @@ def monitor(
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="Time between two updates.")
     ] = 1.0,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the monitor in a browser on this machine, read-only."),
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", help="Port for --serve.", show_default="a free port"),
+    ] = None,
 ) -> int:
     """Show GPUs, processes, and runs started with Legroom, live.
 
@@ -34,8 +42,16 @@ def monitor(
 
     if not 0.1 <= interval <= 3600:
         raise UsageError("--interval must be between 0.1 and 3600 seconds.")
+    if port is not None and not serve:
+        raise UsageError("--port requires --serve.")
+    if port is not None and not 0 <= port <= 65535:
+        raise UsageError("--port must be between 0 and 65535.")
+    if serve and (once or as_json):
+        raise UsageError("--serve cannot be combined with --once or --json.")
     sampler = Sampler()
     try:
+        if serve:
+            return _serve(sampler, port=port or 0, interval=interval)
         if once or as_json or not (can_repaint(sys.stdout) and can_repaint(sys.stdin)):
             return _print(sampler, as_json=as_json)
         try:
@@ -61,4 +77,20 @@ def _print(sampler: "Sampler", *, as_json: bool) -> int:
         print(json.dumps(snapshot.as_json(), indent=2))
     else:
         print_to(sys.stdout, render_snapshot(snapshot, width=width_of(sys.stdout)))
+    return 0
+
+
+def _serve(sampler: "Sampler", *, port: int, interval: float) -> int:
+    from legroom.log import say
+    from legroom.show.monitor.serve import MonitorServer
+
+    server = MonitorServer(sampler, port=port, interval=interval)
+    try:
+        print(server.url, flush=True)
+        say("Open this address in a browser. Press Ctrl-C to stop.")
+        server.run()
+    except KeyboardInterrupt:
+        say("Stopped.")
+    finally:
+        server.close()
     return 0

@@ -19,11 +19,22 @@ from legroom.units import format_size
 
 
 def fill_template(
-    package: str, *, title: str, style: str, scripts: tuple[str, ...], name: str, data: Any, **parts: str
+    package: str,
+    *,
+    title: str,
+    style: str,
+    scripts: tuple[str, ...],
+    name: str,
+    data: Any,
+    requests_own_server: bool = False,
+    **parts: str,
 ) -> str:
     """Return the page whose body is `page/page.html` of a package. `style` and `scripts` are files in the same folder.
-    `data` has JSON types and is in the element `name`. `title` and `parts` are HTML."""
+    `data` has JSON types and is in the element `name`. `title` and `parts` are HTML. The browser
+    blocks all network requests of the page, unless `requests_own_server` allows requests to the server that sent the
+    page."""
     return Template(_read(__package__, "frame.html")).substitute(
+        connect=" connect-src 'self';" if requests_own_server else "",
         title=title,
         style=_read(__package__, "base.css") + _read(package, style),
         body=Template(_read(package, "page.html")).substitute(title=title, **parts).rstrip(),
