@@ -5,6 +5,7 @@ does not need torch.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -97,10 +98,13 @@ class Trace:
             # Unless the script continued, the remaining events are only the frees at the end of the trace.
             goes_on = self.is_finished or self.validation_starts is not None
             rest = requests[ends[-1] :] if goes_on else []
+            others = requests[: ends[-2]] + requests[ends[-1] :]
             del requests[ends[-1] :]
             last_step, last = requests[ends[-2] :], dict[int, int]()
             if self.is_settled:
-                repeated, last = _repeated(last_step, self._signatures(), REPEATED_STEPS)
+                signatures = self._signatures()
+                last_step = _without_single_allocations(last_step, others, signatures)
+                repeated, last = _repeated(last_step, signatures, REPEATED_STEPS)
             else:
                 repeated = _second_step(last_step, max(self._signatures()))
             requests.extend(repeated)
@@ -201,6 +205,32 @@ _SOLVER = re.compile(
 """Operations that create a cuSOLVER handle."""
 
 
+def _without_single_allocations(
+    step: list[MemoryRequest], others: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]]
+) -> list[MemoryRequest]:
+    """Return the requests of a step without the storages that only this step allocates and that stay allocated.
+
+    For example, `DistributedDataParallel` replaces its buckets once, at the start of the second step. A storage that
+    `others`, the remaining requests, allocate too is a leak, which every step repeats.
+    """
+    leaked = {signatures[id] for id, size, *_ in others if size > 0}
+    allocated = {request.id for request in step if request.bytes > 0}
+    replaced = Counter(signatures[id] for id, size, *_ in step if size < 0 and id not in allocated)
+    single: set[int] = set()
+    for id in sorted(_surviving(step)):
+        signature = signatures[id]
+        if replaced[signature] > 0:
+            replaced[signature] -= 1
+        elif signature not in leaked:
+            single.add(id)
+    return [request for request in step if request.bytes and request.id not in single]
+
+
+def _surviving(step: list[MemoryRequest]) -> set[int]:
+    """Return the ids of the storages that a step allocates and does not free."""
+    return {id for id, size, *_ in step if size > 0} - {id for id, size, *_ in step if size < 0}
+
+
 def _repeated(
     step: list[MemoryRequest], signatures: dict[int, tuple[Any, ...]], times: int
 ) -> tuple[list[MemoryRequest], dict[int, int]]:
@@ -209,8 +239,8 @@ def _repeated(
     If a storage outlives its step, it is freed at the position where its counterpart in the next step is freed.
     """
     requests: list[MemoryRequest] = []
-    allocated = {request.id for request in step if request.bytes >= 0}
-    surviving = allocated - {request.id for request in step if request.bytes < 0}
+    allocated = {request.id for request in step if request.bytes > 0}
+    surviving = _surviving(step)
     number = max(signatures, default=0)
     before = {id: id for id in allocated}
     for _ in range(times):
@@ -219,7 +249,7 @@ def _repeated(
         for id in surviving:
             previous.setdefault(signatures[id], []).append(before[id])
         for request in step:
-            if request.bytes >= 0:
+            if request.bytes > 0:
                 number += 1
                 now[request.id] = number
                 requests.append(MemoryRequest(number, request.bytes, request.stream, request.optional))

@@ -42,6 +42,7 @@ class RankPrediction:
             "peak_allocated_bytes": estimate.peak_allocated if estimate else None,
             "peak_device_bytes": estimate.peak_device if estimate else None,
             "safe_bytes": estimate.safe if estimate else None,
+            "by_category": estimate.by_category if estimate else None,
             "error": self.error or None,
         }
 

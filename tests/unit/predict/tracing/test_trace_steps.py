@@ -10,9 +10,10 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Free, Phase
+from legroom.memory.ledger import Ledger
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES, COMMUNICATION_EXCLUDED
 from legroom.predict.estimate import estimate_from_trace
-from legroom.predict.tracing.trace import Mode, Trace
+from legroom.predict.tracing.trace import REPEATED_STEPS, Mode, Trace
 from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
 
 H200 = find_gpu("h200")
@@ -82,6 +83,47 @@ def test_data_parallel_buckets_are_on_the_device(join_group: Callable[[], None])
         if type(event) is Alloc and event.op == "aten.empty" and event.bytes == size
     ]
     assert buckets
+
+
+def test_data_parallel_buckets_are_replaced_only_once(join_group: Callable[[], None]) -> None:
+    def make() -> Callable[[], object]:
+        join_group()
+        model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 512)).to("cuda")
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0], bucket_cap_mb=1)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+
+        def step() -> None:
+            parallel(torch.randn(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    trace = trace_steps(make, H200)
+
+    assert estimate_from_trace(trace).peak_allocated == Ledger(trace.events).peak().bytes
+
+
+def test_a_leak_grows_in_repeated_steps() -> None:
+    size = 512 * 4
+
+    def make() -> Callable[[], object]:
+        model = nn.Linear(512, 512).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = []
+
+        def step() -> None:
+            model(torch.randn(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(torch.zeros(512, device="cuda"))
+
+        return step
+
+    requests = trace_steps(make, H200).requests()
+
+    freed = {request.id for request in requests if request.bytes < 0}
+    assert len([r for r in requests if r.bytes == size and r.id not in freed]) == 1 + 2 + REPEATED_STEPS
 
 
 def test_nccl_buffers_are_counted_for_a_gpu_by_name_and_not_for_a_size(
