@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
-from legroom.observe.source.files import COMPREHENSIONS, LOOPS, tree_of
+from legroom.observe.source.files import COMPREHENSIONS, LOOPS, parse
 from legroom.observe.source.user_files import is_user_file
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
@@ -42,106 +42,127 @@ class Calls(NamedTuple):
 @lru_cache(maxsize=16)
 def calls_in(files: tuple[str, ...]) -> Calls:
     """Find the calls in the user's `files`."""
-    collector = _CallCollector()
-    for file in files:
-        tree = tree_of(file)
-        if tree is not None:
-            collector.read(file, tree)
-    return collector.result()
-
-
-class _CallCollector:
-    def __init__(self) -> None:
-        self._modules = {
-            file: each
-            for each in list(sys.modules.values())
-            if isinstance(file := getattr(each, "__file__", None), str)
+    modules = {
+        file: module
+        for module in list(sys.modules.values())
+        if isinstance(file := getattr(module, "__file__", None), str)
+    }
+    found = [names_in(file) for file in files]
+    containers = set[tuple[bool, str]]().union(*(each.containers for each in found))
+    mentions: dict[str, set[str]] = {}
+    in_loops: dict[str, set[str]] = {}
+    passed: set[str] = set()
+    externally: set[str] = set()
+    """Functions that a library or Python calls."""
+    plain: set[str] = set()
+    for file, each in zip(files, found, strict=True):
+        for mention in each.mentions:
+            if mention.container in containers:
+                continue
+            mentions.setdefault(mention.function, set()).add(mention.name)
+            if mention.is_passed:
+                passed.add(mention.name)
+            if mention.in_loop:
+                in_loops.setdefault(mention.function, set()).add(mention.name)
+        externally |= each.decorated
+        externally |= {
+            name for kind, name in each.methods if _is_called_externally(modules.get(file), kind, name)
         }
-        self._mentions: dict[str, set[str]] = {}
-        """Maps each function ("" at module level) to the names that occur in it."""
-        self._in_loops: dict[str, set[str]] = {}
+        plain |= each.plain_functions
+    called = _closure({"", *externally, *plain, *CONSTRUCTORS}, mentions)
+    starts = externally.union(*(names for function, names in in_loops.items() if function in called))
+    repeated = _closure(starts - set(CONSTRUCTORS), mentions)
+    frozen = {name: frozenset(each) for name, each in mentions.items()}
+    return Calls(frozenset(called), frozenset(repeated), frozenset(passed), frozen)
+
+
+class _Mention(NamedTuple):
+    """A name that occurs in a function."""
+
+    function: str
+    """"" at module level."""
+    name: str
+    is_passed: bool
+    """True if the name occurs without a call."""
+    in_loop: bool
+    container: tuple[bool, str] | None
+    """The object of a method that containers have too, such as `clear`. If this object is a container, its method is not
+    a user's function."""
+
+
+class _ClassHeader(NamedTuple):
+    name: str
+    has_bases: bool
+
+
+@lru_cache(maxsize=4096)
+def names_in(file: str) -> "_FileCalls":
+    """Return the names that occur in a file. In a large program, parsing all files again would stop the training for
+    seconds."""
+    tree = parse(file)
+    return _FileCalls(tree if tree is not None else ast.Module([], []))
+
+
+class _FileCalls:
+    """The names that occur in one file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.mentions: set[_Mention] = set()
+        self.decorated: set[str] = set()
+        """Functions that a decorator may register anywhere."""
+        self.methods: list[tuple[_ClassHeader, str]] = []
+        self.plain_functions: set[str] = set()
+        """Functions that may be called from code that is not loaded."""
+        self.containers: set[tuple[bool, str]] = set()
+        """Attributes (True) and variables (False) to which a container is assigned somewhere."""
         self._called_nodes: set[int] = set()
         """`id`s of the syntax nodes that name a called function."""
-        self._passed: set[str] = set()
-        self._called_externally: set[str] = set()
-        """Functions that a library or Python calls."""
-        self._plain_functions: set[str] = set()
-        """Functions that may be called from code that is not loaded."""
-        self._containers: set[tuple[bool, str]] = set()
-        """Attributes (True) and variables (False) to which a container is assigned somewhere. The `clear` method of
-        these objects is not a user's function.
-        """
-
-    def read(self, file: str, tree: ast.Module) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and _is_container(node.value):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in (inner for each in targets for inner in ast.walk(each)):
                     if isinstance(target, ast.Name | ast.Attribute):
-                        self._containers.add(_kind_and_name(target))
-        self._descend(file, tree, None, "", False)
+                        self.containers.add(_kind_and_name(target))
+        self._descend(tree, None, "", False)
+        self._called_nodes.clear()
 
-    def _descend(
-        self, file: str, node: ast.AST, kind: ast.ClassDef | None, function: str, looped: bool
-    ) -> None:
+    def _descend(self, node: ast.AST, kind: ast.ClassDef | None, function: str, looped: bool) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Call):
                 self._called_nodes.add(id(child.func))
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 for decorator in child.decorator_list:
-                    self._descend(file, ast.Expression(decorator), kind, function, looped)
-                    self._called_externally.add(child.name)  # the decorator may register it anywhere
+                    self._descend(ast.Expression(decorator), kind, function, looped)
+                    self.decorated.add(child.name)
                 if kind is None and not function:
-                    self._plain_functions.add(child.name)
-                if (
-                    kind is not None
-                    and not function
-                    and _is_called_externally(self._modules.get(file), kind, child.name)
-                ):
-                    self._called_externally.add(child.name)
-                self._descend(file, child, kind, child.name, False)
+                    self.plain_functions.add(child.name)
+                if kind is not None and not function:
+                    self.methods.append((_ClassHeader(kind.name, bool(kind.bases)), child.name))
+                self._descend(child, kind, child.name, False)
                 continue
             if isinstance(child, ast.Name | ast.Attribute):
                 self._mention(child, function, looped)
             elif isinstance(child, ast.Call) and function in CONSTRUCTORS and _is_method_of_self(child.func):
                 # `self.reset()` in the constructor empties nothing.
                 for argument in (*child.args, *child.keywords):
-                    self._descend(file, ast.Expression(argument), kind, function, looped)  # type: ignore[arg-type]
+                    self._descend(ast.Expression(argument), kind, function, looped)  # type: ignore[arg-type]
                 continue
             if isinstance(child, ast.ClassDef):
-                self._descend(file, child, child, "", False)
+                self._descend(child, child, "", False)
             elif isinstance(child, ast.For | ast.AsyncFor):  # the iterable is evaluated once
-                self._descend(file, ast.Expression(child.iter), kind, function, looped)
-                self._descend(file, ast.Module([*child.body, *child.orelse], []), kind, function, True)
+                self._descend(ast.Expression(child.iter), kind, function, looped)
+                self._descend(ast.Module([*child.body, *child.orelse], []), kind, function, True)
             else:
                 loops = looped or isinstance(child, (*LOOPS, *COMPREHENSIONS))
-                self._descend(file, child, kind, function, loops)
+                self._descend(child, kind, function, loops)
 
     def _mention(self, node: ast.Name | ast.Attribute, function: str, looped: bool) -> None:
-        if (
-            isinstance(node, ast.Attribute)
-            and node.attr in _METHODS_OF_CONTAINERS
-            and _kind_and_name(node.value) in self._containers
-        ):
-            return
-        name = _last_name(node)
-        self._mentions.setdefault(function, set()).add(name)
-        if id(node) not in self._called_nodes:
-            self._passed.add(name)
-        if looped:
-            self._in_loops.setdefault(function, set()).add(name)
-
-    def result(self) -> Calls:
-        called = _closure(
-            {"", *self._called_externally, *self._plain_functions, *CONSTRUCTORS}, self._mentions
+        container = None
+        if isinstance(node, ast.Attribute) and node.attr in _METHODS_OF_CONTAINERS:
+            container = _kind_and_name(node.value)
+        self.mentions.add(
+            _Mention(function, _last_name(node), id(node) not in self._called_nodes, looped, container)
         )
-        starts = set(self._called_externally)
-        for function, names in self._in_loops.items():
-            if function in called:
-                starts |= names
-        repeated = _closure(starts - set(CONSTRUCTORS), self._mentions)
-        mentions = {name: frozenset(each) for name, each in self._mentions.items()}
-        return Calls(frozenset(called), frozenset(repeated), frozenset(self._passed), mentions)
 
 
 def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
@@ -153,7 +174,7 @@ def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
     return reached
 
 
-def _is_called_externally(module: ModuleType | None, kind: ast.ClassDef, method: str) -> bool:
+def _is_called_externally(module: ModuleType | None, kind: _ClassHeader, method: str) -> bool:
     """Return whether Python or a library calls a method: a special method, or a method that overrides a library's
     method.
     """
@@ -161,7 +182,7 @@ def _is_called_externally(module: ModuleType | None, kind: ast.ClassDef, method:
         return method not in CONSTRUCTORS
     found = getattr(module, "__dict__", {}).get(kind.name)
     if not isinstance(found, type):
-        return bool(kind.bases)
+        return kind.has_bases
     others = [base for base in found.__mro__[1:] if not _is_user_class(base)]
     return method == "forward" or any(method in vars(base) for base in others)
 

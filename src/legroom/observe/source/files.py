@@ -15,9 +15,15 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _MAX_SOURCE_BYTES = 2_000_000
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def tree_of(file: str) -> ast.Module | None:
-    """Return the parsed source of a file, or None if the file has no source."""
+    """Return the parsed source of a file, or None if the file has no source. Few trees are cached, because their nodes
+    slow down every scan of the heap."""
+    return parse(file)
+
+
+def parse(file: str) -> ast.Module | None:
+    """Return the same as `tree_of` for a caller that caches what it needs of the tree."""
     source = _source(file)
     try:
         return ast.parse(source) if source else None
@@ -80,7 +86,7 @@ def find_function(tree: ast.Module, name: str, line: int, variable: str) -> ast.
     return within[0] if within else None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def functions_in(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return the functions and methods of a file by name. If a name occurs several times, the first function is
     used.
