@@ -48,7 +48,7 @@ def calls_in(files: tuple[str, ...]) -> Calls:
         if isinstance(file := getattr(module, "__file__", None), str)
     }
     found = [names_in(file) for file in files]
-    containers = set[tuple[bool, str]]().union(*(each.containers for each in found))
+    attributes = {container for each in found for container in each.containers if container[0]}
     mentions: dict[str, set[str]] = {}
     in_loops: dict[str, set[str]] = {}
     passed: set[str] = set()
@@ -57,7 +57,7 @@ def calls_in(files: tuple[str, ...]) -> Calls:
     plain: set[str] = set()
     for file, each in zip(files, found, strict=True):
         for mention in each.mentions:
-            if mention.container in containers:
+            if mention.container in attributes or mention.container in each.containers:
                 continue
             mentions.setdefault(mention.function, set()).add(mention.name)
             if mention.is_passed:
