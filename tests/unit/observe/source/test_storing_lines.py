@@ -155,7 +155,8 @@ other.reset()
 """
 
 
-def test_attributes_of_two_classes_are_distinct(tmp_path: Path) -> None:
+def test_attributes_of_two_classes_are_distinct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing_lines, "user_files", list)
     file = tmp_path / "train.py"
     file.write_text(TWO_LOGS)
     own = find_usage("values", is_attribute=True, file=str(file), classes=frozenset({"Training", "object"}))
