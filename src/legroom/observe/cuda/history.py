@@ -217,7 +217,7 @@ class CudaHistory:
         self._modules.detach()
         self._clock.detach()
         self._failures.close()
-        self._peaks.restore()
+        self._peaks.stop()
         if self._is_recording:
             self._is_recording = False
             self._markers.stop()

@@ -2,8 +2,9 @@
 
 For each statistic, torch stores the peak since the last reset. To measure a single step, the peak must be reset at
 every step. However, `torch.cuda.max_memory_allocated()` must still return the peak that the script expects. Therefore
-this class saves the peaks before each of its resets. While this class is active, torch's functions return the maximum
-of the saved and the current peaks, until the script resets the peaks itself.
+this class saves the peaks before each of its resets. From then on, torch's functions return the maximum of the saved
+and the current peaks, until the script resets the peaks itself. This also applies after the recording, because torch has
+no function that restores a peak.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +30,13 @@ class StepPeaks:
         self._peaks_before_reset: dict[int, tuple[int, int]] = {}
         """The allocated and reserved peaks of the current step by device, saved before the script reset them."""
         self._exit = ExitStack()
+        self._is_stopped = False
 
     def install(self) -> None:
+        earlier = getattr(getattr(self._namespace, self.READERS[0], None), "step_peaks", None)
+        if isinstance(earlier, StepPeaks) and earlier._is_stopped:
+            self._saved = earlier._saved
+            earlier._exit.close()
         for name in (*self.READERS, *self.RESETTERS):
             original = getattr(self._namespace, name, None)
             if original is None:
@@ -40,10 +46,14 @@ class StepPeaks:
             setattr(self._namespace, name, replacement)
             self._exit.callback(setattr, self._namespace, name, original)
 
-    def restore(self) -> None:
-        """Restore torch's functions. Afterwards, torch's peak statistics cover only the time since the start of the
-        last step."""
-        self._exit.close()
+    def stop(self) -> None:
+        """Stop measuring. Torch's functions are restored now, or when the script resets its peaks."""
+        self._is_stopped = True
+        self._restore_functions()
+
+    def _restore_functions(self) -> None:
+        if self._is_stopped and not any(self._saved.values()):
+            self._exit.close()
 
     def statistics(self, device: int) -> dict[str, Any]:
         """Return the statistics that the script would read."""
@@ -83,6 +93,7 @@ class StepPeaks:
             self._restore_peaks(device, statistics)
             return statistics
 
+        read.step_peaks = self  # type: ignore[attr-defined]
         return read
 
     def _resetter(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -90,6 +101,7 @@ class StepPeaks:
             earlier = self._peaks_before_reset.get(device, (0, 0))
             self._peaks_before_reset[device] = self._highest(self._read(device), earlier)
             self._saved.pop(device, None)
+            self._restore_functions()
             return original(device)
 
         return reset

@@ -88,6 +88,33 @@ def test_devices_are_separate(torch: Torch, peaks: StepPeaks) -> None:
 
 
 def test_torch_functions_are_restored(torch: Torch, peaks: StepPeaks) -> None:
-    peaks.restore()
+    peaks.stop()
     assert torch._cuda_memoryStats == torch.read
     assert torch._cuda_resetPeakMemoryStats == torch.reset
+
+
+def test_after_the_recording_the_script_reads_its_own_peak(torch: Torch, peaks: StepPeaks) -> None:
+    spike(torch, 100)
+    peaks.end_step(0)
+    peaks.stop()
+    assert scripts_peak(torch) == 100
+
+    torch._cuda_resetPeakMemoryStats(0)
+    assert scripts_peak(torch) == 0
+    assert torch._cuda_memoryStats == torch.read
+
+
+def test_later_recordings_keep_the_peak_and_wrap_the_functions_once(torch: Torch, peaks: StepPeaks) -> None:
+    spike(torch, 100)
+    peaks.end_step(0)
+    peaks.stop()
+    for _ in range(3):
+        later = StepPeaks(torch)
+        later.install()
+        spike(torch, 30)
+        assert later.end_step(0)[1:] == (30, 30)
+        later.stop()
+    assert scripts_peak(torch) == 100
+
+    torch._cuda_resetPeakMemoryStats(0)
+    assert torch._cuda_memoryStats == torch.read
