@@ -56,17 +56,17 @@ def calls_in(files: tuple[str, ...]) -> Calls:
     """Functions that a library or Python calls."""
     plain: set[str] = set()
     for file, each in zip(files, found, strict=True):
-        for mention in each.mentions:
-            if mention.container in attributes or mention.container in each.containers:
+        for function, name, is_passed, in_loop, container in each.mentions:
+            if container in attributes or container in each.containers:
                 continue
-            mentions.setdefault(mention.function, set()).add(mention.name)
-            if mention.is_passed:
-                passed.add(mention.name)
-            if mention.in_loop:
-                in_loops.setdefault(mention.function, set()).add(mention.name)
+            mentions.setdefault(function, set()).add(name)
+            if is_passed:
+                passed.add(name)
+            if in_loop:
+                in_loops.setdefault(function, set()).add(name)
         externally |= each.decorated
         externally |= {
-            name for kind, name in each.methods if _is_called_externally(modules.get(file), kind, name)
+            method[-1] for method in each.methods if _is_called_externally(modules.get(file), *method)
         }
         plain |= each.plain_functions
     called = _closure({"", *externally, *plain, *CONSTRUCTORS}, mentions)
@@ -76,23 +76,10 @@ def calls_in(files: tuple[str, ...]) -> Calls:
     return Calls(frozenset(called), frozenset(repeated), frozenset(passed), frozen)
 
 
-class _Mention(NamedTuple):
-    """A name that occurs in a function."""
-
-    function: str
-    """"" at module level."""
-    name: str
-    is_passed: bool
-    """True if the name occurs without a call."""
-    in_loop: bool
-    container: tuple[bool, str] | None
-    """The object of a method that containers have too, such as `clear`. If this object is a container, its method is not
-    a user's function."""
-
-
-class _ClassHeader(NamedTuple):
-    name: str
-    has_bases: bool
+_Mention = tuple[str, str, bool, bool, tuple[bool, str] | None]
+"""A name that occurs in a function: the function ("" at module level), the name, whether it occurs without a call, whether
+it occurs in a loop, and the object if the name is a method that containers have too, such as `clear`. If this object is a
+container, its method is not a user's function. A plain tuple is not visible to scans of the heap."""
 
 
 @lru_cache(maxsize=4096)
@@ -110,7 +97,8 @@ class _FileCalls:
         self.mentions: set[_Mention] = set()
         self.decorated: set[str] = set()
         """Functions that a decorator may register anywhere."""
-        self.methods: list[tuple[_ClassHeader, str]] = []
+        self.methods: list[tuple[str, bool, str]] = []
+        """For each method, the name of its class, whether the class has base classes, and the name of the method."""
         self.plain_functions: set[str] = set()
         """Functions that may be called from code that is not loaded."""
         self.containers: set[tuple[bool, str]] = set()
@@ -137,7 +125,7 @@ class _FileCalls:
                 if kind is None and not function:
                     self.plain_functions.add(child.name)
                 if kind is not None and not function:
-                    self.methods.append((_ClassHeader(kind.name, bool(kind.bases)), child.name))
+                    self.methods.append((kind.name, bool(kind.bases), child.name))
                 self._descend(child, kind, child.name, False)
                 continue
             if isinstance(child, ast.Name | ast.Attribute):
@@ -160,9 +148,7 @@ class _FileCalls:
         container = None
         if isinstance(node, ast.Attribute) and node.attr in _METHODS_OF_CONTAINERS:
             container = _kind_and_name(node.value)
-        self.mentions.add(
-            _Mention(function, _last_name(node), id(node) not in self._called_nodes, looped, container)
-        )
+        self.mentions.add((function, _last_name(node), id(node) not in self._called_nodes, looped, container))
 
 
 def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
@@ -174,15 +160,15 @@ def _closure(starts: set[str], mentions: Mapping[str, Set[str]]) -> set[str]:
     return reached
 
 
-def _is_called_externally(module: ModuleType | None, kind: _ClassHeader, method: str) -> bool:
+def _is_called_externally(module: ModuleType | None, kind: str, has_bases: bool, method: str) -> bool:
     """Return whether Python or a library calls a method: a special method, or a method that overrides a library's
     method.
     """
     if method.startswith("__") and method.endswith("__"):
         return method not in CONSTRUCTORS
-    found = getattr(module, "__dict__", {}).get(kind.name)
+    found = getattr(module, "__dict__", {}).get(kind)
     if not isinstance(found, type):
-        return kind.has_bases
+        return has_bases
     others = [base for base in found.__mro__[1:] if not _is_user_class(base)]
     return method == "forward" or any(method in vars(base) for base in others)
 

@@ -103,8 +103,20 @@ def find_usage(
     """
     if not name.isidentifier():
         return NO_USAGE
-    own = [file] if file is not None else []
-    others = user_files()
+    return find_usage_in(tuple(user_files()), name, is_attribute, file, function, line, classes)
+
+
+@lru_cache(maxsize=256)
+def find_usage_in(
+    others: tuple[str, ...],
+    name: str,
+    is_attribute: bool,
+    file: str | None,
+    function: str,
+    line: int,
+    classes: frozenset[str],
+) -> NameUsage:
+    own = (file,) if file is not None else ()
     calls = calls_in(tuple(sorted({*own, *others})))
     for files in (own, others):
         readers = [

@@ -7,7 +7,7 @@ import pytest
 from legroom.observe.source import storing_lines
 from legroom.observe.source.calls import calls_in, names_in
 from legroom.observe.source.files import functions_in, tree_of
-from legroom.observe.source.storing_lines import NameUsage, find_feeding_calls, find_usage
+from legroom.observe.source.storing_lines import NameUsage, find_feeding_calls, find_usage, find_usage_in
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-un
         calls_in.cache_clear()
         names_in.cache_clear()
         functions_in.cache_clear()
+        find_usage_in.cache_clear()
         return find_usage(name, is_attribute=is_attribute, file=str(file), function=function)
 
     return search
