@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legroom.observe.virtual.gpu import VirtualGPU as VirtualGPU
-    from legroom.predict.api import estimate as estimate
+    from legroom.observe.virtual.use import use as use
     from legroom.predict.api import max_batch as max_batch
     from legroom.predict.api import plan as plan
     from legroom.run.record import record as record
     from legroom.scale.parallel import parallel as parallel
+    from legroom.show.estimate.api import estimate as estimate
     from legroom.show.estimate.layer_summary import summary as summary
     from legroom.show.explain.explanation import explain as explain
     from legroom.show.tune.tune import tune as tune
@@ -33,7 +34,7 @@ _PUBLIC = {
     "Guard": "legroom.train.guarding.guard",
     "Spill": "legroom.train.spilling.spill",
     "VirtualGPU": "legroom.observe.virtual.gpu",
-    "estimate": "legroom.predict.api",
+    "estimate": "legroom.show.estimate.api",
     "evaluate": "legroom.train.evaluate",
     "explain": "legroom.show.explain.explanation",
     "find_batch": "legroom.train.sizes.find_batch",
@@ -45,6 +46,7 @@ _PUBLIC = {
     "record": "legroom.run.record",
     "summary": "legroom.show.estimate.layer_summary",
     "tune": "legroom.show.tune.tune",
+    "use": "legroom.observe.virtual.use",
     "watch": "legroom.show.watch.watch",
 }
 _MODULES = {"transfer": "legroom.train.transfer"}
@@ -67,6 +69,7 @@ __all__ = [
     "summary",
     "transfer",
     "tune",
+    "use",
     "watch",
 ]
 
@@ -78,6 +81,16 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'legroom' has no attribute '{name}'")
     return getattr(import_module(module), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magics of `%load_ext legroom` to IPython."""
+    import_module("legroom.notebook.magics").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Remove the magics of `%load_ext legroom`."""
+    import_module("legroom.notebook.magics").unload(shell)
 
 
 def __dir__() -> list[str]:

@@ -12,30 +12,32 @@ from torch import nn
 from legroom.memory.events import Category
 from legroom.observe.dispatch.recorder import Recorder
 from legroom.observe.dispatch.storages import storage_of
-from legroom.observe.leaks.live_objects import find_live_objects
-from legroom.observe.training import live_optimizers
+from legroom.observe.leaks.live_objects import find_instances, subclasses
 
 
 def record_existing_tensors(recorder: Recorder) -> None:
     """Record every tensor that has a Python object, in host memory. Tensors that only C++ code references are found when
     an operation changes them."""
-    found = find_live_objects()
+    kinds = subclasses(torch.Tensor) | subclasses(nn.Module) | subclasses(torch.optim.Optimizer)
+    found = find_instances({kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")})
+    tensors = [each for each in found if isinstance(each, torch.Tensor)]
     with torch._C.DisableTorchFunction():
-        for tensor in found.tensors:
+        for tensor in tensors:
             for each, category in _with_gradient(tensor):
                 if each.device.type == "meta" or each.is_sparse:
                     continue
                 storage = storage_of(each)
                 if storage is not None:
                     recorder.register_existing(storage, 0, category)
-        for module in found.modules:
-            for buffer in module.__dict__.get("_buffers", {}).values():
-                if isinstance(buffer, torch.Tensor):
-                    recorder.categories.note_category(buffer, Category.BUFFER)
-        for optimizer in live_optimizers():
-            recorder.categories.tag_optimizer(optimizer)
+        for each in found:
+            if isinstance(each, nn.Module):
+                for buffer in each.__dict__.get("_buffers", {}).values():
+                    if isinstance(buffer, torch.Tensor):
+                        recorder.categories.note_category(buffer, Category.BUFFER)
+            elif isinstance(each, torch.optim.Optimizer):
+                recorder.categories.tag_optimizer(each)
         recorder.categories.find_activations(
-            [tensor.grad_fn for tensor in found.tensors if tensor.grad_fn is not None]
+            [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         )
 
 

@@ -21,6 +21,7 @@ from legroom.observe.producer import MemoryStats
 
 class _Emitter(Protocol):
     sink: Sink
+    followers: int
 
 
 class FollowedRecorder:
@@ -151,8 +152,10 @@ def _added(emitter: _Emitter, sink: Sink) -> Callable[[], None]:
         emitter.sink = _Tee(emitter.sink)
     tee = emitter.sink
     tee.sinks = [*tee.sinks, sink]
+    emitter.followers += 1
 
     def remove() -> None:
+        emitter.followers -= 1
         tee.sinks = [each for each in tee.sinks if each is not sink]
         if len(tee.sinks) == 1 and emitter.sink is tee:
             emitter.sink = tee.sinks[0]

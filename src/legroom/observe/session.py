@@ -78,11 +78,14 @@ class Session:
         frequent_sink: Sink | None = None,
         on_step: Callable[[], None] | None = None,
         mid_program: bool = False,
+        search_leaks: bool = True,
     ) -> None:
         """`gpus` are virtual GPUs. If `gpus` is None, the devices of this machine are used. `frequent_sink` receives
         the events of the dispatch recorder instead of `sink`, which is called for every operation. `on_step()` is
-        called after the events of each step. With `mid_program`, the program is already running."""
+        called after the events of each step. With `mid_program`, the program is already running. Without
+        `search_leaks`, no objects are scanned, and only the growth of lines is known."""
         self._sink = sink
+        self._search_leaks = search_leaks
         self._watching_reported = False
         self._exit = contextlib.ExitStack()
         self._producer: Producer
@@ -110,6 +113,8 @@ class Session:
     def __enter__(self) -> "Session":
         self._began = time.perf_counter()
         self._exit.enter_context(self._producer)
+        if not self._search_leaks:
+            return self
         loaders = TrainingClock(on_batch=lambda _: self._leak_detector.iterations.next_batch())
         loaders.attach(batches_only=True)
         self._exit.callback(loaders.detach)

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from legroom.errors import UsageError
-from legroom.gpus.catalog import GpuSpec, find_gpu
+from legroom.gpus.catalog import GpuSpec, find_gpu, real_gpu
+from legroom.gpus.machine import visible_gpus
+from legroom.observe.virtual.gpu import VirtualGPU
 from legroom.predict.estimate import Estimate, estimate_from_trace
 from legroom.predict.fit import available_bytes
 from legroom.predict.largest_batch import BatchSearch, largest_batch
@@ -25,7 +27,7 @@ MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 def estimate(
     target: Any,
     *args: Any,
-    gpu: str | int | GpuSpec,
+    gpu: str | int | GpuSpec | None = None,
     optimizer: MakeOptimizer | None = None,
     steps: int = 2,
     search: bool = True,
@@ -34,7 +36,8 @@ def estimate(
 
     `estimate(model, batch, gpu="24GiB")` builds a standard training step. `optimizer` is a function that creates the
     optimizer from the parameters. The default optimizer is AdamW. `estimate(step, *args, gpu="a100-40gb")` traces
-    your own step. `gpu` is a name or a size, as for `--gpu`. Your objects do not change, because the trace uses
+    your own step. `gpu` is a name or a size, as for `--gpu`. The default is the active virtual GPU, or the first GPU of
+    this machine. Your objects do not change, because the trace uses
     copies without data. `search=False` skips the search for the largest batch size.
     """
     traced = _Target(target, args, gpu, optimizer, steps)
@@ -48,7 +51,7 @@ def estimate(
 def max_batch(
     target: Any,
     *args: Any,
-    gpu: str | int | GpuSpec,
+    gpu: str | int | GpuSpec | None = None,
     optimizer: MakeOptimizer | None = None,
     multiple_of: int = 1,
     safe: bool = False,
@@ -68,7 +71,7 @@ def max_batch(
 
 
 def plan(
-    target: Any, *args: Any, gpu: str | int | GpuSpec, optimizer: MakeOptimizer | None = None
+    target: Any, *args: Any, gpu: str | int | GpuSpec | None = None, optimizer: MakeOptimizer | None = None
 ) -> list[PlannedOption]:
     """Return the options that save memory, each with its traced peak, ordered by cost."""
     traced = _Target(target, args, gpu, optimizer, 2)
@@ -85,6 +88,17 @@ def plan(
     return finish_plan(current, start_plan(current, start), start, largest=largest)
 
 
+def _default_gpu() -> GpuSpec:
+    active = VirtualGPU.active()
+    if active is not None:
+        return active.devices[0].spec
+    for gpu in visible_gpus():
+        return real_gpu(gpu.name, gpu.total)
+    raise UsageError(
+        "This machine has no GPU. Pass a size or a name, for example `gpu='24GiB'` or `gpu='t4'`."
+    )
+
+
 class _Target:
     """A model or a step function that can be traced several times."""
 
@@ -92,7 +106,7 @@ class _Target:
         self,
         target: Any,
         args: tuple[Any, ...],
-        gpu: str | int | GpuSpec,
+        gpu: str | int | GpuSpec | None,
         optimizer: MakeOptimizer | None,
         steps: int,
     ) -> None:
@@ -102,7 +116,7 @@ class _Target:
         elif not callable(target):
             raise UsageError(f"Pass a model or a step function, not a {type(target).__name__}.")
         self._target, self._args, self._steps = target, args, steps
-        self._gpu = find_gpu(gpu)
+        self._gpu = _default_gpu() if gpu is None else find_gpu(gpu)
         self._optimizer = optimizer or torch.optim.AdamW
 
     def trace(self, batch_size: int | None = None, options: Sequence[MemoryOption] = ()) -> Trace:

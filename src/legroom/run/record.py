@@ -38,7 +38,7 @@ from legroom.memory.ledger import Ledger
 from legroom.memory.state import State
 from legroom.memory.timeline import Sample
 from legroom.observe.session import DeviceInfo, Session
-from legroom.observe.source.cells import cell_name, named_frame, shell
+from legroom.observe.source.cells import cell_name, is_shell_variable, named_frame, shell
 from legroom.observe.source.user_files import is_user_file
 from legroom.run.capture_path import NoWriter, OpenCapture, open_capture
 from legroom.run.event_buffer import EventBuffer
@@ -53,18 +53,21 @@ _ON_HOST = "No GPU was found, so the recording contains CPU tensors (host memory
 
 
 @overload
-def record() -> "BlockRecording": ...
+def record(*, leaks: bool = True) -> "BlockRecording": ...
 @overload
 def record(function: Callable[P, R], /) -> Callable[P, R]: ...
-def record(function: Callable[P, R] | None = None, /) -> "BlockRecording | Callable[P, R]":
+def record(
+    function: Callable[P, R] | None = None, /, *, leaks: bool = True
+) -> "BlockRecording | Callable[P, R]":
     """Record the memory of a block of code or of a function.
 
     Use it as `with legroom.record() as recording:` or as the decorator `@legroom.record()`. A decorated function has the
     attribute `recording`, which contains its last call. On a virtual GPU, inside `legroom run` or inside another
-    recording, the block is a part of that recording. Without a GPU, CPU tensors are recorded.
+    recording, the block is a part of that recording. Without a GPU, CPU tensors are recorded. `leaks=False` skips the
+    search for leaks, which scans all Python objects several times in the first 20 steps.
     """
     if function is None:
-        return BlockRecording()
+        return BlockRecording(leaks=leaks)
     if not callable(function):
         raise UsageError(
             f"record() takes no {type(function).__name__}. Example: `with legroom.record() as recording:`"
@@ -75,7 +78,8 @@ def record(function: Callable[P, R] | None = None, /) -> "BlockRecording | Calla
 class BlockRecording:
     """The memory of a block of code. All results are available after the block. Sizes are in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, leaks: bool = True) -> None:
+        self._search_leaks = leaks
         self._running: _Running | None = None
         self._finished: _Finished | None = None
 
@@ -87,7 +91,7 @@ class BlockRecording:
                 "This recording is already running. Create another recording with `legroom.record()`."
             )
         self._finished = None
-        running = _Running()
+        running = _Running(search_leaks=self._search_leaks)
         running.start()
         self._running = running
         return self
@@ -278,13 +282,13 @@ def _with_final_categories(events: Iterable[Event]) -> list[Alloc]:
 class _Running:
     """A recording from its start to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, search_leaks: bool) -> None:
         self.process = os.getpid()
         self._started = time.perf_counter()
         self._ledger = Ledger(keep_events=KEPT_EVENTS)
         self._cells = _CellFrames() if shell() is not None else None
         self._events = EventBuffer(self._record)
-        self._session = Session(self._events.write, mid_program=True)
+        self._session = Session(self._events.write, mid_program=True, search_leaks=search_leaks)
         self._run = _header(self._session.devices)
         self._folder = _temporary_folder()
         self._capture = _open(self._folder, self._run)
@@ -318,7 +322,7 @@ class _Running:
 
     def _record(self, events: list[Event]) -> None:
         if self._cells is not None:
-            events = list(map(self._cells.named, events))
+            events = [self._cells.named(event) for event in events if not _is_of_shell(event)]
         self._capture.writer.write_all(events)
         self._ledger.apply_all(events)
 
@@ -389,6 +393,10 @@ def _ending(error: BaseException | None, seconds: float) -> RunEnded:
         return RunEnded(seconds, code, ExitReason.EXITED)
     traceback = format_short_traceback(error, is_user_file) if is_oom(error) else format_traceback(error)
     return RunEnded(seconds, 1, ExitReason.RAISED, text, traceback)
+
+
+def _is_of_shell(event: Event) -> bool:
+    return isinstance(event, Holder) and is_shell_variable(event.path)
 
 
 class _CellFrames(dict[Frame, Frame]):

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ import torch
 from legroom.errors import UsageError
 from legroom.memory.events import Holder
 from legroom.observe.holders.holders import find_holders
-from legroom.observe.source.cells import shell
+from legroom.observe.source.cells import is_shell_variable, shell
 from legroom.units import format_size
 
 
@@ -93,7 +93,7 @@ def free(*names: str, cache: bool = True, outputs: bool = False) -> FreeResult:
             cleared += _delete_outputs()
         release(cache=cache)
         allocated_after, reserved_after = device_memory()
-        holders = _holders(caller) if allocated_after else ()
+        holders = holders_at(caller) if allocated_after else ()
         return FreeResult(
             allocated_before=allocated,
             allocated_after=allocated_after,
@@ -173,9 +173,8 @@ def _delete_tracebacks() -> list[str]:
     active = shell()
     interactive = getattr(active, "InteractiveTB", None)
     for trace in (found, getattr(interactive, "tb", None)):
-        if trace is not None:
-            # A variable may also reference the error, so clear the variables of its frames.
-            traceback.clear_frames(trace)
+        # A variable may also reference the error, so clear the variables of its frames.
+        clear_frames(trace)
     for name in _LAST_ERROR:
         if hasattr(sys, name):
             delattr(sys, name)
@@ -184,6 +183,28 @@ def _delete_tracebacks() -> list[str]:
             if hasattr(interactive, name):
                 setattr(interactive, name, None)
     return ["the traceback of the last error"] if found is not None else []
+
+
+def clear_error(error: BaseException) -> None:
+    """Delete the variables of all frames of an error and of the errors that led to it."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            clear_frames(each.__traceback__)
+            pending += [each.__cause__, each.__context__]
+
+
+def clear_frames(trace: TracebackType | None) -> None:
+    """Delete the variables of all frames of a traceback that no longer run."""
+    traceback.clear_frames(trace)
+    while trace is not None:
+        _ = (
+            trace.tb_frame.f_locals
+        )  # Python 3.11 and 3.12 keep a copy of the variables, which this access updates
+        trace = trace.tb_next
 
 
 _OUTPUT = re.compile(r"_{1,3}|_\d+")
@@ -202,6 +223,35 @@ def _delete_outputs() -> list[str]:
         for name in [name for name in names if _OUTPUT.fullmatch(name)]:
             del names[name]
     return [f"{count} notebook output{'s' if count != 1 else ''}"] if count else []
+
+
+def delete_device_outputs() -> list[str]:
+    """Delete the results of earlier cells that are tensors on a device, or collections of such tensors, and return their
+    names."""
+    active = shell()
+    if active is None:
+        return []
+    results: dict[int, Any] = active.user_ns.get("Out", {})
+    numbers = [number for number, value in list(results.items()) if _has_device_tensor(value)]
+    deleted = [results.pop(number) for number in numbers]
+    identities = {id(value) for value in deleted}
+    for names in (active.user_ns, getattr(active, "user_ns_hidden", {})):
+        for name in [name for name in names if _OUTPUT.fullmatch(name) and id(names[name]) in identities]:
+            del names[name]
+    hook = active.displayhook
+    for name in ("_", "__", "___"):
+        if id(getattr(hook, name, None)) in identities:
+            setattr(hook, name, "")
+    return [f"Out[{number}]" for number in numbers]
+
+
+def _has_device_tensor(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, torch.Tensor):
+        return _measure(value) is not None
+    if depth and type(value) in (list, tuple, dict):
+        items = value.values() if isinstance(value, dict) else value
+        return any(_has_device_tensor(item, depth - 1) for item in items)
+    return False
 
 
 def _caches() -> list[Callable[[], Any]]:
@@ -239,13 +289,13 @@ def _hint(handled: BaseException | None, holders: tuple[Holder, ...]) -> str:
 
 
 MAX_HOLDERS = 8
-_SHELL_NAMES = ("get_ipython ", "exit ", "quit ", "_oh ")
-"""IPython variables that are not reported, because they reference all variables or the same objects as `Out`."""
+_SHELL_VARIABLES = 4
 
 
-def _holders(caller: FrameType | None) -> tuple[Holder, ...]:
-    found = find_holders(caller, _measure, MAX_HOLDERS + len(_SHELL_NAMES))
-    return tuple(holder for holder in found if not holder.path.startswith(_SHELL_NAMES))[:MAX_HOLDERS]
+def holders_at(caller: FrameType | None) -> tuple[Holder, ...]:
+    """Return the variables that retain device memory, as seen from a frame, largest first."""
+    found = find_holders(caller, _measure, MAX_HOLDERS + _SHELL_VARIABLES)
+    return tuple(holder for holder in found if not is_shell_variable(holder.path))[:MAX_HOLDERS]
 
 
 def _measure(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -96,6 +96,8 @@ class CudaHistory:
     def __init__(self, sink: Sink, api: CudaApi | None = None, peaks: StepPeaks | None = None) -> None:
         self.sink = sink
         """The receiver of events, which may be replaced at any time."""
+        self.followers = 0
+        """The number of recordings that also receive the events (see `observe.following`)."""
         self._api = api or CudaApi()
         self._peaks = peaks or StepPeaks()
         self._markers = Markers()

@@ -98,6 +98,8 @@ class DeviceAllocations:
         """
         self.sink = sink
         """The receiver of events, which may be replaced at any time."""
+        self.followers = 0
+        """The number of recordings that also receive the events (see `observe.following`)."""
         self.devices = devices
         self.count = 0
         """Number of allocations."""

@@ -130,9 +130,11 @@ class Recorder:
 
     # --- starting and stopping
 
-    def attach(self) -> None:
-        """Record the operations of this thread, and install torch's global hooks, until `detach`."""
-        self.allocations.start()
+    def attach(self, *, again: bool = False) -> None:
+        """Record the operations of this thread, and install torch's global hooks, until `detach`. With `again`, the
+        recording continues after `pause`."""
+        if not again:
+            self.allocations.start()
         if self.fake_tensors is None:
             self._fake_mode = active_fake_mode()
         self.modules.attach()
@@ -152,10 +154,14 @@ class Recorder:
 
     def detach(self) -> None:
         """Stop recording. Storages that are still alive get no `Free` event."""
+        self.pause()
+        self.live.clear()
+
+    def pause(self) -> None:
+        """Stop recording operations. Storages that are known so far stay known, and their frees are recorded."""
         if self in _attached:
             _attached.remove(self)
         self._exit.close()
-        self.live.clear()
 
     def mode(self) -> TorchDispatchMode:
         """Return a dispatch mode for one thread that shares the state of this recorder."""

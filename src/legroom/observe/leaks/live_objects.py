@@ -37,16 +37,19 @@ class LiveObjects(NamedTuple):
 
 def find_live_objects() -> LiveObjects:
     """Find every live tensor and every live module."""
-    kinds = {torch.Tensor: _with_memory(_subclasses(torch.Tensor)), nn.Module: _subclasses(nn.Module)}
-    wanted = kinds[torch.Tensor] | kinds[nn.Module]
-    objects = gc.get_objects()
-    # Runs in C. Checking several hundred thousand objects in Python takes several times as long.
-    found = list(compress(objects, map(wanted.__contains__, map(type, objects))))
-    del objects
+    kinds = {torch.Tensor: _with_memory(subclasses(torch.Tensor)), nn.Module: subclasses(nn.Module)}
+    found = find_instances(kinds[torch.Tensor] | kinds[nn.Module])
     return LiveObjects(
         [each for each in found if type(each) in kinds[torch.Tensor]],
         [each for each in found if type(each) in kinds[nn.Module]],
     )
+
+
+def find_instances(kinds: set[type]) -> list[Any]:
+    """Find every live object whose class is in `kinds`."""
+    objects = gc.get_objects()
+    # Runs in C. Checking several hundred thousand objects in Python takes several times as long.
+    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
 
 
 def _with_memory(kinds: set[type]) -> set[type]:
@@ -56,7 +59,7 @@ def _with_memory(kinds: set[type]) -> set[type]:
     return {kind for kind in kinds if not kind.__module__.startswith("torch._subclasses.")}
 
 
-def _subclasses(kind: type) -> set[type]:
+def subclasses(kind: type) -> set[type]:
     """Return a class and all its subclasses."""
     kinds, unread = {kind}, [kind]
     while unread:

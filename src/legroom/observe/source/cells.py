@@ -20,6 +20,16 @@ UNKNOWN = "notebook cell"
 """The name of a cell whose number is unknown."""
 
 
+_SHELL_VARIABLES = ("get_ipython ", "exit ", "quit ", "_oh ")
+"""Variables of IPython, as holders of memory start with them. They reference all variables, or the same objects as
+`Out`."""
+
+
+def is_shell_variable(path: str) -> bool:
+    """Return whether a holder of memory (`Holder.path`) is a variable of IPython, not of the user."""
+    return path.startswith(_SHELL_VARIABLES)
+
+
 def shell() -> Any:
     """Return the running IPython shell, or None outside IPython."""
     ipython = sys.modules.get("IPython")
@@ -47,7 +57,8 @@ def cell_name(file: str) -> str | None:
     if number is None:
         return UNKNOWN if _CELL_FILE.search(file) else None
     name = f"cell [{number}]"
-    if file in linecache.cache:
+    # The body of a `%%legroom` cell has the same number as the cell, which IPython compiles as one call of the magic.
+    if len(linecache.getlines(file)) > len(linecache.getlines(name)):
         linecache.cache[name] = linecache.cache[file]
     return name
 

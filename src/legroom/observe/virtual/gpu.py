@@ -49,6 +49,7 @@ from legroom.observe.virtual.torch_api.distributed import GLOO_RELEASE_SECONDS, 
 from legroom.observe.virtual.torch_api.functions import lazy_parameters_without_data
 from legroom.observe.virtual.torch_api.operator_kernels import operator_kernels
 from legroom.observe.virtual.torch_api.streams import current_stream_id
+from legroom.units import format_size
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,10 +78,12 @@ class VirtualGPU:
         rules: CudaRules | None = None,
         fake_tensors: FakeTensors | None = None,
         bounded: bool = True,
+        suspends_active: bool = False,
     ) -> None:
         """Create one virtual GPU for each size or name in `gpus`. Only estimates set the other options. With `rules`,
         memory that CUDA kernels allocate in addition to their results is counted too. With `fake_tensors`, device
-        tensors have no data. With `bounded=False`, allocations never fail, and the size is used only in reports."""
+        tensors have no data. With `bounded=False`, allocations never fail, and the size is used only in reports. With
+        `suspends_active`, another virtual GPU that is active is suspended meanwhile."""
         if not gpus:
             raise UsageError("A virtual GPU needs a size or a name: `VirtualGPU('8GiB')`.")
         specs = [
@@ -111,6 +114,8 @@ class VirtualGPU:
             self.devices.append(VirtualDevice(index, spec, allocator))
         self._placement = PlacementMode(self, self.recorder)
         self._is_inherited = False
+        self._suspends_active = suspends_active
+        self._is_suspended = False
         self._selected = _Selected()
         self._faults: Faults | None = None
         self._exit = contextlib.ExitStack()
@@ -132,35 +137,71 @@ class VirtualGPU:
     def __enter__(self) -> "VirtualGPU":
         if VirtualGPU._active is not None and VirtualGPU._active._is_inherited:
             VirtualGPU._active.__exit__()  # the process has its own GPU instead of its parent's GPU
-        if VirtualGPU._active is not None:
-            raise UsageError(
-                "A virtual GPU is already active. Exit its `with` block first. To use several virtual GPUs, "
-                "list their sizes: `VirtualGPU('8GiB,8GiB')`."
-            )
         with contextlib.ExitStack() as entering:
-            VirtualGPU._active = self
-            entering.callback(_deactivate)
-            entering.enter_context(patches(self))
-            entering.enter_context(other_processes(self, _EnterWhenUnpickled))
-            entering.enter_context(integers_name_devices())
-            entering.enter_context(cuda_default_device())
-            entering.enter_context(_threads_follow(self))
-            self.recorder.attach()
-            entering.callback(self.recorder.detach)
-            if self._rules is not None:
-                installed = self._rules.installed(
-                    lambda tensor: self.device_of(tensor) is not None, with_data=self.fake_tensors is None
-                )
-                entering.enter_context(installed)
-            entering.enter_context(fake_tensors_report_device(self))
-            if self.fake_tensors is not None:
-                entering.enter_context(self.fake_tensors.fake_modules())
-                entering.enter_context(lazy_parameters_without_data())
-            entering.enter_context(mode_in_callbacks(self._placement))
-            entering.enter_context(operator_kernels(self, self._user_code))
-            entering.enter_context(self._placement)
+            if self._suspends_active and VirtualGPU._active is not None:
+                entering.enter_context(VirtualGPU._active.suspended())
+            self._activate(entering)
             self._exit = entering.pop_all()
         return self
+
+    def _activate(self, entering: contextlib.ExitStack, *, again: bool = False) -> None:
+        """Replace torch's functions and start recording. With `again`, the recording continues after `suspended`."""
+        if VirtualGPU._active is not None:
+            raise UsageError(
+                "A virtual GPU is already active. Exit its `with` block first, or end it with `legroom.use(None)`. "
+                "To use several virtual GPUs, list their sizes: `VirtualGPU('8GiB,8GiB')`."
+            )
+        VirtualGPU._active = self
+        entering.callback(_deactivate)
+        entering.enter_context(patches(self))
+        entering.enter_context(other_processes(self, _EnterWhenUnpickled))
+        entering.enter_context(integers_name_devices())
+        entering.enter_context(cuda_default_device())
+        entering.enter_context(_threads_follow(self))
+        self.recorder.attach(again=again)
+        entering.callback(self._stop_recording)
+        if self._rules is not None:
+            installed = self._rules.installed(
+                lambda tensor: self.device_of(tensor) is not None, with_data=self.fake_tensors is None
+            )
+            entering.enter_context(installed)
+        entering.enter_context(fake_tensors_report_device(self))
+        if self.fake_tensors is not None:
+            entering.enter_context(self.fake_tensors.fake_modules())
+            entering.enter_context(lazy_parameters_without_data())
+        entering.enter_context(mode_in_callbacks(self._placement))
+        entering.enter_context(operator_kernels(self, self._user_code))
+        entering.enter_context(self._placement)
+
+    def _stop_recording(self) -> None:
+        if self._is_suspended:
+            self.recorder.pause()
+        else:
+            self.recorder.detach()
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Deactivate this virtual GPU inside the block, so that another virtual GPU can be active. The tensors on this
+        virtual GPU keep their memory on it. Inside the block, they are CPU tensors."""
+        if self.recorder.allocations.followers:
+            raise UsageError(
+                "A recording of this virtual GPU is running, so no estimate or summary can run. Move the call out of "
+                "the `with legroom.record()` block."
+            )
+        self._is_suspended = True
+        self._exit.close()
+        try:
+            yield
+        finally:
+            with contextlib.ExitStack() as entering:
+                self._activate(entering, again=True)
+                self._exit = entering.pop_all()
+            self._is_suspended = False
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"cuda:{device.index} {format_size(device.spec.total)}" for device in self.devices)
+        state = "active" if VirtualGPU._active is self else "not active"
+        return f"<virtual GPU: {sizes}, {state}>"
 
     def __exit__(self, *error: object) -> None:
         self._exit.close()

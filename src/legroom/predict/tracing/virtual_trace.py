@@ -31,6 +31,7 @@ def make_device(
         rules=CudaRules(gpu),
         fake_tensors=FakeTensors() if mode == "fake" else None,
         bounded=False,
+        suspends_active=True,
     )
 
 

@@ -4,18 +4,28 @@ All styles are attributes, because a notebook may strip style elements, and no c
 the notebook may be light or dark. All text is escaped.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from legroom.diagnose.report.device_memory import MemorySnapshot
 from legroom.show.common.formatting import clean
+from legroom.show.common.memory_svg import share_fill
+from legroom.units import format_size
 
 _CELL = "padding:1px 14px 1px 0;border:0;background:none;vertical-align:top;text-align:"
 MUTED = "opacity:.75"
+_CODE_STYLE = 'style="font-size:12px;background:none;color:inherit;padding:0"'
 
 
 def text(value: str) -> str:
     """Return text without control characters, escaped for HTML."""
     return escape(clean(value))
+
+
+def plain(value: str) -> str:
+    """Return text without control characters, for a front end that shows no HTML."""
+    return clean(value)
 
 
 def block(*parts: str) -> str:
@@ -28,7 +38,15 @@ def block(*parts: str) -> str:
 
 def sentence(value: str, *, bold: bool = False, muted: bool = False) -> str:
     style = "margin:4px 0" + (";font-weight:600" if bold else "") + (f";{MUTED}" if muted else "")
-    return f'<p style="{style}">{text(value)}</p>' if value else ""
+    return f'<p style="{style}">{_CODE.sub(_as_code, text(value))}</p>' if value else ""
+
+
+_CODE = re.compile("`([^`]+)`")
+
+
+def _as_code(found: re.Match[str]) -> str:
+    """Return code between backticks, which is already escaped, as an element."""
+    return f"<code {_CODE_STYLE}>{found[1]}</code>"
 
 
 def heading(value: str, remark: str = "") -> str:
@@ -39,6 +57,7 @@ def heading(value: str, remark: str = "") -> str:
 def table(rows: Iterable[Sequence[str]], *, align: str, head: Sequence[str] = ()) -> str:
     """Return a table whose cells are HTML. `align` has one letter per column: `l` for left, `r` for right."""
     sides = [{"l": "left", "r": "right"}[letter] for letter in align]
+    sides = [*(f"{side};white-space:nowrap" for side in sides[:-1]), sides[-1]]  # only the last column wraps
 
     def row(cells: Sequence[str], tag: str) -> str:
         styled = (
@@ -54,8 +73,22 @@ def table(rows: Iterable[Sequence[str]], *, align: str, head: Sequence[str] = ()
     )
 
 
+def legend(snapshot: MemorySnapshot) -> str:
+    """Return the parts of a device's memory as a table. The parts add up to its total."""
+
+    def percent(size: int) -> str:
+        share = 100 * size / snapshot.capacity
+        return "<1%" if 0 < share < 1 else f"{share:.0f}%"
+
+    rows = [
+        (swatch(share_fill(each)) + text(each.label), format_size(each.bytes), escape(percent(each.bytes)))
+        for each in snapshot.shares
+    ]
+    return table([*rows, ("total", format_size(snapshot.capacity), "100%")], align="lrr")
+
+
 def code(value: str) -> str:
-    return f'<code style="font-size:12px;background:none;color:inherit">{text(value)}</code>'
+    return f"<code {_CODE_STYLE}>{text(value)}</code>"
 
 
 def swatch(fill: str) -> str:

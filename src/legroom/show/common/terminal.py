@@ -47,6 +47,7 @@ def render_to_string(
         markup=False,
         emoji=False,
         legacy_windows=False,
+        force_jupyter=False,  # in a notebook, rich would display the text instead of writing it
     )
     for part in parts:
         segments = console.render(Group(part))  # Group: a bare Text is wrapped even with no_wrap

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from legroom.diagnose.report.device_memory import snapshot_at_peak
-from legroom.diagnose.report.source_lines import read_sources
+from legroom.diagnose.report.device_memory import MemorySnapshot, snapshot_at_peak
+from legroom.diagnose.report.source_lines import Sources, read_sources
 from legroom.memory.events import Frame
 from legroom.memory.ledger import Ledger
 from legroom.predict.estimate import Estimate
@@ -34,21 +34,29 @@ def render_details(result: ScriptEstimate) -> RenderableType:
 
 
 def _verdict_parts(estimate: Estimate) -> Iterator[RenderableType]:
-    yield Text(_verdict(estimate), style=STYLES[estimate.verdict])
-    snapshot = snapshot_at_peak(
+    yield Text(format_verdict(estimate), style=STYLES[estimate.verdict])
+    snapshot = snapshot_of(estimate)
+    if snapshot is not None:
+        yield from section("Memory at the peak", format_gpu(estimate))
+        yield MemoryBar(snapshot)
+        yield from top_lines(snapshot.top, sources_of(snapshot))
+
+
+def snapshot_of(estimate: Estimate) -> MemorySnapshot | None:
+    """Return the memory of the GPU at the peak, or None if no memory is used."""
+    return snapshot_at_peak(
         Ledger(estimate.trace.events),
         0,
         max(estimate.gpu.total, estimate.peak_device),
         other=estimate.peak_device - estimate.peak_reserved,
         reserved=estimate.peak_reserved,
     )
-    if snapshot is not None:
-        yield from section("Memory at the peak", _gpu(estimate))
-        yield MemoryBar(snapshot)
-        frames = [
-            Frame(row.file, row.line, row.function or "") for row in snapshot.top if row.file and row.line
-        ]
-        yield from top_lines(snapshot.top, read_sources(frames))
+
+
+def sources_of(snapshot: MemorySnapshot) -> Sources:
+    """Read the lines of code that allocated the most memory."""
+    frames = [Frame(row.file, row.line, row.function or "") for row in snapshot.top if row.file and row.line]
+    return read_sources(frames)
 
 
 def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
@@ -77,7 +85,8 @@ def _detail_parts(result: ScriptEstimate) -> Iterator[RenderableType]:
         )
 
 
-def _verdict(estimate: Estimate) -> str:
+def format_verdict(estimate: Estimate) -> str:
+    """Return the first sentence: whether the step fits, how much memory it needs, and the line with the largest part."""
     total = format_size(estimate.gpu.total)
     needs = f"{format_size(estimate.peak_device)} of {total}"
     top = next((row for row in estimate.state.top(5) if row.file), None)
@@ -145,6 +154,7 @@ _OPTION_VERDICTS = {
 }
 
 
-def _gpu(estimate: Estimate) -> str:
+def format_gpu(estimate: Estimate) -> str:
+    """Return the size of the GPU, with its name if it has one."""
     size = format_size(estimate.gpu.total)
     return f"a GPU of {size}" if estimate.gpu.is_size else f"{estimate.gpu.name}, {size}"

@@ -12,6 +12,7 @@ from rich.text import Text
 from legroom.diagnose.codes import CodePage
 from legroom.diagnose.explain import explain as explaining
 from legroom.diagnose.explain.explain import Explanation
+from legroom.show.common import notebook_html as html
 from legroom.show.common.formatting import clean
 from legroom.show.common.sections import section
 from legroom.show.common.terminal import render_to_string, verbatim
@@ -51,6 +52,34 @@ class ShownExplanation(Explanation):
 
     def __repr__(self) -> str:
         return render_to_string(render_explanation(self)).rstrip()
+
+    def _repr_html_(self) -> str:
+        return html.block(*_html_parts(self))
+
+
+def _html_parts(explanation: Explanation) -> Iterator[str]:
+    yield html.sentence(explanation.sentence, bold=True)
+    if explanation.code or explanation.message:
+        about = f"{explanation.code}  {_KINDS[explanation.kind]}, {explanation.certainty}"
+        yield html.sentence(about.strip(), muted=True)
+    if explanation.message:
+        where = f"line {explanation.line:,}: " if explanation.line is not None else ""
+        yield html.pre(f"{where}{explanation.message}")
+    yield html.sentence(explanation.meaning)
+    if explanation.earlier is not None:
+        earlier = explanation.earlier
+        yield html.heading("Earlier in the log", "possibly the original cause")
+        yield html.sentence(f"{earlier.code}  {earlier.title}, line {earlier.line:,}:")
+        yield html.pre(earlier.message)
+    if explanation.causes:
+        yield html.heading("Possible causes", "most likely first")
+        for number, cause in enumerate(explanation.causes, 1):
+            yield html.sentence(f"{number}. {cause.cause}", bold=True)
+            yield html.sentence(f"Check: {cause.check[:1].upper()}{cause.check[1:]}")
+            yield html.sentence(f"Fix: {cause.fix[:1].upper()}{cause.fix[1:]}")
+    if explanation.here:
+        yield html.heading("Checks on this machine")
+        yield from map(html.sentence, explanation.here)
 
 
 def render_explanation(explanation: Explanation) -> RenderableType:

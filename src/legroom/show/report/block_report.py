@@ -6,7 +6,6 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from legroom.diagnose.report.device_memory import MemorySnapshot
 from legroom.diagnose.report.growing_lines import Leak
 from legroom.diagnose.report.run_report import OomReport, RunReport
 from legroom.errors import MissingExtra
@@ -17,7 +16,7 @@ from legroom.memory.timeline import Sample
 from legroom.show.common import notebook_html as html
 from legroom.show.common.code_frame import source_line
 from legroom.show.common.formatting import format_count, format_location
-from legroom.show.common.memory_svg import CATEGORY_FILLS, bar_svg, share_fill, timeline_svg
+from legroom.show.common.memory_svg import CATEGORY_FILLS, bar_svg, timeline_svg
 from legroom.show.common.terminal import render_to_string
 from legroom.show.report.run_report import (
     TOP_FINDINGS,
@@ -68,25 +67,13 @@ def _html_parts(report: RunReport, timeline: Sequence[Sample], note: str) -> Ite
     yield timeline_svg(timeline, capacity, label=f"Memory by category over time. {verdict}")
     yield html.heading("Memory by category", "when memory ran out" if oom is not None else "at the peak")
     yield bar_svg(snapshot, label="Memory by category. The same values follow as a table.")
-    yield _legend(snapshot)
+    yield html.legend(snapshot)
     if snapshot.top:
         yield html.heading("Memory by line")
         yield html.table((_line_row(each, report) for each in snapshot.top[:TOP_LINES]), align="rlll")
     if oom is not None:
         yield from _oom_html(oom)
     yield from _leaks_html(report.leaks)
-
-
-def _legend(snapshot: MemorySnapshot) -> str:
-    def share(size: int) -> str:
-        percent = 100 * size / snapshot.capacity
-        return "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
-
-    rows = [
-        (html.swatch(share_fill(each)) + html.text(each.label), format_size(each.bytes), share(each.bytes))
-        for each in snapshot.shares
-    ]
-    return html.table([*rows, ("total", format_size(snapshot.capacity), "100%")], align="lrr")
 
 
 def _line_row(holding: Holding, report: RunReport) -> tuple[str, str, str, str]:

@@ -67,7 +67,7 @@ class LiveTable:
             self._live.stop()
 
     def _new_live(self) -> Live:
-        console = Console(file=self._stream, highlight=False, markup=False, emoji=False)
+        console = Console(file=self._stream, highlight=False, markup=False, emoji=False, force_jupyter=False)
         return Live(
             get_renderable=lambda: live_view(
                 list(self._records.values()),

@@ -2,21 +2,24 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from legroom.show.common import notebook_html as html
 from legroom.show.common.formatting import clean, format_count, format_duration
 from legroom.show.common.sections import section
-from legroom.show.common.terminal import verbatim
-from legroom.show.tune.trial_table import format_config, trial_table
+from legroom.show.common.terminal import render_to_string, verbatim
+from legroom.show.tune.trial_table import format_config, trial_columns, trial_table
 from legroom.tuning.report.figures import as_toml, pareto_front
 from legroom.tuning.study import Study
-from legroom.tuning.trial.records import TrialState
+from legroom.tuning.trial.records import TrialRecord, TrialState
 
 MAX_ROWS = 12
+MAX_FAILURES = 5
 _ENDS = {
     TrialState.FINISHED: "finished",
     TrialState.STOPPED: "stopped early",
@@ -43,6 +46,38 @@ def summary(
     if study.interrupted and command:
         yield Text("Interrupted. To continue:")
         yield verbatim(f"  {shlex.join([*command, '--resume'])}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ShownStudy(Study):
+    """A study whose text is the summary of `legroom tune`."""
+
+    def __str__(self) -> str:
+        return render_to_string(Group(*summary(self))).rstrip()
+
+    def _repr_html_(self) -> str:
+        return html.block(*_html_parts(self))
+
+
+def _html_parts(study: Study) -> Iterator[str]:
+    yield html.sentence(_first_sentence(study), bold=True)
+    yield html.sentence(_second_sentence(study))
+    rows = _ranked_rows(study)
+    if rows:
+        few = len(rows) <= MAX_ROWS
+        yield html.heading("Trials", "best first" if few else f"the best {MAX_ROWS} of {len(rows)}")
+        columns = trial_columns(rows[:MAX_ROWS], study.space.parameter_names, study.metric, study.mode)
+        cells = zip(*([html.text(cell) for cell in column] for column in columns.values()), strict=True)
+        align = "".join("l" if name == "state" else "r" for name in columns)
+        yield html.table(cells, align=align, head=[html.text(name) for name in columns])
+    failed = [trial for trial in study.trials if trial.state.has_failed]
+    for reason in list(dict.fromkeys(trial.reason for trial in failed))[:MAX_FAILURES]:
+        numbers = ", ".join(str(trial.number) for trial in failed if trial.reason == reason)
+        yield html.sentence(f"Failed: trial {numbers}. {reason}")
+    if study.ranked:
+        yield html.heading("Best configuration", "study.best_config")
+        yield html.pre(as_toml(study.best_config))
+    yield html.sentence(f"Results are in {study.folder}.", muted=True)
 
 
 def _first_sentence(study: Study) -> str:
@@ -88,9 +123,7 @@ def _unfinished(study: Study) -> str:
 
 def _table(study: Study) -> Iterator[RenderableType]:
     ranked = study.ranked
-    has_value = {trial.number for trial in ranked}
-    others = [trial for trial in study.trials if trial.number not in has_value]
-    rows = ranked + [trial for trial in others if trial.state.is_final and not trial.state.has_failed]
+    rows = _ranked_rows(study)
     if not rows:
         return
     few = len(rows) <= MAX_ROWS
@@ -102,6 +135,14 @@ def _table(study: Study) -> Iterator[RenderableType]:
         study.mode,
         best=ranked[0] if ranked else None,
     )
+
+
+def _ranked_rows(study: Study) -> list[TrialRecord]:
+    """Return the trials that did not fail, best first. Trials without a value come last."""
+    ranked = study.ranked
+    has_value = {trial.number for trial in ranked}
+    others = [trial for trial in study.trials if trial.number not in has_value]
+    return ranked + [trial for trial in others if trial.state.is_final and not trial.state.has_failed]
 
 
 def _pareto_front(study: Study) -> Iterator[RenderableType]:

@@ -38,10 +38,7 @@ def trial_table(
     below each trial.
     """
     columns = _figure_columns(rows, metric, mode)
-    with_searched = columns | {
-        f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
-        for name in parameters
-    }
+    with_searched = trial_columns(rows, parameters, metric, mode)
     has_room = _width(with_searched) <= width
     columns = with_searched if has_room else columns
     widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
@@ -55,6 +52,17 @@ def trial_table(
         below = [Text(clean(each), style="dim") for each in [*about, *_about(record)]]
         lines += [line, *(Padding(each, (0, 0, 0, indent)) for each in below)]
     return Group(*lines)
+
+
+def trial_columns(
+    rows: Sequence[TrialRecord], parameters: Sequence[str], metric: str, mode: Mode
+) -> dict[str, list[str]]:
+    """Return the columns of the table, as headings with their cells, including the searched parameters."""
+    columns = _figure_columns(rows, metric, mode)
+    return columns | {
+        f"config.{name}" if name in columns else clean(name): [_setting(record, name) for record in rows]
+        for name in parameters
+    }
 
 
 def best_of(records: Sequence[TrialRecord], metric: str, mode: Mode) -> TrialRecord | None:

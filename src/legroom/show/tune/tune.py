@@ -4,12 +4,14 @@ end.
 
 import functools
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import ParamSpec
 
 from legroom.log import say
 from legroom.show.tune import html_report
 from legroom.show.tune.live_table import LiveTable
+from legroom.show.tune.study_summary import ShownStudy
 from legroom.tuning import api
 from legroom.tuning.study import Study
 
@@ -40,7 +42,7 @@ def _shown(search: Callable[P, Study]) -> Callable[P, Study]:
             if not is_silent:
                 say(f"Interrupted. Results are in {study.folder}; continue with `resume=True`.")
             raise KeyboardInterrupt
-        return study
+        return ShownStudy(**{each.name: getattr(study, each.name) for each in fields(study)})
 
     return shown
 

@@ -1,6 +1,7 @@
 """`legroom.watch(loader)`: a progress bar like tqdm's that also shows memory use and leak warnings.
 
-A terminal shows one updating line. In a pipe, a CI log or a notebook, a plain line is printed from time to time. Each
+A terminal shows one updating line, and a notebook shows one updating output. In a pipe or a CI log, a plain line is
+printed from time to time. Each
 leak is reported once, with the variable that retains the memory and the line that stores the tensors. `watch` yields
 the items of the loader and keeps no reference to them.
 
@@ -25,15 +26,18 @@ from legroom.memory.annotations import DetectedLeak
 from legroom.memory.live.status import HISTORY, TREND_READINGS, trend
 from legroom.observe.leaks.counters import cuda_allocated, cuda_allocated_and_peak, resident_bytes
 from legroom.observe.leaks.detector import LeakDetector
+from legroom.observe.source.cells import is_notebook
 from legroom.show.common.live_line import can_repaint
 from legroom.show.watch import live_status
 from legroom.show.watch.bar import ProgressStats, bar_text, plain_text
 
 if TYPE_CHECKING:
     from legroom.diagnose.report.growing_lines import Leak
+    from legroom.show.watch.notebook_line import NotebookLine
 
 Item = TypeVar("Item")
 REPAINT_SECONDS = 0.15
+NOTEBOOK_SECONDS = 0.3
 FIRST_PLAIN_SECONDS = 10.0
 PLAIN_SECONDS = 30.0
 
@@ -99,7 +103,8 @@ class Watched(Generic[Item]):
                 total = len(self._loader)  # type: ignore[arg-type]
             except (TypeError, NotImplementedError):
                 total = None
-        line = _Line(self._file or sys.stderr, self._description, total, self._quiet)
+        in_notebook = self._file is None and is_notebook()
+        line = _Line(self._file or sys.stderr, self._description, total, self._quiet, in_notebook)
         line.finding = self._finding
         return _WatchedIterator(iter(self._loader), self._place, line, self._report)
 
@@ -210,15 +215,26 @@ _shared = _SharedDetector()
 class _Line:
     """The progress line, and the leak warnings above it."""
 
-    def __init__(self, stream: TextIO, description: str, total: int | None, quiet: bool) -> None:
+    def __init__(
+        self, stream: TextIO, description: str, total: int | None, quiet: bool, in_notebook: bool = False
+    ) -> None:
         self._stream = stream
         self._description = description
         self._total = total
         self._quiet = quiet
         self._repaints = can_repaint(stream)
+        self._notebook = _notebook_line() if in_notebook and not quiet else None
+        self._pauses = (
+            (NOTEBOOK_SECONDS, NOTEBOOK_SECONDS)
+            if self._notebook is not None
+            else (REPAINT_SECONDS, REPAINT_SECONDS)
+            if self._repaints
+            else (FIRST_PLAIN_SECONDS, PLAIN_SECONDS)
+        )
+        """The seconds before the first update and between updates."""
         self._done = -1
         self._started = time.perf_counter()
-        self._next = self._started + (REPAINT_SECONDS if self._repaints else FIRST_PLAIN_SECONDS)
+        self._next = self._started + self._pauses[0]
         self._readings: list[tuple[int, int]] = []
         self._painted = False
         self.finding: Callable[[], str] = str
@@ -233,7 +249,7 @@ class _Line:
         self._done += 1
         now = time.perf_counter()
         if now >= self._next and not self._quiet:
-            self._next = now + (REPAINT_SECONDS if self._repaints else PLAIN_SECONDS)
+            self._next = now + self._pauses[1]
             self._show(now)
         if now >= self._next_live:
             self._next_live = now + live_status.INTERVAL
@@ -263,12 +279,18 @@ class _Line:
     def close(self) -> None:
         if self._quiet or self._done <= self._last_logged:
             return
+        stats = self._stats(time.perf_counter())
+        if self._notebook is not None:
+            self._notebook.show(stats)
+            return
         self._clear()
-        self._write(plain_text(self._stats(time.perf_counter())) + "\n")
+        self._write(plain_text(stats) + "\n")
 
     def _show(self, now: float) -> None:
         stats = self._stats(now)
-        if self._repaints:
+        if self._notebook is not None:
+            self._notebook.show(stats)
+        elif self._repaints:
             self._write(f"\r\x1b[2K{bar_text(stats, _columns(self._stream) - 1)}")
             self._painted = True
         else:
@@ -300,6 +322,12 @@ class _Line:
             self._stream.flush()
         except (OSError, ValueError):  # the terminal was closed, but the loop continues
             self._quiet = True
+
+
+def _notebook_line() -> "NotebookLine":
+    from legroom.show.watch.notebook_line import NotebookLine
+
+    return NotebookLine()
 
 
 def _columns(stream: Any) -> int:

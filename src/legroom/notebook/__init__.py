@@ -1,0 +1,1 @@
+"""The IPython extension: `%load_ext legroom`, `%%legroom` and `%legroom free`. Imports IPython only when it is loaded."""
