@@ -104,6 +104,8 @@ class MonitorApp(App[None]):
         self._snapshot: Snapshot | None = None
         self._wanted = ""
         self._is_reading = False
+        self._texts: dict[str, Text] = {}
+        """The text of each part of the screen, by its selector."""
 
     # --- the screen
 
@@ -138,6 +140,15 @@ class MonitorApp(App[None]):
     def _static(self, id: str) -> Static:
         return self.screen_stack[0].query_one(id, Static)
 
+    def _set(self, id: str, text: Text) -> None:
+        """Change a text. A new layout is the most expensive part of an update, so it is made only for a text of another
+        size, and nothing is done for the same text."""
+        before = self._texts.get(id)
+        if text != before:
+            self._texts[id] = text
+            same_size = before is not None and _line_lengths(before) == _line_lengths(text)
+            self._static(id).update(text, layout=not same_size)
+
     # --- reading
 
     def _read_again(self) -> None:
@@ -165,9 +176,7 @@ class MonitorApp(App[None]):
         if snapshot is None or not self.screen_stack:
             return
         width, height = self.size.width, self.size.height
-        self._static("#panel").update(
-            render_panel(snapshot, self._history, width, height=max(height // 2, 4))
-        )
+        self._set("#panel", render_panel(snapshot, self._history, width, height=max(height // 2, 4)))
         runs = matching_runs(snapshot.runs, self._wanted)
         self._runs.show([(f"run:{run.pid}", run) for run in runs], snapshot, width)
         findings = finding_lines(snapshot)
@@ -177,7 +186,7 @@ class MonitorApp(App[None]):
             (self._static("#findings"), bool(findings) and height >= 18),
         ):
             widget.display = visible
-        self._static("#findings").update(Text("\n").join(findings[:-1]))
+        self._set("#findings", Text("\n").join(findings[:-1]))
         rows = matching_processes(snapshot.processes, self._wanted)
         self._processes.show([(row.key, row) for row in rows], snapshot, width)
         self._show_titles(len(runs), len(rows))
@@ -186,12 +195,13 @@ class MonitorApp(App[None]):
 
     def _show_titles(self, runs: int, processes: int) -> None:
         filtered = f"  filter: {self._wanted}" if self._wanted else ""
-        self._static("#runs-title").update(_title("Runs", runs, self._runs.sort_text))
+        self._set("#runs-title", _title("Runs", runs, self._runs.sort_text))
         empty = "" if processes or self._wanted else NO_PROCESSES
-        self._static("#processes-title").update(
+        self._set(
+            "#processes-title",
             Text(empty, style="dim", no_wrap=True, overflow="ellipsis")
             if empty
-            else _title("Processes", processes, f"{self._processes.sort_text}{filtered}")
+            else _title("Processes", processes, f"{self._processes.sort_text}{filtered}"),
         )
 
     def on_resize(self, event: Resize) -> None:
@@ -257,6 +267,10 @@ class MonitorApp(App[None]):
         if isinstance(table, RowTable) and event.column_key.value is not None:
             table.sort_by(event.column_key.value)
             self._show()
+
+
+def _line_lengths(text: Text) -> list[int]:
+    return [len(line) for line in text.plain.split("\n")]
 
 
 def _title(name: str, count: int, order: str) -> Text:
