@@ -71,6 +71,7 @@ class LiveFile:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self._started = _process_started(self._pid)
         self._path: Path | None = None
         self._retry_at = 0.0
         self._was_swept = False
@@ -81,11 +82,13 @@ class LiveFile:
         """
         if os.getpid() != self._pid or time.monotonic() < self._retry_at:
             return False
-        document = {"process": _process_started(self._pid), "machine": _machine(), **status.as_json()}
+        document = {"process": self._started, "machine": _machine(), **status.as_json()}
         text = json.dumps(document, separators=(",", ":")).encode()
-        known = [self._path] if self._path is not None else []
-        for path in [*known, *(folder / self._name for folder in live_folders())]:
-            if _is_private(path.parent, create=True) and _replace(path, text):
+        if self._path is not None and _replace(self._path, text):
+            return True
+        for folder in live_folders():
+            path = folder / self._name
+            if _is_private(folder, create=True) and _replace(path, text):
                 if self._path not in (None, path):
                     self.remove()
                 global _writer

@@ -74,7 +74,8 @@ class RunStatus:
         return sum(device.reserved for device in self.devices)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # faster than `asdict`
+        return {**values, "history": list(self.history), "devices": [asdict(each) for each in self.devices]}
 
     @classmethod
     def from_json(cls, document: Any) -> "RunStatus | None":

@@ -10,7 +10,7 @@ from legroom.show.common.formatting import format_duration
 from legroom.show.monitor.history import sparkline
 from legroom.show.monitor.panel import amount
 from legroom.show.monitor.snapshot import ProcessRow, Snapshot
-from legroom.show.monitor.tables import clock_text, script_text, trend_text
+from legroom.show.monitor.tables import clock_text, trend_text
 from legroom.show.monitor.text import finding_of
 from legroom.units import format_size
 
@@ -68,7 +68,7 @@ def _run_facts(run: RunStatus, snapshot: Snapshot) -> Facts:
     )
     seconds = "N/A" if run.seconds_per_step is None else f"{run.seconds_per_step:.4g} s"
     facts = [
-        ("Run", script_text(run)),
+        ("Run", run.script if run.rank is None else f"{run.script}, rank {run.rank} of {run.world_size}"),
         ("Step", f"{step}, {seconds} per step"),
         ("Finding", finding_of(run, snapshot) or "none"),
     ]

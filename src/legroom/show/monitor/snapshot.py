@@ -140,7 +140,7 @@ class Sampler:
             virtual_gpus=tuple(
                 VirtualGpuRow(run=run, device=device)
                 for run in runs.values()
-                for device in run.devices
+                for device in _devices_in_use(run)
                 if device.kind == "virtual"
             ),
             runs=tuple(runs.values()),
@@ -169,8 +169,7 @@ def _rows(
             )
             rows[row.key] = row
     for pid, run in runs.items():
-        in_use = [device for device in run.devices if device.reserved]
-        devices: list[DeviceStatus | None] = [*(in_use or run.devices[:1])] or [None]
+        devices: list[DeviceStatus | None] = [*_devices_in_use(run)] or [None]
         for device in devices:
             row = ProcessRow(
                 gpu=_device_label(device, by_uuid),
@@ -186,6 +185,11 @@ def _rows(
             elif isinstance(known.memory, NotAvailable) or (known.memory == 0 and row.memory):
                 rows[row.key] = replace(known, memory=row.memory, memory_source="run")
     return list(rows.values())
+
+
+def _devices_in_use(run: RunStatus) -> Iterable[DeviceStatus]:
+    """Return the devices on which a process has memory, or its first device. A rank can use all GPUs, but uses one."""
+    return [device for device in run.devices if device.reserved] or run.devices[:1]
 
 
 def _device_label(device: DeviceStatus | None, by_uuid: dict[str, GpuSample]) -> str:

@@ -239,7 +239,8 @@ RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
 
 
 def script_text(run: RunStatus) -> str:
-    rank = "" if run.rank is None else f" rank {run.rank}/{run.world_size or '?'}"
+    """Return the script and the rank, for example `train.py 0/4`."""
+    rank = "" if run.rank is None else f" {run.rank}/{run.world_size or '?'}"
     return f"{os.path.basename(run.script) or run.script}{rank}"
 
 

@@ -180,3 +180,12 @@ def test_growth_is_shown_per_step() -> None:
     assert "+1.2 MiB" in text(snapshot())
     assert "steady" in text(snapshot(runs=(replace(RUN, trend=0),)))
     assert "-1.0 MiB" in text(snapshot(runs=(replace(RUN, trend=-MiB),)))
+
+
+def test_a_rank_is_shown_on_the_virtual_gpu_that_it_uses() -> None:
+    unused = replace(VIRTUAL.devices[0], allocated=0, reserved=0)
+    used = replace(VIRTUAL.devices[0], index=1)
+    shown = snapshot(gpus=(), runs=(replace(VIRTUAL, rank=1, world_size=2, devices=(unused, used)),))
+    assert [row.device.index for row in shown.virtual_gpus] == [1]
+    assert [row.gpu for row in shown.processes] == ["v1"]
+    assert "small.py 1/2" in text(shown)

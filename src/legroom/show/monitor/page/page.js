@@ -66,7 +66,7 @@ function devices() {
 }
 
 // A column: heading, text of a cell, value to sort by, whether it is a number.
-const script = (run) => run.script.split("/").pop() + (run.rank === null ? "" : ` rank ${run.rank}/${run.world_size ?? "?"}`);
+const script = (run) => run.script.split("/").pop() + (run.rank === null ? "" : ` ${run.rank}/${run.world_size ?? "?"}`);
 const trend = (run) => run.trend_bytes_per_step === null ? "N/A" : run.trend_bytes_per_step === 0 ? "steady"
   : (run.trend_bytes_per_step > 0 ? "+" : "") + size(run.trend_bytes_per_step);
 const finding = (run) => run.silent_seconds ? `No update for ${elapsed(run.silent_seconds)}.` : [run.finding, run.advice].filter(Boolean).join(". ");
