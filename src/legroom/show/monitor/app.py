@@ -4,12 +4,13 @@ Reading the machine may block for as long as the driver does, so a thread reads 
 text of other programs is a `Text` object, so Textual does not interpret markup in it.
 """
 
+import threading
 from collections.abc import Callable
 from typing import ClassVar
 
 from rich.console import RenderableType
 from rich.text import Text
-from textual import on, work
+from textual import on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -17,6 +18,7 @@ from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
+from legroom.log import log
 from legroom.show.monitor.details import render_details
 from legroom.show.monitor.history import History
 from legroom.show.monitor.panel import render_panel
@@ -103,7 +105,7 @@ class MonitorApp(App[None]):
         self._history = History()
         self._snapshot: Snapshot | None = None
         self._wanted = ""
-        self._is_reading = False
+        self._reader: threading.Thread | None = None
         self._texts: dict[str, Text] = {}
         """The text of each part of the screen, by its selector."""
 
@@ -152,17 +154,22 @@ class MonitorApp(App[None]):
     # --- reading
 
     def _read_again(self) -> None:
-        if not self._is_reading:  # otherwise the driver has not answered yet
+        if self._reader is None or not self._reader.is_alive():  # otherwise the driver has not answered yet
             self._read()
 
-    @work(thread=True, exit_on_error=False)
     def _read(self) -> None:
-        self._is_reading = True
+        # A worker of Textual would delay the exit until the driver answers. A daemon thread does not.
+        self._reader = threading.Thread(target=self._read_on_thread, name="legroom-monitor", daemon=True)
+        self._reader.start()
+
+    def _read_on_thread(self) -> None:
         try:
             snapshot = self._sampler.read()
-        finally:
-            self._is_reading = False
-        self.call_from_thread(self._add, snapshot)
+            self.call_from_thread(self._add, snapshot)
+        except (
+            Exception
+        ):  # the screen was closed, or a value has an unexpected form: the next reading may work
+            log.debug("The machine was not read.", exc_info=True)
 
     def _add(self, snapshot: Snapshot) -> None:
         self._history.add(snapshot)

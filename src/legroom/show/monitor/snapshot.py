@@ -125,8 +125,16 @@ class Sampler:
         self._gpus = gpus or GpuSampler()
         self._processes = ProcessSampler()
         self._runs = runs
+        self._is_reading = False
 
     def read(self) -> Snapshot:
+        self._is_reading = True
+        try:
+            return self._read()
+        finally:
+            self._is_reading = False
+
+    def _read(self) -> Snapshot:
         gpus = [_printable(gpu) for gpu in self._gpus.read()]
         runs = {run.pid: _printable(run) for run in self._runs()}
         pids = {process.pid for gpu in gpus for process in gpu.known_processes} | set(runs)
@@ -148,7 +156,9 @@ class Sampler:
         )
 
     def close(self) -> None:
-        self._gpus.close()
+        """Close the driver's library, unless it does not answer another thread."""
+        if not self._is_reading:
+            self._gpus.close()
 
 
 def _rows(

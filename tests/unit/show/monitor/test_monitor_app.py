@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -38,7 +39,8 @@ def play(script: Script, *, size: tuple[int, int] = (80, 24), app: MonitorApp | 
 
 
 async def settled(app: MonitorApp, pilot: Pilot[None]) -> None:
-    await app.workers.wait_for_complete()
+    assert app._reader is not None
+    await asyncio.to_thread(app._reader.join)
     await pilot.pause()
 
 
@@ -209,11 +211,35 @@ def test_a_reading_that_raises_does_not_end_the_monitor() -> None:
 
         app._sampler = Broken()  # type: ignore[assignment]
         app._read()
-        await pilot.pause(0.1)
+        await settled(app, pilot)
         assert app.is_running
-        assert not app._is_reading
+        app._sampler = sampler(gpus=(), runs=())
+        app._read_again()
+        await settled(app, pilot)
+        assert "No process uses a GPU" in screen_text(app)
 
     play(script)
+
+
+def test_a_driver_that_does_not_answer_blocks_neither_the_keys_nor_the_exit() -> None:
+    answered, asked = threading.Event(), []
+
+    class Stuck:
+        def read(self) -> Any:
+            asked.append(None)
+            answered.wait(60)
+            raise RuntimeError("too late")
+
+    async def script(app: MonitorApp, pilot: Pilot[None]) -> None:
+        app._sampler = Stuck()  # type: ignore[assignment]
+        app._read()
+        app._read_again()
+        await pilot.press("s")
+        assert "sorted by GPU utilization" in title(app)
+        assert len(asked) == 1
+
+    play(script)
+    answered.set()
 
 
 def test_markup_and_escapes_in_names_are_text() -> None:
