@@ -1,5 +1,6 @@
 """Finds trained models that a container keeps on the GPU although nothing uses them again, for LG101."""
 
+import re
 from collections.abc import Iterator
 
 import libcst as cst
@@ -8,6 +9,7 @@ from legroom.diagnose.lint.flow.facts import LoopFact, StoreFact
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.releases import survives
 from legroom.diagnose.lint.flow.syntax import (
+    bound_paths,
     contained_parts,
     dotted,
     is_call_of,
@@ -44,7 +46,7 @@ def kept_models(program: Program, store: StoreFact) -> Iterator[Problem]:
         if not _is_used_again(program, store, loop, part):
             yield Problem(
                 node=part,
-                message=f"`{store.target}` keeps every trained model on the GPU, but the program does not use them again",
+                message=f"`{store.target}` keeps every trained model on the GPU, but the program does not compute with them again",
                 help="Store the scores, and save the state of the model to a file or in host memory",
             )
         return
@@ -149,9 +151,53 @@ def _is_used_again(program: Program, store: StoreFact, loop: LoopFact, model: cs
             and _is_one(program, parent, store.target)
         ):
             continue
+        if _is_saved_only(program, node, model):
+            continue
         if key is None or not _reads_other_keys(program, node, key):
             return True
     return False
+
+
+def _is_saved_only(program: Program, node: cst.CSTNode, model: cst.BaseExpression) -> bool:
+    """Return True if a loop over the entries uses the models only to save them, as in `for r in runs:
+    torch.save(r["model"].state_dict(), path)`."""
+    loop = next((each for each in program.ancestors(node) if isinstance(each, cst.For)), None)
+    if loop is None or not program.inside(node, loop.iter):
+        return False
+    key = _key_of(program, model)
+    bound = bound_paths(loop.target)
+    read = [
+        each
+        for each in walk(loop.body)
+        if isinstance(each, cst.Name) and each.value in bound and _may_be_model(program, each, key)
+    ]
+    return bool(read) and all(_is_saved(program, each, loop) for each in read)
+
+
+def _may_be_model(program: Program, name: cst.Name, key: str | None) -> bool:
+    """Return False for another item of the entry, as in `r["fold"]`, and for the number of a fold."""
+    parent = program.parent.get(name)
+    if key is None or not isinstance(parent, cst.Subscript) or parent.value is not name:
+        return _NUMBERS.search(name.value) is None
+    read = string_value(getattr(parent.slice[0].slice, "value", None))
+    return read is None or read == key
+
+
+def _is_saved(program: Program, node: cst.CSTNode, loop: cst.For) -> bool:
+    """Return True if a node is part of the first argument of `torch.save`, or of `model.save_pretrained(path)`."""
+    for each in program.ancestors(node):
+        if each is loop:
+            return False
+        if isinstance(each, cst.Call) and method_name(each) == "save_pretrained":
+            return program.inside(node, each.func)
+        if isinstance(each, cst.Call) and is_call_of(each, "save"):
+            return bool(each.args) and program.inside(node, each.args[0])
+        if isinstance(each, cst.Call) and method_name(each) != "state_dict":
+            return False
+    return False
+
+
+_NUMBERS = re.compile(r"^(?:fold|k|i|j|n|idx|index|name|key|path|seed|score|acc|loss)\w*$", re.IGNORECASE)
 
 
 def _is_target(program: Program, element: cst.CSTNode | None) -> bool:

@@ -24,6 +24,7 @@ from legroom.diagnose.lint.flow.narrowing import without_tensors
 from legroom.diagnose.lint.flow.program import Program
 from legroom.diagnose.lint.flow.syntax import (
     Loop,
+    bound_paths,
     children,
     dotted,
     innermost_iterable,
@@ -283,7 +284,7 @@ class _Walker(Assignments):
             if known.node is node:
                 return known
         fact = LoopFact(node, self.function, self.loops[-1] if self.loops else None)
-        fact.bound = names_in(node.target) if isinstance(node, cst.For) else set()
+        fact.bound = bound_paths(node.target) if isinstance(node, cst.For) else set()
         fact.first = self.program.order[node]
         fact.last = self.program.order[_last_node(node)]
         self.program.loops.append(fact)

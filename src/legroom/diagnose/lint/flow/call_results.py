@@ -99,7 +99,8 @@ def builtin_result(name: str, arguments: Sequence[Value]) -> Value | None:
         return PLAIN
     if name in {"sum", "max", "min", "next", "abs"} and arguments:
         first = arguments[0]
-        return element_of(first) if first.kind is ValueKind.CONTAINER else first
+        is_iterable = first.kind is ValueKind.CONTAINER or (name == "next" and first.kind is ValueKind.LOADER)
+        return element_of(first) if is_iterable else first
     if name == "functools.partial" and arguments:
         return Value(ValueKind.CONTAINER, items=tuple(arguments))
     if name == "asyncio.gather":

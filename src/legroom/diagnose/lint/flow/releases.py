@@ -216,6 +216,9 @@ def _may_run_between_steps(
     is not released between steps."""
     if release.function is function:
         return True
+    once_per_epoch = _EPOCH_METHOD.search(release.function.name) and not release.function.backward
+    if function.name in _BATCH_METHODS and once_per_epoch:
+        return False
     around = _loops_around(program, function, frozenset())
     around_release = _loops_around(program, release.function, frozenset())
     if around is None or around_release is None:
@@ -226,6 +229,16 @@ def _may_run_between_steps(
     if not around:  # for example a lambda that a hook calls
         return True
     return not around.isdisjoint(around_release | frozenset(release.loops))
+
+
+_BATCH_METHODS = frozenset(
+    ["training_step", "on_train_batch_end", "on_train_batch_start", "on_after_backward"]
+)
+"""Methods that Lightning calls in every training step."""
+_EPOCH_METHOD = re.compile(
+    r"^on_(?:train|fit|validation|test)(?:_epoch)?_(?:start|end)$|^(?:on|training|validation)_epoch_(?:start|end)$"
+)
+"""Methods that Lightning calls once in an epoch or run."""
 
 
 def _loops_around(

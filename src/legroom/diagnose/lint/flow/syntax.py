@@ -229,13 +229,24 @@ _WITHOUT_GRAPH = {
     "shape",
     "device",
     "dtype",
+    "sign",
 }
 NUMBER_FUNCTIONS = {"float", "int", "len", "str", "isinstance"}
+_FUNCTIONS_WITHOUT_GRAPH = NUMBER_FUNCTIONS | {"torch.sign"}
 
 
 def names_in(node: cst.CSTNode) -> set[str]:
     """Return all dotted paths that an expression reads. `model.fc.weight` includes `model.fc` and `model`."""
     return set(_paths(node, live=False))
+
+
+def bound_paths(target: cst.BaseExpression) -> set[str]:
+    """Return the names and attributes that a loop or assignment rebinds. `for state.step in ...` rebinds `state.step`,
+    but not `state`."""
+    if isinstance(target, (cst.Tuple, cst.List)):
+        return set[str]().union(*(bound_paths(each.value) for each in target.elements))
+    path = dotted(target)
+    return {path} if path is not None else set()
 
 
 def names_with_graph(node: cst.CSTNode) -> set[str]:
@@ -261,7 +272,7 @@ def _paths(node: cst.CSTNode, *, live: bool) -> Iterator[str]:
         elif kind is cst.Arg:  # a keyword is the name of a parameter, not a value
             pending.append(current.value)
         elif live and (
-            kind is cst.Comparison or (kind is cst.Call and dotted(current.func) in NUMBER_FUNCTIONS)
+            kind is cst.Comparison or (kind is cst.Call and dotted(current.func) in _FUNCTIONS_WITHOUT_GRAPH)
         ):
             continue
         else:

@@ -221,6 +221,8 @@ def _key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) 
     if not key or any(_key_repeats(program, each) for each in key):
         return False
     names = {name for each in key for name in names_in(each)}
+    if names and all(_is_part_of_model(program, store, each) for each in names):
+        return False  # for name, parameter in model.named_parameters()
     if not isinstance(scope, LoopFact):
         return store.mapping and bool(names) and not isinstance(store.node, cst.Call)
     if not store.mapping:  # an index of a list or tensor is new only if it depends on the loop
@@ -232,6 +234,59 @@ def _key_is_new(program: Program, store: StoreFact, scope: LoopFact | Function) 
     if names.difference(*(loop.bound for loop in inner)):
         return True
     return any(_counts_data(loop, names, scope) for loop in inner)
+
+
+def _is_part_of_model(program: Program, store: StoreFact, name: str, depth: int = 0) -> bool:
+    """Return True if a name in a key is the name or index of a parameter or layer, or is computed from it. Each step
+    goes through the same parts of the model."""
+    first = root(name)
+    if first in _TEXT_FUNCTIONS:
+        return True
+    if any(
+        first in loop.bound and isinstance(loop.node, cst.For) and _goes_through_model(loop.node.iter)
+        for loop in store.loops
+    ):
+        return True
+    made = [
+        each.expression
+        for each in program.stores
+        if each.target == first and each.function is store.function and each.order < store.order
+    ]
+    return (
+        bool(made)
+        and depth < 3
+        and all(
+            bool(read := names_in(each))
+            and all(_is_part_of_model(program, store, inner, depth + 1) for inner in read)
+            for each in made
+        )
+    )
+
+
+_TEXT_FUNCTIONS = frozenset(["str", "repr", "int", "id", "hash", "type", "len"])
+_MODEL_PARTS = frozenset(
+    [
+        "named_parameters",
+        "named_modules",
+        "named_buffers",
+        "named_children",
+        "parameters",
+        "modules",
+        "children",
+    ]
+)
+
+
+def _goes_through_model(iterable: cst.BaseExpression) -> bool:
+    """Return True for the parameters or layers of a model, as in `enumerate(model.parameters())`."""
+    if not isinstance(iterable, cst.Call):
+        return False
+    if dotted(iterable.func) in {"enumerate", "zip", "list", "sorted", "reversed", "filter", "tuple"}:
+        return any(_goes_through_model(each.value) for each in iterable.args)
+    inner = receiver(iterable)
+    if method_name(iterable) in {"items", "keys"} and isinstance(inner, cst.Call):
+        return method_name(inner) == "state_dict"
+    return method_name(iterable) in _MODEL_PARTS
 
 
 def _goes_through_names(program: Program, loop: LoopFact) -> bool:

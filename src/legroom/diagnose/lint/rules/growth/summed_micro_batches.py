@@ -45,7 +45,9 @@ from legroom.diagnose.lint.flow.syntax import (
     method_name,
     names_with_graph,
     path_of,
+    positional,
     receiver,
+    root,
     walk,
 )
 from legroom.diagnose.lint.flow.values import ValueKind
@@ -58,7 +60,7 @@ _MICRO_BATCHES = re.compile(r"micro|accum|chunk|sub_?batch|mini_?batch|grad_acc|
 
 def check(program: Program) -> Iterator[Problem]:
     for call in program.calls:
-        if call.method != "backward":
+        if call.method not in {"backward", "manual_backward"}:
             continue
         totals = _totals(program, call)
         for store in program.stores:
@@ -80,7 +82,9 @@ def check(program: Program) -> Iterator[Problem]:
 
 def _totals(program: Program, call: CallFact) -> set[str]:
     """Return the name from which `backward` starts, and the sum or list from which it was computed."""
-    total = _summed(program, receiver(call.node))
+    given = positional(call.node)
+    is_passed = given and not call.receiver.is_tensor and program.value(given[0].value).has_graph
+    total = _summed(program, given[0].value if is_passed else receiver(call.node))
     made = [
         each.expression
         for each in program.stores
@@ -179,7 +183,8 @@ def _is_independent(program: Program, store: StoreFact) -> bool:
         path = dotted(node)
         if path is None or path == store.target or not program.value(node).has_graph:
             continue
-        if path in bound or program.order[node] <= made.get(path, len(program.nodes)):
+        first_made = made.get(path, made.get(root(path), len(program.nodes)))  # output.loss
+        if path in bound or root(path) in bound or program.order[node] <= first_made:
             return False
     models = {
         call.node if call.node in nodes else call.function
