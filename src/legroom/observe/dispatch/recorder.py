@@ -240,7 +240,7 @@ class Recorder:
                         return
                     if facts.resizes:
                         self._maybe_resized(storage, func)
-                elif not (facts.only_aliases and self._is_view_of_host(args, key)):
+                elif not (facts.only_aliases and self._is_alias_of_known(args, key)):
                     new = [(key, storage)]
         elif isinstance(out, (tuple, list)):
             for tensor in tensors_in(out[:-1] if facts.last_result_on_host else out):
@@ -260,14 +260,17 @@ class Recorder:
             return
         self._record_results(func, args, kwargs, new or [], out, plan)
 
-    def _is_view_of_host(self, args: Sequence[Any], key: int) -> bool:
-        """Return whether the unknown storage `key` belongs to the first argument. In that case, the first argument is
-        in host memory. In a sparse tensor, indices and values have different storages.
+    def _is_alias_of_known(self, args: Sequence[Any], key: int) -> bool:
+        """Return whether the unknown storage `key` uses no memory, because the first argument is in host memory or already
+        recorded. An in-place operation on a tensor with data returns a tensor without data if another argument has no
+        data. In a sparse tensor, indices and values have different storages.
         """
-        if not self._ignores_aliases or self.context.target != INHERIT or not args:
+        storage = storage_of(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        if storage is None:
             return False
-        storage = storage_of(args[0]) if isinstance(args[0], torch.Tensor) else None
-        return storage is not None and storage._cdata == key
+        if storage._cdata != key:
+            return self._fake_mode is not None and storage._cdata in self.live
+        return self._ignores_aliases and self.context.target == INHERIT
 
     def _record_results(
         self,

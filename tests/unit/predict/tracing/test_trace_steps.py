@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from legroom.gpus.catalog import find_gpu
 from legroom.memory.events import Alloc, Free, Phase
 from legroom.memory.ledger import Ledger
 from legroom.observe.notes import BENCHMARK, COMMUNICATION, COMMUNICATION_BYTES, COMMUNICATION_EXCLUDED
+from legroom.observe.virtual.single_rank import first_of_spawned_ranks
 from legroom.predict.estimate import estimate_from_trace
 from legroom.predict.tracing.trace import REPEATED_STEPS, Mode, Trace
 from legroom.predict.tracing.virtual_trace import needs_arithmetic, trace_steps
@@ -102,6 +104,21 @@ def test_data_parallel_buckets_are_replaced_only_once(join_group: Callable[[], N
     trace = trace_steps(make, H200)
 
     assert estimate_from_trace(trace).peak_allocated == Ledger(trace.events).peak().bytes
+
+
+def test_copying_gradients_to_buckets_allocates_nothing(
+    join_group: Callable[[], None], tmp_path: Path
+) -> None:
+    def make() -> Callable[[], object]:
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).to("cuda")
+        parallel = nn.parallel.DistributedDataParallel(model, device_ids=[0])
+        return lambda: parallel(torch.randn(4, 512, device="cuda")).sum().backward()
+
+    with first_of_spawned_ranks(2, tmp_path):
+        trace = trace_steps(make, H200)
+
+    assert [event for event in trace.events if type(event) is Alloc and event.op == "aten.copy_"] == []
 
 
 def test_a_leak_grows_in_repeated_steps() -> None:
