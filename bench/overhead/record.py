@@ -1,9 +1,11 @@
 """Measures what `legroom.record` costs: a recorded step against a plain step, and an empty recording.
 
-    python -m bench.overhead.record
+    python -m bench.overhead.record [--recordings N]
 
 Plain and recorded steps alternate in one run, with one recording for each group of steps. On the virtual GPU, the plain
-steps also run on the virtual GPU. A recording inside another recording is compared with the outer recording alone.
+steps also run on the virtual GPU. A recording inside another recording is compared with the outer recording alone. These
+recordings do not search for leaks. The search is measured separately, because it scans all objects several times in the
+first steps of a recording. Seconds are CPU time of the process, so other work on the machine counts little.
 """
 
 import gc
@@ -22,7 +24,7 @@ from bench.lib.command_line import command_line
 from bench.lib.table import print_table
 from bench.overhead.recorder import Training
 
-ROUNDS, STEPS = 9, 10
+ROUNDS = 5
 
 
 class SmallStep:
@@ -40,30 +42,32 @@ class SmallStep:
         self._optimizer.zero_grad()
 
 
-def median_seconds(step: Callable[[], Any], enter: Callable[[], AbstractContextManager[Any]]) -> float:
+def seconds_per_step(
+    step: Callable[[], Any], steps: int, enter: Callable[[], AbstractContextManager[Any]]
+) -> float:
     with enter():
         step()
-        began = time.perf_counter()
-        for _ in range(STEPS):
+        began = time.process_time()
+        for _ in range(steps):
             step()
-        return (time.perf_counter() - began) / STEPS
+        return (time.process_time() - began) / steps
 
 
-def compare(step: Callable[[], Any]) -> tuple[float, float]:
+def compare(step: Callable[[], Any], steps: int) -> tuple[float, float]:
     """Return the median seconds of a plain and of a recorded step."""
     plain, recorded = [], []
     for _ in range(ROUNDS):
-        plain.append(median_seconds(step, nullcontext))
-        recorded.append(median_seconds(step, legroom.record))
+        plain.append(seconds_per_step(step, steps, nullcontext))
+        recorded.append(seconds_per_step(step, steps, lambda: legroom.record(leaks=False)))
     return statistics.median(plain), statistics.median(recorded)
 
 
-def row(name: str, step: Callable[[], Any]) -> list[str]:
-    plain, recorded = compare(step)
+def row(name: str, step: Callable[[], Any], steps: int = 20) -> list[str]:
+    plain, recorded = compare(step, steps)
     return [name, f"{plain * 1000:.2f} ms", f"{recorded * 1000:.2f} ms", f"{recorded / plain:.2f}"]
 
 
-def empty_recordings(count: int = 1000) -> str:
+def empty_recordings(count: int) -> str:
     def block() -> None:
         with legroom.record():
             torch.empty(16)
@@ -71,32 +75,48 @@ def empty_recordings(count: int = 1000) -> str:
     for _ in range(50):
         block()
     gc.collect()
-    before, began = psutil.Process().memory_info().rss, time.perf_counter()
+    before, began = psutil.Process().memory_info().rss, time.process_time()
     for _ in range(count):
         block()
-    seconds = (time.perf_counter() - began) / count
+    seconds = (time.process_time() - began) / count
     gc.collect()
     grown = psutil.Process().memory_info().rss - before
     return f"{count:,} recordings of one operation: {seconds * 1000:.1f} ms each, {grown / 2**20:+.1f} MiB resident."
 
 
+def search_seconds() -> str:
+    """Return the CPU time that the search for leaks adds to a recording of 20 small steps."""
+    step, times = SmallStep("cpu").step, []
+    for leaks in (True, False) * 3:
+        began = time.process_time()
+        with legroom.record(leaks=leaks):
+            for _ in range(20):
+                step()
+        times.append(time.process_time() - began)
+    added = statistics.median(times[::2]) - statistics.median(times[1::2])
+    return f"The search for leaks adds {added:.2f} s to a recording of 20 small steps."
+
+
 def main() -> None:
-    command_line(__doc__).parse_args()
+    parser = command_line(__doc__)
+    parser.add_argument("--recordings", type=int, default=1000, help="number of short recordings")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
         row("CPU, small network", SmallStep("cpu").step),
-        row("CPU, ResNet-18, batch 2", Training("cpu", 2).step),
+        row("CPU, ResNet-18, batch 2", Training("cpu", 2).step, 2),
     ]
     with legroom.VirtualGPU("8GiB"):
         rows.append(row("virtual GPU, small network", SmallStep("cuda").step))
-        rows.append(row("virtual GPU, ResNet-18, batch 2", Training("cuda", 2).step))
+        rows.append(row("virtual GPU, ResNet-18, batch 2", Training("cuda", 2).step, 2))
     with legroom.record():
         rows.append(row("CPU, small network, inside a recording", SmallStep("cpu").step))
     if torch.cuda.is_available():
         rows.append(row("GPU, small network", SmallStep("cuda").step))
         rows.append(row("GPU, ResNet-18, batch 32", Training("cuda", 32).step))
     print_table("A recorded step", ["program", "plain", "recorded", "ratio"], rows)
-    print(empty_recordings())
+    print(search_seconds())
+    print(empty_recordings(options.recordings))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,23 @@ def test_a_run_ends_with_its_peak_and_the_next_command(run):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--gpu", "64MiB")])
+def test_a_recording_inside_a_run_has_its_own_steps_and_the_run_continues(run, options):
+    recorded = TRAINS.replace("import torch", "import torch, legroom").replace(
+        "for _", "def train():\n  for _", 1
+    )
+    source = (
+        recorded.replace("\n    ", "\n        ")
+        + "train()\nwith legroom.record() as block: train()\ntrain()\n"
+    )
+    if not options:
+        source = source.replace(".cuda()", "").replace(', device="cuda"', "")
+    code, out, err = run(source + "print(block.steps, block.device, block.peak > 0)\n", *options)
+    assert (code, out) == (0, f"6 {'virtual GPU 0' if options else 'host memory'} True\n")
+    assert "Finished after 18 steps (" in err
+
+
 def test_a_syntax_error_is_reported_as_by_python_and_leaves_no_capture(run, tmp_path):
     code, out, err = run("import torch\nx = (1,\n")
     assert (code, out) == (1, "")

@@ -123,7 +123,7 @@ def test_drawings_contain_no_script_and_escape_text() -> None:
         assert "<script" not in svg
         assert svg.startswith("<svg ")
         assert "currentColor" in svg
-    assert "capacity (dashed)" in drawing
+    assert "line: reserved, dashed: capacity" in drawing
     assert "100.0 MiB" in drawing
     assert "above the chart" in timeline_svg(samples, 10_000 * MiB, label="")
     assert timeline_svg([], 100 * MiB, label="") == ""

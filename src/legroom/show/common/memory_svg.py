@@ -51,7 +51,13 @@ def timeline_svg(samples: Sequence[Sample], capacity: int, *, label: str) -> str
     top = max(capacity, peak) if shows_capacity else peak
     begin, end = samples[0].time, samples[-1].time
     plot = _Plot(begin, max(end - begin, 1e-9), top * 1.02)
-    parts = [*_axis(plot, peak, capacity, end - begin, shows_capacity=shows_capacity)]
+    has_reserve = any(sample.reserved > sample.allocated for sample in samples)
+    allocated = max(sample.allocated for sample in samples)
+    lines = ["line: reserved"] if has_reserve else []
+    lines.append(
+        "dashed: capacity" if shows_capacity else f"capacity {format_size(capacity)}, above the chart"
+    )
+    parts = _axis(plot, allocated, capacity if shows_capacity else None, end - begin, ", ".join(lines))
     bottoms = [0] * len(samples)
     for category in Category:
         tops = [
@@ -64,7 +70,7 @@ def timeline_svg(samples: Sequence[Sample], capacity: int, *, label: str) -> str
                 f'<path d="{path}" fill="{CATEGORY_FILLS[category]}"><title>{escape(category)}</title></path>'
             )
         bottoms = tops
-    if any(sample.reserved > sample.allocated for sample in samples):
+    if has_reserve:
         line = plot.line(samples, [sample.reserved for sample in samples])
         parts.append(
             f'<path d="{line}" fill="none" stroke="currentColor" stroke-opacity=".55" stroke-width="1">'
@@ -133,28 +139,27 @@ class _Plot:
         ]
 
 
-def _axis(plot: _Plot, peak: int, capacity: int, seconds: float, *, shows_capacity: bool) -> list[str]:
+def _axis(plot: _Plot, peak: int, capacity: int | None, seconds: float, legend: str) -> list[str]:
+    """Return the axes, with lines at the peak and at the capacity, if the chart includes it."""
     base, right = _TOP + _HEIGHT, WIDTH - _RIGHT
     parts = [
         f'<path d="M{_LEFT} {base}H{right}" stroke="currentColor" stroke-opacity=".45" fill="none"/>',
         _text(_LEFT - 6, base, "0", "end"),
         _text(_LEFT, base + 14, "0 s", "start"),
         _text(right, base + 14, format_duration(seconds), "end"),
+        _text(right, _TOP - 5, legend, "end"),
     ]
-    levels = [(peak, "peak")]
-    if shows_capacity and capacity >= peak:
-        levels.append((capacity, "capacity"))
-    for size, name in levels:
+    top = plot.y(capacity) if capacity is not None else -_HEIGHT
+    for size, dashes in ((peak, "1 3"), (capacity, "5 4")):
+        if size is None:
+            continue
         y = plot.y(size)
-        dashes = ' stroke-dasharray="5 4"' if name == "capacity" else ' stroke-dasharray="1 3"'
         parts.append(
-            f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity=".6"{dashes} fill="none"/>'
+            f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity=".6" '
+            f'stroke-dasharray="{dashes}" fill="none"/>'
         )
-        is_crowded = name == "peak" and len(levels) > 1 and y - plot.y(capacity) < 13
-        if not is_crowded:
+        if size == capacity or y - top >= 13:  # otherwise the labels would overlap
             parts.append(_text(_LEFT - 6, y + 4, format_size(size), "end"))
-    note = "capacity (dashed)" if shows_capacity else f"capacity {format_size(capacity)}, above the chart"
-    parts.append(_text(right, _TOP - 5, note, "end"))
     return parts
 
 
